@@ -12,7 +12,7 @@ from coopstreams.commands.loading import load_topology, modules_of_its_own
 from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, loaded
 from coopstreams.common.config import Config
-from coopstreams.instance.deployed import ACCEPT, Deployed
+from coopstreams.instance.deployed import ACCEPT, Deployed, outline_with
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
 from coopstreams.topology.graph.changes import TopologyChange, changes, severity, weighed, word_of
@@ -76,7 +76,8 @@ def _on_cluster(topology: Topology, checked: Config) -> tuple[list[TopologyChang
                 "no state, or ran with an older "
                 "coopstreams. Say what the old version is: coopstreams check OLD NEW"
             )
-        found = changes(last, outline(as_it_runs(topology, log.partitions(), checked)))
+        counts = log.partitions()
+        found = changes(last, outline_with(as_it_runs(topology, counts, checked), counts))
         return weighed(found, deployed.holds), word_of(found)
 
 

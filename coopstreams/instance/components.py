@@ -136,7 +136,8 @@ class Components:
             watching = wiring.cluster(client_settings(config), WATCHING_S)
             closing.callback(watching.close)
             deployed = Deployed(cluster, config, host)
-            deployed.check(as_it_runs(topology, cluster.partitions(), config))
+            counts = cluster.partitions()
+            deployed.check(as_it_runs(topology, counts, config), counts)
             check_share_group(topology, config)
             resolved = resolve_topology(cluster, topology, config, had=deployed.changelogs)
             check_published(config, cluster.partitions(), resolved.topics.partitions)
@@ -368,7 +369,7 @@ class Components:
             self.databases,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self.written()),
-            lambda: self.deployed.take_over(self.topology),
+            lambda: self.deployed.take_over(self.topology, self.topics.partitions),
             emit,
             moved,
             SinkOpenings(self.application, self.log, self.follower.wake, self.host),

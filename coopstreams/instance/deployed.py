@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 
 import orjson
 
@@ -33,6 +34,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
 from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
+from coopstreams.topology.graph.partitions import unchecked
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import topology_topic
 
@@ -42,6 +44,7 @@ ACCEPT = "topology.change.accepted"
 """The setting by which an operator accepts a refused change."""
 _KEY = b"topology"
 _BEGUN = "begun"
+_PARTITIONS = "partitions"
 _TIMEOUT_S = 30.0
 _BATCH = 1000
 
@@ -86,23 +89,25 @@ class Deployed:
         self.changelogs = _changelogs(last)
         return last
 
-    def check(self, topology: Topology) -> None:
+    def check(self, topology: Topology, counts: Mapping[str, int]) -> None:
         """Check that this version loses, mixes or misreads nothing, or that an operator has accepted the change.
+
+        `counts`: the partitions of the topics.
 
         Raises:
             TopologyChangedError: it would; the message has the changes and the cures.
             TopologyError, LogError: see `last`; or the topics or the group's positions cannot be read.
         """
         if (last := self.last()) is not None:
-            self._check(last, outline(topology))
+            self._check(last, outline_with(topology, counts))
 
-    def take_over(self, topology: Topology) -> None:
+    def take_over(self, topology: Topology, counts: Mapping[str, int]) -> None:
         """Record this version as the last one, if `check` allows it.
 
         Raises:
             See `check`.
         """
-        last, mine = self.last(), outline(topology)
+        last, mine = self.last(), outline_with(topology, counts)
         if last is not None:
             self._check(last, mine)
         if last != mine and (last is not None or mine.stores or mine.repartitions):
@@ -132,7 +137,8 @@ class Deployed:
                 )
         new = frozenset() if last is None else frozenset(mine.repartitions.keys() - last.repartitions.keys())
         self.begun = new or self.begun & mine.repartitions.keys()
-        told = orjson.dumps(orjson.loads(topology.describe("json")) | {_BEGUN: sorted(self.begun)})
+        more = {_BEGUN: sorted(self.begun)} | ({_PARTITIONS: mine.partitions} if mine.partitions else {})
+        told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
         self._log.create_topics([topic_spec(self._config["application.id"], self._config["replication.factor"])])
         with closing(self._log.writer()) as writer:
             writer.append(self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0)
@@ -179,6 +185,15 @@ class Deployed:
                     yield batch
                     if batch.at_end:
                         left.discard(batch.partition)
+
+
+def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
+    """Return the outline of a version, with the partition counts of now of topics that cut rows without a changelog."""
+    known = {
+        store: {topic: counts[topic] for topic in topics if topic in counts}
+        for store, topics in unchecked(topology).items()
+    }
+    return replace(outline(topology), partitions=known)
 
 
 def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:

@@ -248,7 +248,7 @@ def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, t
         eventually(lambda: bool((waiting.status() or {}).get("state") == "waiting"), 60, lambda: str(waiting.status()))
         settings = {"bootstrap.servers": kafka.bootstrap}
         with closing(KafkaLog(settings)) as log:
-            Deployed(log, Config.of(settings, changed.id)).take_over(changed.build(counted()))
+            Deployed(log, Config.of(settings, changed.id)).take_over(changed.build(counted()), log.partitions())
     thread.join()
     assert isinstance(ended[0], TopologyChangedError)
     assert "store counts is mixed" in str(ended[0])

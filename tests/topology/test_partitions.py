@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
-from coopstreams.topology.graph.partitions import check_names, check_partitions, grown
+from coopstreams.topology.graph.partitions import check_names, check_partitions, grown, unchecked
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.records import Record
@@ -200,6 +201,30 @@ def test_a_source_topic_that_grows_is_told_with_what_the_next_start_does() -> No
     assert "Stop all instances, then start them" in told
     dealt = built(lambda builder: builder.stream("lines", key=serdes.text, value=serdes.text, order="none").to("out"))
     assert grown(dealt, {"lines": 1}, {"lines": 3, "out": 1}) == {}
+
+
+def test_a_repartition_topic_that_grows_is_told() -> None:
+    counts = {"lines": 1, "app-n-repartition": 1, "app-n-changelog": 1}
+    (told,) = grown(WORDS, counts, {**counts, "app-n-repartition": 3, "app-n-changelog": 3}).values()
+    assert told.startswith('"app-n-repartition" has 3 partitions, and had 1')
+    assert "No instance would start again" in told
+
+
+def test_what_follows_from_a_topic_that_grows_depends_on_what_is_kept_of_it() -> None:
+    def program(builder: StreamsBuilder) -> None:
+        builder.global_table("names", key=serdes.text, value=serdes.text)
+        text(builder, "clicks").group_by_key().count(store=Materialized("clicked", logged=False))
+        text(builder, "views").group_by_key().count(store=Materialized("viewed", logged=False, store_type="in_memory"))
+        builder.table("pages", key=serdes.text, value=serdes.text, store="pages")
+
+    topology = built(program).optimized("all")
+    assert unchecked(topology) == {"clicked": ("clicks",), "pages": ("pages",)}
+    counts = dict.fromkeys(topology.source_topics, 1)
+    told = grown(topology, counts, dict.fromkeys(counts, 2))
+    assert "they begin in the new partitions at their beginning" in told["names"]
+    assert "they begin in the new partitions where auto.offset.reset says" in told["views"]
+    for topic, store in (("clicks", "clicked"), ("pages", "pages")):
+        assert f"No instance would start again: rows of store {store} are in other partitions" in told[topic]
 
 
 def test_internal_topics_that_fit_are_not_made_again() -> None:

@@ -299,6 +299,10 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         yield TopologyChange(
             "store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic
         )
+    before, counts = (version.partitions.get(was.name, {}) for version in (old, new))
+    for grown in (each for each, count in counts.items() if before.get(each, count) != count):
+        why = f"{grown} has {counts[grown]} partitions, and had {before[grown]}: keys are in other ones than their rows"
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, "begin anew (`coopstreams reset`)")
     if was.changelog != now.changelog and was.changelog in old.sources and now.changelog is not None:
         why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
         cure = (

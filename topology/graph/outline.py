@@ -93,6 +93,8 @@ class Outline:
     global_topics: frozenset[str]
     unordered: frozenset[str] = frozenset()
     """The sources whose records a share group deals."""
+    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By store, the partition counts of the topics that cut its rows, as far as known: see `partitions.unchecked`."""
 
     def reads(self, topic: str) -> bool:
         """Return whether a topic is a source, or matches a pattern."""
@@ -160,6 +162,7 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
         frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
         frozenset(table["topic"] for table in drawn["global_tables"]),
         frozenset(topic for node in read if node.get("order") == "none" for topic in node["topics"]),
+        drawn.get("partitions", {}),
     )
 
 

@@ -103,8 +103,24 @@ def check_partitions(
     )
 
 
+def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
+    """Return the stores whose partitions no changelog of their own fixes, each with the topics that cut its rows.
+
+    They have no changelog, or are restored from their topic. Where such a topic gets partitions, no internal topic
+    stops to fit, but keys are in other partitions than their rows.
+    """
+    internal = {topic.name for topic in topology.internal_topics}
+    return {
+        store.name: (store.source,) if store.source else tuple(topic for topic in part.topics if topic not in internal)
+        for part in topology.subtopologies
+        for store in part.stores
+        if not store.logged and not part.unordered and (store.source is not None or store.store_type != "in_memory")
+    }
+
+
 def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the source topics that have got partitions since an application looked, each with what follows, in words.
+    """Return the source and repartition topics that have got partitions since an application looked, each with what
+    follows, in words.
 
     `before`: the partition counts by which it runs. Topics that a share group deals are not among them: the brokers
     deal their new partitions too.
@@ -114,18 +130,38 @@ def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, in
         for topic in topology.source_topics
         if topic not in topology.unordered_topics and counts.get(topic, 0) > before[topic]
     ]
+    more += [
+        topic.name
+        for topic in topology.internal_topics
+        if topic.kind == "repartition" and counts.get(topic.name, 0) > before[topic.name]
+    ]
     if not more:
         return {}
+    refused = ""
     try:
         check_partitions(topology, {**before, **counts})
-        then = "Stop all instances, then start them: they begin in the new partitions where auto.offset.reset says"
     except TopologyError as error:
-        then = f"No instance would start again: {error}"
-    return {
-        topic: f'"{topic}" has {counts[topic]} partitions, and had {before[topic]} when the application looked: '
-        f"records in the new ones are not read. {then}"
-        for topic in more
-    }
+        refused = str(error)
+    mixed = unchecked(topology)
+    global_topics = {table.topic for table in topology.global_tables}
+    found = {}
+    for topic in more:
+        stores = [store for store, topics in mixed.items() if topic in topics]
+        if refused:
+            then = f"No instance would start again: {refused}"
+        elif stores:
+            then = (
+                f"No instance would start again: rows of store {', '.join(stores)} are in other partitions than their "
+                "keys now. Stop all instances and begin anew with `coopstreams reset`"
+            )
+        else:
+            where = "at their beginning" if topic in global_topics else "where auto.offset.reset says"
+            then = f"Stop all instances, then start them: they begin in the new partitions {where}"
+        found[topic] = (
+            f'"{topic}" has {counts[topic]} partitions, and had {before[topic]} when the application looked: records '
+            f"in the new ones are not read. {then}"
+        )
+    return found
 
 
 def check_names(topology: Topology) -> None:
