@@ -55,6 +55,8 @@ class Globals:
         """Whether `load` has read everything."""
         self._left: dict[TopicPartition, tuple[int, int]] = {}
         """While loading: the next offset of each partition that is not read to its end, and that end."""
+        self._held = frozenset[TopicPartition]()
+        """While loading: those of them that are read to their last stable offset."""
         self._log = log
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
@@ -89,9 +91,11 @@ class Globals:
                 step = self._step()
             except SystemExit as error:  # of the processor of a global store
                 raise Failed(error, "global tables").raised from error
-            for partition, reached in step.items():
+            for partition, (reached, _) in step.items():
                 self._left[partition] = reached, ends[partition]
             self._left = {partition: left for partition, left in self._left.items() if left[0] < left[1]}
+            ended = {partition for partition, (_, at_end) in step.items() if at_end}
+            self._held = (self._held - step.keys() | ended) & self._left.keys()
         self.loaded = not self._left
         log.info(
             "global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items())
@@ -101,7 +105,11 @@ class Globals:
     def waits_for(self) -> str:
         """What is still to be read before the instance joins the group, in words; empty: nothing. Any thread."""
         left = [f"{partition} at offset {at} of {end}" for partition, (at, end) in sorted(dict(self._left).items())]
-        return f"its global tables are read first: {', '.join(left)}" if left else ""
+        if not left:
+            return ""
+        held = ", ".join(map(str, sorted(self._held)))
+        why = f". An open transaction of a producer keeps back the rest of {held}: it has to end" if held else ""
+        return f"its global tables are read first: {', '.join(left)}{why}"
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
         """Read on in a thread of its own; `failed` gets the error that ends it."""
@@ -129,14 +137,14 @@ class Globals:
             log.debug("the global tables end", exc_info=True)
             failed(error)
 
-    def _step(self) -> dict[TopicPartition, int]:
-        """Fetch and apply once; return the next offset of each partition that had records."""
+    def _step(self) -> dict[TopicPartition, tuple[int, bool]]:
+        """Fetch and apply once; return, for each fetched partition, the next offset, and whether its end is reached."""
         assert self._reader is not None
-        reached: dict[TopicPartition, int] = {}
+        reached: dict[TopicPartition, tuple[int, bool]] = {}
         for batch in self._reader.fetch(_BATCH, _WAIT_S):
             for rows in self._of[batch.partition]:
                 rows.apply(batch.partition, batch.columns, self._on_failure)
-            reached[batch.partition] = batch.next_offset
+            reached[batch.partition] = batch.next_offset, batch.at_end
         self._deliver()
         return reached
 

@@ -84,7 +84,10 @@ def test_while_it_loads_it_says_where_it_is_and_what_it_waits_for() -> None:
     end = log.end_offsets([at := TopicPartition("names", 1)])[at]
     assert table.waits_for == ""
     table.load(look)
-    assert said[4] == f"its global tables are read first: {at} at offset {end - 1} of {end}"
+    assert said[4] == (
+        f"its global tables are read first: {at} at offset {end - 1} of {end}. An open transaction of a producer keeps "
+        f"back the rest of {at}: it has to end"
+    )
     assert table.loaded
     assert table.waits_for == ""
     table.stop()
