@@ -24,7 +24,7 @@ from coopstreams.tasks.events import Failed
 from coopstreams.tasks.failures import Count, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import GlobalTable
 
@@ -138,10 +138,21 @@ class Globals:
             failed(error)
 
     def _step(self) -> dict[TopicPartition, tuple[int, bool]]:
-        """Fetch and apply once; return, for each fetched partition, the next offset, and whether its end is reached."""
+        """Fetch and apply once; return, for each fetched partition, the next offset, and whether its end is reached.
+
+        Raises:
+            OffsetOutOfRangeError: the topic has not the next record any more.
+        """
         assert self._reader is not None
         reached: dict[TopicPartition, tuple[int, bool]] = {}
-        for batch in self._reader.fetch(_BATCH, _WAIT_S):
+        try:
+            fetched = self._reader.fetch(_BATCH, _WAIT_S)
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                "the topic of a global table was deleted and made anew, or has lost records that were not read yet. "
+                f"The next start reads it from its beginning ({str(error).partition(': ')[0]})"
+            ) from error
+        for batch in fetched:
             for rows in self._of[batch.partition]:
                 rows.apply(batch.partition, batch.columns, self._on_failure)
             reached[batch.partition] = batch.next_offset, batch.at_end

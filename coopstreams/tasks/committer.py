@@ -425,9 +425,7 @@ class Committer:
         """
         reason = self._refusals.reason(topic, key, value, headers, timestamp)
         if reason is not None:
-            raise DeliveryError(
-                f"{what} cannot be left out either: {reason}. Change that setting of the topic, or write less."
-            )
+            raise DeliveryError(f"{what} cannot be left out either: {reason}. Change that setting, or write less.")
 
     def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
         """Return the changelog offset of each store of each task, given where the changelogs end.

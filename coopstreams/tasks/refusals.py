@@ -155,7 +155,7 @@ class Refusals:
                 self.narrow[topic] = limits.batch_bytes
         why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())
         if why is None and (size := CLIENT_BYTES + payload_bytes(key, value, headers)) > self._client_bytes:
-            why = f"it has {size} bytes, producer.message.max.bytes allows {self._client_bytes}"
+            why = f"it has {size} bytes, the application's producer.message.max.bytes allows {self._client_bytes}"
         if why is not None:
             self._until = self._host.now() + CAREFUL_S
             return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'

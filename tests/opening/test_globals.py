@@ -110,6 +110,26 @@ def test_what_comes_later_is_followed_and_an_error_is_told() -> None:
     table.stop()
 
 
+def test_a_topic_that_has_lost_what_comes_next_ends_the_instance_and_is_read_anew_by_the_next() -> None:
+    log, errors = written((b"a", b"1")), list[BaseException]()
+    table = tables_of(log)
+    table.load(lambda: False)
+    for value in (b"2", b"3"):
+        log.writer().append("names", [b"a"], [value], [0])
+    at = next(at for at in (TopicPartition("names", number) for number in range(3)) if log.end_offset(at))
+    log.delete_before(at, 2)
+    table.follow(errors.append)
+    deadline = time.monotonic() + 90
+    while not errors and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert f"The next start reads it from its beginning (offset 1 of {at} is gone)" in str(errors[0])
+    table.stop()
+    again = tables_of(log)
+    again.load(lambda: False)
+    assert again.rows["all-names"].load(b"a").value == "3"
+    again.stop()
+
+
 def test_without_global_tables_nothing_is_read() -> None:
     table = Globals(written(), [], {}, settings(), unexpected, Sayings())
     table.load(lambda: False)
