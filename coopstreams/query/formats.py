@@ -1,7 +1,7 @@
 """Keys from a URL to stored bytes, and stored bytes to JSON.
 
     text, raw          the text as it is; raw also as `base64:...`
-    int64, float64     a number in decimal
+    int64, float64     a number in decimal; of float64 also the texts `nan`, `inf` and `-inf`
     avro, protobuf,    the JSON text of the key, or `base64:...`
     json_schema
     anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from typing import Any
 
@@ -81,7 +82,8 @@ def show_key(key: Serde[Any], data: bytes) -> Any:
     Raises:
         QueryError: UNREADABLE: the serde cannot read the bytes.
     """
-    return _shown(key, data, "a key")
+    shown = _shown(key, data, "a key")
+    return str(shown) if isinstance(shown, float) and not math.isfinite(shown) else shown
 
 
 def show_value(value: Serde[Any], data: bytes, where: str) -> Any:

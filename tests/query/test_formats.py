@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.query.backend import StoreInfo
@@ -62,10 +62,11 @@ def test_an_int64_key_is_found_again_by_what_is_shown(key: int) -> None:
     assert parse_key(serdes.int64, as_text(show_key(serdes.int64, data))) == data
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(math.nan)
+@given(st.floats(allow_nan=False))
 def test_a_float64_key_is_found_again_by_what_is_shown(key: float) -> None:
     data = serdes.float64.serialize(key)
-    assert parse_key(serdes.float64, as_text(show_key(serdes.float64, data))) == data
+    assert parse_key(serdes.float64, as_text(orjson.loads(to_json(show_key(serdes.float64, data), "the key")))) == data
 
 
 @given(json_values)
