@@ -92,6 +92,8 @@ class Bounds:
                 "the brokers give topics no ids, so it is unknown whether its changelog is still the same "
                 "(inter.broker.protocol.version 2.8)"
             )
+        if at.topic_id == NO_TOPIC:
+            return "its checkpoint is of no topic: it had no changelog then, or the brokers gave topics no ids"
         if at.topic_id != self.topic_id:
             return (
                 f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not "

@@ -234,6 +234,14 @@ def test_state_of_another_topic_of_that_name_is_emptied_and_restored_from_the_ne
     assert Restore(database, SPEC, [mine], bounds(200, topic_id="id-2")).done
 
 
+def test_state_without_a_changelog_is_restored_from_the_one_that_it_gets(caplog: pytest.LogCaptureFixture) -> None:
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(100, topic_id="")), some_log(50), 100)
+    with caplog.at_level(logging.WARNING):
+        assert not Restore(database, SPEC, [WHOLE], bounds(100)).done
+    assert "its checkpoint is of no topic: it had no changelog then" in caplog.text
+
+
 def test_where_topics_have_no_ids_state_is_restored_at_each_opening(caplog: pytest.LogCaptureFixture) -> None:
     database = Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(100, topic_id="")), some_log(50), 100)
