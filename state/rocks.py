@@ -9,6 +9,9 @@ which family it has now. A family that has files is dropped with them.
 RocksDB loses no completed write when the process dies (write-ahead log, no fsync for each write). When the machine
 dies, it comes back in an older state, the same one for all families, and the changelog supplies the rest.
 
+All families are flushed together. Otherwise one with few rows would need write-ahead logs of long ago, and if somebody
+removed these (`find -name '*.log' -mtime +1 -delete`), RocksDB would open without a word, its rows missing (seen).
+
 Invariant: after `close` this process holds nothing in the folder, even while getters, iterators and errors still exist.
 An error keeps the variables of the functions that raised it, so none of these may be the handle of a column family.
 Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error (seen), so a scan over a damaged
@@ -436,6 +439,7 @@ def options() -> Options:
     result.set_max_background_jobs(2)
     result.set_max_open_files(256)
     result.set_max_total_wal_size(WRITE_BUFFERS_BYTES)
+    result.set_atomic_flush(True)
     result.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
     result.set_keep_log_file_num(1)
     result.set_max_log_file_size(_MIB)

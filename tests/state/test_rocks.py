@@ -174,6 +174,24 @@ def test_only_a_folder_that_is_in_use_is_called_so(tmp_path: Path) -> None:
     assert not isinstance(error.value, StateLockedError)
 
 
+def test_a_quiet_family_keeps_no_log_of_long_ago(tmp_path: Path) -> None:
+    """A job that removes old `*.log` leaves the newest. If a quiet family still had its rows in an older one, RocksDB
+    would open without them, and say nothing.
+    """
+    engine = Rocks(tmp_path)
+    engine.create("busy")
+    engine.create("quiet")
+    engine.write([Change("quiet", [b"k"], [b"v"])])
+    (first,) = tmp_path.glob("*.log")
+    for number in range(300):  # of three memtables the first is flushed: RocksDB has two at a time
+        engine.write([Change("busy", [b"%d" % number], [b"v" * (rocks.WRITE_BUFFER_BYTES // 100)])])
+        if not first.exists():
+            break
+    assert not first.exists()
+    assert list(engine.scan("quiet", b"", None)) == [(b"k", b"v")]
+    engine.close()
+
+
 def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(tmp_path: Path) -> None:
     """A filter in one block may be larger than a shard of the cache: each look-up would read it again."""
     engine = Rocks(tmp_path)
