@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log, Position, Reader, TopicSpec
+from coopstreams.log.log import BROKERS_TIME, Log, Position, Reader, TopicSpec
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
@@ -116,7 +116,7 @@ def default(name: str, topic: str | None = None) -> bool:
 
 def topic_spec(replication: int = -1) -> TopicSpec:
     """Return the configuration of the policy topic."""
-    return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", "segment.bytes": "10485760"}, replication)
+    return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", **BROKERS_TIME, "segment.bytes": "10485760"}, replication)
 
 
 class PolicyTopic:

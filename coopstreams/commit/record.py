@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 from xxhash import xxh32_intdigest, xxh64_intdigest
 
 from coopstreams.commit.ranges import Runs
-from coopstreams.log.log import NO_STREAM_TIME, TopicSpec
+from coopstreams.log.log import BROKERS_TIME, NO_STREAM_TIME, TopicSpec
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
@@ -81,6 +81,7 @@ def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec
         partitions,
         {
             "cleanup.policy": "compact",
+            **BROKERS_TIME,
             "segment.bytes": "10485760",
             "segment.ms": "3600000",
             "min.cleanable.dirty.ratio": "0.1",

@@ -29,7 +29,7 @@ from coopstreams.commit.offsets import group_offsets, individual_commits
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.log import Log, Position, RecordBatch, TopicSpec
+from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
 from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, weighed, word_of
@@ -51,7 +51,7 @@ _BATCH = 1000
 
 def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
     """Return the specification of the topic."""
-    return TopicSpec(topology_topic(application_id), 1, {"cleanup.policy": "compact"}, replication)
+    return TopicSpec(topology_topic(application_id), 1, {"cleanup.policy": "compact", **BROKERS_TIME}, replication)
 
 
 class Deployed:

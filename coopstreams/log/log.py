@@ -235,6 +235,14 @@ class Writer(Protocol):
         """Flush records outside of a transaction, abort an open transaction, release everything. Idempotent."""
 
 
+BROKERS_TIME = {"message.timestamp.type": "LogAppendTime"}
+"""The setting of a topic whose records have no time of their own.
+
+By default a broker refuses records that are dated more than an hour ahead: a process whose clock is wrong could commit
+nothing.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic to create. `config` in Kafka's names (`cleanup.policy`, `retention.ms`, ...)."""

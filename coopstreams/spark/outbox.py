@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
-from coopstreams.log.log import Log, Position, TopicSpec
+from coopstreams.log.log import BROKERS_TIME, Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import UnknownTopicError
@@ -32,7 +32,7 @@ BATCH = 10_000
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
     """Return the topic with the marks of a run, which is kept until the run is published."""
     return TopicSpec(
-        marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication
+        marks_topic(application, run), tasks, {"cleanup.policy": "compact", **BROKERS_TIME, "retention.ms": "-1"}, replication
     )
 
 

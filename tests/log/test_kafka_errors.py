@@ -19,7 +19,8 @@ from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import AccessDeniedError, FencedError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.errors import AccessDeniedError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 CODES = sorted(
     {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
@@ -117,6 +118,15 @@ def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
 def test_a_record_is_worth_writing_again_unless_it_was_refused(name: str, again: bool) -> None:
     """With a missing replica, a stream thread gave up for good, and the instance ended."""
     assert not_delivered(KafkaError(getattr(KafkaError, name)), "a record").retryable is again
+
+
+def test_a_commit_that_is_dated_ahead_blames_the_clock_and_no_record_of_the_program() -> None:
+    refused = KafkaError(KafkaError.INVALID_TIMESTAMP)
+    commit = not_delivered(refused, f'a record for topic "{COMMIT_TOPIC}" was not delivered')
+    assert not isinstance(commit, RefusedError)
+    assert not commit.retryable
+    assert "by the clock of this host" in str(commit)
+    assert isinstance(not_delivered(refused, 'a record for topic "out" was not delivered'), RefusedError)
 
 
 class Clock:

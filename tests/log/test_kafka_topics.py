@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
+from coopstreams.commit import policy, record
+from coopstreams.instance import deployed
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from coopstreams.spark import outbox
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import UnknownTopicError
 from tests.conftest import Kafka
@@ -23,4 +30,26 @@ def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
     with pytest.raises(UnknownTopicError, match=none):
         log.stable_offsets([TopicPartition(none, 0)])
     assert none not in kafka.topics()
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        record.topic_spec(partitions=1),
+        policy.topic_spec(),
+        deployed.topic_spec("application"),
+        outbox.marks_spec("application", "run", 1, -1),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_a_host_whose_clock_is_days_ahead_can_write_what_has_no_time_of_its_own(kafka: Kafka, spec: TopicSpec) -> None:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    topic = kafka.unique("own")
+    log.create_topics([replace(spec, name=topic)])
+    writer = log.writer()
+    writer.append(topic, [b"k"], [b"v"], [int(time.time() * 1000) + 48 * 3_600_000], partitions=0)
+    writer.flush(30)
+    writer.close()
+    assert log.end_offset(TopicPartition(topic, 0)) == 1
     log.close()

@@ -28,6 +28,7 @@ from coopstreams.topology.errors import (
     RefusedError,
     UnknownTopicError,
 )
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 T = TypeVar("T")
 
@@ -134,7 +135,13 @@ _CURE = {
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
 }
-
+_TIMED = frozenset({KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD})
+"""A broker refused the records of a batch, perhaps for their times."""
+_CURE_CLOCK = (
+    "It is dated by the clock of this host, which must be far ahead of the brokers' clocks: set it right (NTP). Or let "
+    "brokers date these records: `kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
+    f"--entity-name {COMMIT_TOPIC} --add-config message.timestamp.type=LogAppendTime`."
+)
 
 _LOGIN = frozenset({
     KafkaError._AUTHENTICATION,
@@ -219,6 +226,8 @@ def not_delivered(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
     text = f"{what}: {error.str()} ({error.name()})."
     if missing := attempt.missing(error.name()):
         return AccessDeniedError(f"{text} {missing}")
+    if error.code() in _TIMED and COMMIT_TOPIC in what:  # no record of the program is at fault
+        return DeliveryError(f"{text} {_CURE_CLOCK}")
     text = f"{text} {cure}".rstrip()
     if error.code() in _REFUSED:
         return RefusedError(text)
