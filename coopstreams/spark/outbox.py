@@ -31,9 +31,8 @@ BATCH = 10_000
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
     """Return the topic with the marks of a run, which is kept until the run is published."""
-    return TopicSpec(
-        marks_topic(application, run), tasks, {"cleanup.policy": "compact", **BROKERS_TIME, "retention.ms": "-1"}, replication
-    )
+    settings = {"cleanup.policy": "compact", **BROKERS_TIME, "retention.ms": "-1"}
+    return TopicSpec(marks_topic(application, run), tasks, settings, replication)
 
 
 def announce(config: Config, run: str, tasks: int) -> None:
