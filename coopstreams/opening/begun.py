@@ -1,4 +1,4 @@
-"""Whether a task without a position has never begun, or has lost its position.
+"""Whether a task without a position has never begun, or has lost its position; whether somebody else has set it.
 
 A task makes its first position durable before it processes anything (`Progress.begin`). So state implies a position. A
 changelog with records and no offset of any source means that the group's offsets were deleted, or expired while no
@@ -13,6 +13,9 @@ state: it must not write its results again into the sources of a task that has.
 
 The first task without an offset of a source triggers a check of the whole application.
 
+An offset without our metadata was set by another tool. That is allowed, as with any consumer, but told: the state stays
+where it was, so records are processed into it a second time, or are missing.
+
 Invariant: changelog ends and individual commits are read before offsets, so an application that is just beginning
 elsewhere never counts as one that lost its offsets.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
@@ -20,6 +23,7 @@ Turned down: looking at the local state (it may be gone while the changelog is t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +37,8 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -64,6 +70,7 @@ class Begun:
         Raises:
             ConfigError: it has lost its position; the message has the cure.
         """
+        self._tell_foreign(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
             if openings[source].term > 1:  # siblings have committed, and they began with a plain offset
@@ -95,10 +102,9 @@ class Begun:
             (number, partition): resolved.sources(TaskId(number, partition, WHOLE)) for number, partition in numbers
         }
         changelogs = {
-            TopicPartition(self.changelog(store), partition): read
+            changelog: read
             for (number, partition), read in sources.items()
-            for store in resolved.programs[number].subtopology.stores
-            if store.logged
+            for changelog in self._changelogs(resolved, number, partition)
         }
         ends, beside = self.log.end_offsets(changelogs.keys()), set(follower.sources())
         every = {source for read in sources.values() for source in read}
@@ -119,6 +125,34 @@ class Begun:
             new = all(source.topic in self.new() for source in read)
             if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
+
+    def _tell_foreign(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]) -> None:
+        """Warn of positions that another tool has set, if the task has state."""
+        foreign = {
+            source: opening.committed.offset
+            for source, opening in openings.items()
+            if opening.committed is not None
+            and opening.committed.term is None
+            and any(segment.position == opening.committed.offset for segment in opening.segments)
+        }
+        if not foreign:
+            return
+        changelogs = self._changelogs(self.resolved(), task.subtopology, task.partition)
+        if any(self.log.end_offsets(changelogs).values()):
+            for source, offset in foreign.items():
+                log.warning(
+                    "task %s: %s begins at offset %d, which this application has not committed: somebody has set it, "
+                    "as `kafka-consumer-groups.sh --reset-offsets` does. The state stays as it was: what is read a "
+                    "second time counts twice, what is left out is missing. To begin anew, stop all instances and run "
+                    "`coopstreams reset`",
+                    task,
+                    source,
+                    offset,
+                )
+
+    def _changelogs(self, resolved: ResolvedTopology, subtopology: int, partition: int) -> list[TopicPartition]:
+        stores = resolved.programs[subtopology].subtopology.stores
+        return [TopicPartition(self.changelog(store), partition) for store in stores if store.logged]
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
         commands = "; ".join(

@@ -14,6 +14,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import (
     MADE_ANEW,
     CommitKey,
+    Committed,
     CommitValue,
     Segment,
     decode_value,
@@ -256,3 +257,18 @@ def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened()
     record = progress.record(ORDERS)
     assert record is not None
     assert decode_value(record[1], LEFT).metadata == app.log.topic_id("orders")
+
+
+@pytest.mark.parametrize(
+    ("rows", "metadata", "told"), [(1, "", True), (0, "", False), (1, Committed(3, term=1).metadata, False)]
+)
+def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
+    rows: int, metadata: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After `kafka-consumer-groups --reset-offsets` records were counted twice, and nothing said so."""
+    app = Application()
+    for _ in range(rows):
+        app.write(CHANGELOG, 0)
+    app.offsets = {REPARTITION: (3, metadata)}
+    assert app.open(1) == [3]
+    assert ("begins at offset 3, which this application has not committed" in caplog.text) is told
