@@ -47,7 +47,7 @@ from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, o
 from coopstreams.spark.repairing import Repair
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.session import session_or_local
-from coopstreams.spark.table_outputs import absolute, stage_folder
+from coopstreams.spark.table_outputs import absolute, keep_rows, rows_of, stage_name
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
@@ -163,11 +163,8 @@ def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild
 
 def finished(plan: Plan, work: str) -> bool:
     """Return whether all stages of a plan have run."""
-    return all(_has_run(Storage(work), plan, stage) for stage in plan.stages)
-
-
-def _has_run(storage: Storage, plan: Plan, stage: Stage) -> bool:
-    return storage.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
+    run = Storage(f"{work}/{plan.run}")
+    return all(rows_of(run, stage) is not None for stage in plan.stages)
 
 
 def carry_out(
@@ -218,28 +215,35 @@ class _Run:
         self._plan = plan
         self._histories = histories
         self._on_progress = on_progress
-        self._place = Storage(work)
         self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
+        self._place = Storage(self.folder)
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
         """Run the tasks of a stage, unless they have run; return their results."""
-        folder = self._output(stage)
-        if not _has_run(self._place, self._plan, stage):
-            if on_stage is not None:
-                on_stage(stage)
-            with self._watched(stage) as reports:
-                work, rows = self._folded(spark, stage, reports) or (
-                    self._work(stage, reports),
-                    self._routed(spark, stage, reports),
-                )
-                # Written, not cached: a lost cache would run the tasks again.
-                rows.mapInArrow(plain_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
-        found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
+        if (name := rows_of(self._place, stage)) is not None:
+            return self._results(spark, stage, name)
+        if on_stage is not None:
+            on_stage(stage)
+        name = f"{stage_name(stage)}-{uuid4().hex[:8]}"
+        with self._watched(stage) as reports:
+            work, rows = self._folded(spark, stage, reports) or (
+                self._work(stage, reports),
+                self._routed(spark, stage, reports),
+            )
+            # Written, not cached: a lost cache would run the tasks again.
+            rows.mapInArrow(plain_function(work), ddl(RESULTS)).write.parquet(f"{self.folder}/{name}")
+        found = self._results(spark, stage, name)
+        keep_rows(self._place, stage, name)
+        return found
+
+    def _results(self, spark: SparkSession, stage: Stage, name: str) -> list[TaskResult]:
+        rows = spark.read.parquet(f"{self.folder}/{name}")
+        found = rows.where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
-            raise RuntimeError(
-                f"{stage.name}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
-                f"Do the driver and all workers share {self.folder}?"
+            raise ConfigError(
+                f"{stage.name}: tasks {missing} gave no result, or several. Do the driver and all workers share "
+                f"{self.folder}, and is spark.speculation off?"
             )
         return [_RESULTS.decode(row.result) for row in found]
 
@@ -287,7 +291,7 @@ class _Run:
         table = self._histories.get(topic) if topic in self._plan.tables else None
         rows = numbered_frame(table, topic, stage.partitions) if isinstance(table, TableHistory) else None
         numbered = rows is not None or self._numbered(topic)
-        folding = Folding(stage, aggregations, numbered, f"{self._output(stage)}-native")
+        folding = Folding(stage, aggregations, numbered, f"{self.folder}/{stage_name(stage)}-native")
         folded = folding.run(lambda ordered: rows or self._history(spark, topic, ordered=ordered))
         if folded is None:
             return None
@@ -336,7 +340,8 @@ class _Run:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)
         if topic not in self._plan.cut:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
-            return forwarded_frame(spark, [self._output(stage) for stage in writers], topic, partitions)
+            folders = [f"{self.folder}/{rows_of(self._place, stage)}" for stage in writers]
+            return forwarded_frame(spark, folders, topic, partitions)
         if topic not in self._plan.tables:
             frame, bounds = FRAMES[self._plan.connector], self._plan.cut[topic]
             # `Routing` advances time by them, or drops them.
@@ -346,9 +351,6 @@ class _Run:
                 f'the run has the history of "{topic}" from a table: give it again, the very same, to resume'
             )
         return table_frame(history, topic, partitions) if ordered else partitioned(history, topic, partitions)
-
-    def _output(self, stage: Stage) -> str:
-        return stage_folder(self.folder, stage)
 
 
 def _ours(error: PySparkException) -> Exception:

@@ -29,13 +29,28 @@ def absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).absolute())
 
 
-def stage_folder(folder: str, stage: Stage) -> str:
-    """Return the folder of a stage's rows within the folder of a run."""
-    return (
-        f"{folder}/stage-{stage.subtopology}"
-        if stage.is_last
-        else f"{folder}/stage-{stage.subtopology}-round-{stage.round}"
-    )
+def stage_name(stage: Stage) -> str:
+    """Return the name of a stage within a run."""
+    return f"stage-{stage.subtopology}" if stage.is_last else f"stage-{stage.subtopology}-round-{stage.round}"
+
+
+def rows_of(run: Storage, stage: Stage) -> str | None:
+    """Return the name of the folder with a stage's rows, in the folder of its run; None: the stage has not run."""
+    name = run.read(_done(stage))
+    return None if name is None else name.decode()
+
+
+def keep_rows(run: Storage, stage: Stage, name: str) -> None:
+    """Note that a stage has run, and where its rows are.
+
+    Each driver writes a folder of its own: two that write one (a scheduler starts the second while the first lives)
+    would leave parts of both.
+    """
+    run.write(_done(stage), name.encode())
+
+
+def _done(stage: Stage) -> str:
+    return f"{stage_name(stage)}.done"
 
 
 def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
@@ -48,9 +63,10 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     """
     if plan.outputs != "table":
         raise ConfigError(f'run {plan.run} has no table of outputs: its outputs are "{plan.outputs}"')
+    run = Storage(folder)
     forwarded = [topic for stage in plan.stages for topic, _ in stage.forwarded]
     stages = [
-        spark.read.parquet(stage_folder(folder, each)).withColumn("subtopology", F.lit(each.subtopology))
+        spark.read.parquet(f"{folder}/{rows_of(run, each)}").withColumn("subtopology", F.lit(each.subtopology))
         for each in plan.stages
     ]
     rows = reduce(DataFrame.unionByName, stages)

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -149,6 +151,57 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
         time.sleep(0.5)
     digits: dict[str, int] = defaultdict(int)
     for key, _ in [*history, *live]:
+        digits[key[-1]] += 1
+    assert updates_of(kafka.bootstrap, topics[2]) == {
+        digit: list(range(1, count + 1)) for digit, count in digits.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_drivers_of_one_run_at_once_do_not_spoil_it(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    """A scheduler tries again while the first driver lives. Both wrote into the folder of the stage, and what was left
+    there ended each later attempt.
+    """
+    application = kafka.unique("twice")
+    topics = [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
+    topology, settings = topology_of(application, *topics), settings_for(kafka.bootstrap)
+    history = clicks_of(3, 2000)
+    write(kafka, topics[0], history)
+    options = Options(ranges=2, outputs="topic", work=str(tmp_path))
+
+    def die(_: Stage) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backfill(topology, settings, spark=spark, options=options, on_stage=die)
+    (run,) = [folder.name for folder in tmp_path.iterdir()]
+    both = Barrier(2)
+
+    def begin_together(stage: Stage) -> None:
+        if stage.subtopology == 0:
+            both.wait(300)
+
+    def drive() -> None:
+        with suppress(Exception):  # their tasks may fence each other
+            backfill(
+                topology,
+                settings,
+                spark=spark,
+                options=options,
+                resume=run,
+                on_stage=begin_together,
+            )
+
+    drivers = [Thread(target=drive) for _ in range(2)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    done = backfill(topology, settings, spark=spark, options=options, resume=run)
+    assert done.records == len(history)
+    digits: dict[str, int] = defaultdict(int)
+    for key, _ in history:
         digits[key[-1]] += 1
     assert updates_of(kafka.bootstrap, topics[2]) == {
         digit: list(range(1, count + 1)) for digit, count in digits.items()
