@@ -13,7 +13,16 @@ from coopstreams.common.acls import Attempt, Login
 from coopstreams.dev import certificates
 from coopstreams.log.kafka import reader as kafka_reader
 from coopstreams.log.kafka import share
-from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
+from coopstreams.log.kafka.errors import (
+    FENCED,
+    FINAL,
+    OUT_OF_RANGE,
+    UNKNOWN,
+    heals,
+    not_delivered,
+    translated,
+    unknown_topic,
+)
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
@@ -127,6 +136,16 @@ def test_a_commit_that_is_dated_ahead_blames_the_clock_and_no_record_of_the_prog
     assert not commit.retryable
     assert "by the clock of this host" in str(commit)
     assert isinstance(not_delivered(refused, 'a record for topic "out" was not delivered'), RefusedError)
+
+
+def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
+    """An empty changelog hides that the other one was deleted: the next owner would begin from nothing."""
+    unknown = KafkaError(KafkaError._UNKNOWN_PARTITION)
+    for error in (
+        not_delivered(unknown, 'a record for topic "a-counts-changelog"'),
+        unknown_topic("a-counts-changelog"),
+    ):
+        assert "Create no changelog or repartition topic that was deleted" in str(error)
 
 
 class Clock:
