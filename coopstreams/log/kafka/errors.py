@@ -217,7 +217,9 @@ def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -
         )
     if code in OUT_OF_RANGE:
         return OffsetOutOfRangeError(
-            f"{text} The log no longer has this offset: begin at its start, its end, or the group's last commit."
+            f"{text} The log does not have this offset: records were deleted before they were processed (retention, or "
+            "by hand), or it ends before it. The next start says what is lost; `coopstreams group reset` sets another "
+            "position."
         )
     if code in _NOT_DELIVERED:
         return not_delivered(error, what, attempt)
