@@ -225,7 +225,8 @@ def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
     done = dict.fromkeys(logs, 0)
     for source, first, upto in pieces(logs, random):
         ended[source] = upto == len(logs[source]) or random.random() < 0.4
-        feed(queues, source, log_of(logs[source])[first:upto], upto=upto, at_end=ended[source])
+        reached = max(logs[source][:upto], default=NO_STREAM_TIME)  # also that of a batch without records
+        queues.add(run_of(source, log_of(logs[source])[first:upto], upto, reached, at_end=ended[source]))
         fetched[source] += logs[source][first:upto]
         expected = []
         while all(done[s] < len(fetched[s]) or ended[s] for s in logs):
