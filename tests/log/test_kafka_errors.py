@@ -145,7 +145,8 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
         not_delivered(unknown, 'a record for topic "a-counts-changelog"'),
         unknown_topic("a-counts-changelog"),
     ):
-        assert "Create no changelog or repartition topic that was deleted" in str(error)
+        assert "do not create it. The next start says what is lost" in str(error)
+    assert "Create the topic first, or correct the name." in str(unknown_topic("orders"))
 
 
 class Clock:

@@ -135,10 +135,6 @@ _CURE = {
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
 }
-_CURE_UNKNOWN = (
-    "Create the topic first, or correct the name. Create no changelog or repartition topic that was deleted: the next "
-    "start says what is lost, and the cures."
-)
 _TIMED = frozenset({KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD})
 """A broker refused the records of a batch, perhaps for their times."""
 _CURE_CLOCK = (
@@ -228,7 +224,7 @@ def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -
 
 def not_delivered(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> DeliveryError | AccessDeniedError:
     """Return the exception for a record that the broker refused; `attempt`: which ACLs it needed."""
-    cure = _CURE_UNKNOWN if error.code() in UNKNOWN else _CURE.get(error.code(), "")
+    cure = _cure_unknown(what) if error.code() in UNKNOWN else _CURE.get(error.code(), "")
     text = f"{what}: {error.str()} ({error.name()})."
     if missing := attempt.missing(error.name()):
         return AccessDeniedError(f"{text} {missing}")
@@ -263,7 +259,13 @@ def made_again(make: Callable[[], T]) -> T:
 
 def unknown_topic(where: str) -> UnknownTopicError:
     """Return the exception for a topic or partition that does not exist."""
-    return UnknownTopicError(f"Kafka has no {where}. {_CURE_UNKNOWN}")
+    return UnknownTopicError(f"Kafka has no {where}. {_cure_unknown(where)}")
+
+
+def _cure_unknown(what: str) -> str:
+    if "-changelog" in what or "-repartition" in what:  # an empty one would hide what is lost
+        return "It was deleted: do not create it. The next start says what is lost, and the cures."
+    return "Create the topic first, or correct the name."
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
