@@ -8,9 +8,9 @@ LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
 NATIVE := $(VENV)/.coopstreams-native
 ARGS  ?=
-# Tests wait as often as they work, so there are more processes than cores on a small machine: one has the tests that need Spark,
+# Tests wait as often as they work, so there are four processes (six are no faster on two cores): one has the tests that need Spark,
 # and all share one broker. ARGS='-n 0 …' is one process. tests/dealing.py says which process gets which test.
-PYTEST := $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 # Tests and demonstrations start processes by the hundred: each module is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
