@@ -10,6 +10,8 @@ Turned down: the same in production, where each look-up would cost two serialisa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from coopstreams.topology.errors import StateError
@@ -31,21 +33,22 @@ class ChangedRows:
             if store.spec.history_ms is None:  # the versions of a row are one list, which grows in place
                 store.entries = _Entries(self, store)
 
-    def check(self, where: str) -> None:
-        """Compare the rows that were read or set since the last call. `where`: what was done meanwhile.
+    @contextmanager
+    def during(self, when: str) -> Iterator[None]:
+        """Look at the rows that are read or set within the block. `when`: in words.
 
         Raises:
             StateError: a row was changed in place. Have the function return a new value, and a processor put it.
         """
-        noted = list(self._noted.values())
         self._noted.clear()
-        for store, entry, before in noted:
+        yield
+        for store, entry, before in list(self._noted.values()):
             after = _written(store, _SLOT.__get__(entry))
             read = store.spec.value.decode
             if after is not None and after != before and read(after) != read(before):
                 key = next(key for key, known in store.entries.items() if known is entry)
                 raise StateError(
-                    f'store "{store.spec.name}": a function has changed the row of key {key!r} in place, {where}: from '
+                    f'store "{store.spec.name}": a function has changed the row of key {key!r} in place, {when}: from '
                     f"{read(before)!r} to {read(after)!r}. Functions get rows as the store has them, not copies: "
                     "return a new value, such as {**row, ...}, and leave the argument as it is. Only an aggregator may "
                     "change its aggregate; a processor puts what it has changed."

@@ -461,11 +461,11 @@ class TopologyTestDriver:
     def _collecting(self, when: str) -> Iterator[None]:
         """Append the records that a task has written then to the log, in the order in which they were forwarded."""
         try:
-            yield
+            with self._changed_rows.during(when):
+                yield
         finally:
             for record in taken(self._order):
                 self._forward(*record)
-        self._changed_rows.check(when)
 
     def _forward(
         self,

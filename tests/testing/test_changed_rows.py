@@ -10,7 +10,7 @@ import pytest
 
 from coopstreams import JoinWindows, Processor, Record, StreamsBuilder, key_value_store, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.errors import StateError
+from coopstreams.topology.errors import ProcessingError, StateError
 from coopstreams.topology.graph.topology import Topology
 
 
@@ -143,3 +143,18 @@ def test_an_aggregator_may_change_its_aggregate_and_a_processor_put_what_it_has_
         for _ in range(3):
             driver.input("left").send("k", {})
         assert driver.store("counts").get("k") == driver.store("rows").get("k") == {"n": 3}
+
+
+def test_an_aggregator_that_fails_behind_a_change_is_not_told_with_the_next_record() -> None:
+    def failing(_: Any, value: Any, total: Any) -> Any:
+        total["n"] = total.get("n", 0) + 1
+        return total | value["more"]
+
+    builder = StreamsBuilder("changed")
+    stream = builder.stream("left", key=serdes.text, value=serdes.json)
+    stream.group_by_key().aggregate(dict, failing, value=serdes.json, store="rows")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("left").send("k", {"more": {}})
+        with pytest.raises(ProcessingError, match="KeyError: 'more'"):
+            driver.input("left").send("k", {})
+        driver.input("left").send("other", {"more": {}})
