@@ -238,6 +238,19 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     assert (restored.verdict, restored.topic) == (KEEPS, None), "its topic is its changelog"
 
 
+def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginning_makes_them_again() -> None:
+    """Before 27 November 2026 a foreign-key join kept all subscribers of a right row in one row."""
+    builder = StreamsBuilder("app")
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    left.join(right, str, foreign_key=str, value=serdes.text, name="named")
+    described = builder.build().describe("json")
+    before = re.sub('"suffix_bytes": ?8', '"suffix_bytes":0', described.replace('"subscribers"', '"key_value"'))
+    (change,) = (each for each in changes(read_outline(before), read_outline(described)) if each.verdict is not KEEPS)
+    assert (change.name, change.verdict) == ("named-subscription-store", UNREADABLE)
+    assert "`coopstreams reset`" in change.cure
+    assert "rebuild" not in change.cure
+
+
 def test_a_suppression_reads_what_it_has_held() -> None:
     def held(value: Any) -> Program:
         def program(b: StreamsBuilder) -> None:
