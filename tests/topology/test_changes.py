@@ -242,7 +242,7 @@ def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginni
     """Before 27 November 2026 a foreign-key join kept all subscribers of a right row in one row."""
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
-    left.join(right, str, foreign_key=str, value=serdes.text, name="named")
+    left.join(right, lambda one, _: one, foreign_key=str, value=serdes.text, name="named")
     described = builder.build().describe("json")
     before = re.sub('"suffix_bytes": ?8', '"suffix_bytes":0', described.replace('"subscribers"', '"key_value"'))
     (change,) = (each for each in changes(read_outline(before), read_outline(described)) if each.verdict is not KEEPS)
