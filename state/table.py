@@ -39,6 +39,7 @@ _AT = attrgetter("at")
 _FEW_ROWS = 1000
 """How many rows of a plain key the buffer keeps at once: a seek costs as much as ten look-ups."""
 _MOST_WHOLE = 10_000
+"""Of how many plain keys it is known that their rows are in the buffer: those without rows take memory, too."""
 
 
 class PlacedEntry(Entry):

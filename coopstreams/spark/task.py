@@ -165,7 +165,8 @@ class TaskAttempt:
         """`tables`: stores with other factories; None: known folds, native where possible."""
         topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
-        program = compile_subtopology(topology, round_.part, parts=native_parts(), may_drop=may_drop(work.config))
+        drops = may_drop(work.config, ["processing"])
+        program = compile_subtopology(topology, round_.part, parts=native_parts(), may_drop=drops)
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])

@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -25,7 +25,7 @@ from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import LogError, ProcessingError
-from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.task_id import TaskId
@@ -56,9 +56,9 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
 
 
-def may_drop(config: Config) -> bool:
-    """Return whether a handler may drop a record that cannot be read, or at which a function raises."""
-    return any(config[f"{phase}.exception.handler"] != "fail" for phase in ("deserialization", "processing"))
+def may_drop(config: Config, phases: Iterable[Phase] = ("deserialization", "processing")) -> bool:
+    """Return whether a handler may drop a record that fails: it cannot be read, or a function raises at it."""
+    return any(config[f"{phase}.exception.handler"] != "fail" for phase in phases)
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:

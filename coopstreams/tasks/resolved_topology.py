@@ -82,7 +82,7 @@ def resolve_topology(
     announced = tuple(
         Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
     )
-    wrapper, reader, drops = config["processor.wrapper"], native_parts(), may_drop(config)
+    wrapper, reader, drops = config["processor.wrapper"], native_parts(), may_drop(config, ["processing"])
     programs = {part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops) for part in parts}
     feeding = {} if config["ranges.before.windows"] else before_windows(parts)
     return ResolvedTopology(topology, topics, programs, announced, feeding)

@@ -70,13 +70,14 @@ class _Entries(dict[bytes, Entry]):
         super().__init__(store.entries)
         self._rows, self._store = rows, store
         self._classes: dict[type[Entry], type[Entry]] = {}
+        """By the class of an entry, the one that tells: that of a telling one is itself."""
 
     def __setitem__(self, key: bytes, entry: Entry) -> None:
-        if entry.__class__ not in self._classes.values():
-            made = self._classes.get(entry.__class__)
-            if made is None:
-                made = self._classes[entry.__class__] = self._telling(entry.__class__)
-            entry.__class__ = made
+        kind = entry.__class__
+        if kind not in self._classes:
+            telling = self._telling(kind)
+            self._classes[kind] = self._classes[telling] = telling
+        entry.__class__ = self._classes[kind]
         super().__setitem__(key, entry)
 
     def _telling(self, kind: type[Entry]) -> type[Entry]:

@@ -28,7 +28,7 @@ class Identity:
     def __init__(self, topology: Topology, part: SubTopology, config: Config) -> None:
         self.topology, self.part = topology, part
         self.wrapper: ProcessorWrapper | None = config["processor.wrapper"]
-        self.may_drop = may_drop(config)
+        self.may_drop = may_drop(config, ["processing"])
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -83,7 +83,7 @@ def compile_subtopology(
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
     `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads parts of JSON values; None:
-    values become dicts. `may_drop`: whether a record that fails may be dropped, so that others go on.
+    values become dicts. `may_drop`: whether a record at which a function raises may be dropped, so that others go on.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a kind of node.

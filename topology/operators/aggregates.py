@@ -142,7 +142,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         if forwards and compiler.analysis.wants_old(node)
         else None
     )
-    undo = "" if node.adder is None else undo_of(compiler, function, node.store, entry, before)
+    undo = () if node.adder is None else undo_of(compiler, function, node.store, entry, before)
     new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node, undo=undo)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):

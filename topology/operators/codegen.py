@@ -389,18 +389,18 @@ class Function:
 
     @contextmanager
     def guard(
-        self, phase: Phase, node: str, error: str = "error", skip: str | None = None, undo: str = ""
+        self, phase: Phase, node: str, error: str = "error", skip: str | None = None, undo: Sequence[str] = ()
     ) -> Iterator[None]:
-        """Generate calls of user functions or serdes, whose errors `undo`, fail the record and `skip`: all code."""
+        """Generate calls of user functions or serdes. An error runs the lines `undo`, fails the record, runs `skip`."""
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
-            if undo:
-                self.line(undo)
+            for line in undo:
+                self.line(line)
             self.line(f"fail({self.unit.site(phase, node)}, {error})")
             self.line(skip or self.skip)
 
-    def guarded(self, part: str, code: str, node: Node, skip: str | None = None, undo: str = "") -> str:
+    def guarded(self, part: str, code: str, node: Node, skip: str | None = None, undo: Sequence[str] = ()) -> str:
         """Generate code: a new variable gets the result of calls of user functions, guarded; return the variable."""
         name = self.fresh(part)
         with self.guard("processing", node.name, skip=skip, undo=undo):

@@ -54,7 +54,7 @@ class Compiler:
         self.parts = parts
         """Reads parts of JSON values; None: values become dicts."""
         self.may_drop = may_drop
-        """Whether a record that fails may be dropped, so that others go on."""
+        """Whether a record at which a function raises may be dropped, so that others go on."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 

@@ -2,7 +2,7 @@
 
 A store hands out its rows as live objects, and an aggregator may change them in place. Where a record that fails may be
 dropped, so that others go on, the bytes of a value that can change are kept before each call *(about 1 us for a small
-dict)*. If the call raises, the row gets the value back that it had.
+dict)*. If the call raises, the row gets the value back that it had; where there are no bytes of it, the task ends.
 
 Invariant: an aggregation that fails for a record leaves the row as it was before the record, as in Kafka Streams, where
 each call reads the row from its bytes.
@@ -11,25 +11,33 @@ Turned down: a value read from bytes for each call (twice the cost); copies of f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coopstreams.topology.operators.codegen import Function
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.operators.windowing import UNCHANGEABLE
 from coopstreams.topology.stores import StoreSpec
 
 
-def undo_of(compiler: Compiler, function: Function, store: StoreSpec, entry: str, before: str) -> str:
-    """Generate code before a call that may change the value of a row; return the code that undoes the change.
+def undo_of(compiler: Compiler, function: Function, store: StoreSpec, entry: str, before: str) -> Sequence[str]:
+    """Generate code before a call that may change the value of a row; return the lines that undo the change.
 
     Both are empty where each failure ends the task.
     """
     if not compiler.may_drop:
-        return ""
+        return ()
     kept, unit = function.fresh("kept"), compiler.unit
     encode, decode = (unit.constant(f"{way}_value", getattr(store.value, way)) for way in ("encode", "decode"))
+    changeable = f"if {before}.__class__ not in {unit.constant('unchangeable', UNCHANGEABLE)}:"
     function.line(f"{kept} = None")
-    with function.block(f"if {before}.__class__ not in {unit.constant('unchangeable', UNCHANGEABLE)}:"):
+    with function.block(changeable):
         with function.block("try:"):
             function.line(f"{kept} = {encode}({before})")
         with function.block("except Exception:"):
-            function.line("pass  # the next commit names what cannot be written, and ends the task")
-    return f"{entry}.value = {before} if {kept} is None else {decode}({kept})"
+            function.line("pass  # it has no bytes: the next commit names it and ends the task, if it is still so")
+    return (
+        changeable,
+        f"    if {kept} is None:",
+        "        raise  # nothing tells what the row was: dropping the record could leave a part of it",
+        f"    {entry}.value = {decode}({kept})",
+    )

@@ -49,14 +49,13 @@ UNKNOWN = frozenset(
     }
 )
 OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
-_REFUSED = frozenset({
+_TIMED = frozenset({KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD})
+"""A broker refused the records of a batch, perhaps for their times."""
+_REFUSED = _TIMED | frozenset({
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_MSG_SIZE,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError._INVALID_DIFFERENT_RECORD,
 })  # fmt: skip
 """A broker refused the records of a batch.
 
@@ -135,8 +134,6 @@ _CURE = {
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
 }
-_TIMED = frozenset({KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD})
-"""A broker refused the records of a batch, perhaps for their times."""
 _CURE_CLOCK = (
     "It is dated by the clock of this host, which must be far ahead of the brokers' clocks: set it right (NTP). Or let "
     "brokers date these records: `kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
@@ -263,9 +260,13 @@ def unknown_topic(where: str) -> UnknownTopicError:
 
 
 def _cure_unknown(what: str) -> str:
+    cure = "Create the topic first, or correct the name."
     if "-changelog" in what or "-repartition" in what:  # an empty one would hide what is lost
-        return "It was deleted: do not create it. The next start says what is lost, and the cures."
-    return "Create the topic first, or correct the name."
+        cure += (
+            " But if it is one of the application's own that was deleted, do not create it. The next start says what "
+            "is lost, and the cures."
+        )
+    return cure
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:

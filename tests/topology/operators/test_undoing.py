@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams.common.config import Config
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.testing.programs import Identity
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.graph.topology import Topology
 
@@ -99,3 +101,32 @@ def test_where_a_failure_ends_the_task_nothing_is_kept_for_it() -> None:
     (part,) = topology.subtopologies
     assert "kept_" in compile_subtopology(topology, part, may_drop=True).compiled(False).text
     assert "kept_" not in compile_subtopology(topology, part).compiled(False).text
+
+
+def test_a_handler_of_bytes_that_cannot_be_read_keeps_nothing_for_the_calls() -> None:
+    topology = totals("rows")
+    (part,) = topology.subtopologies
+
+    def of(phase: str) -> Identity:
+        settings = {"bootstrap.servers": "none", f"{phase}.exception.handler": "continue"}
+        return Identity(topology, part, Config.of(settings, "totals"))
+
+    assert not of("deserialization").may_drop
+    assert of("processing").may_drop
+
+
+def test_where_nothing_tells_what_the_row_was_the_record_is_not_dropped() -> None:
+    def gather(_: Any, value: Any, total: Any) -> Any:
+        total["all"] = {*total.get("all", ()), value["n"]}  # a set is no JSON
+        total["sum"] = total.get("sum", 0) + value["n"]
+        return total
+
+    builder = StreamsBuilder("totals")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).group_by_key()
+    stream.aggregate(dict, gather, value=serdes.json, store="totals")
+    driver = TopologyTestDriver(builder.build(), config=SKIP)
+    driver.input("in").send("k", {"n": 1})
+    with pytest.raises(TypeError, match="unsupported operand"):
+        driver.input("in").send("k", {"n": "no number"})
+    assert driver.failures == []
+    driver.close()
