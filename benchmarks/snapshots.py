@@ -108,7 +108,7 @@ def main() -> None:
             live = fill(broker.bootstrap, options.keys)
             rebuilder = Rebuilder(cluster, topology, "bench", url)
             (partition,) = rebuilder.to_rebuild(RebuildScope())
-            rebuilt = timed(lambda: rebuilder.publish(rebuilder.rebuild(partition, lambda *_: None)))
+            rebuilt = timed(lambda: rebuilder.publish(rebuilder.rebuild(partition)))
             seconds: dict[tuple[str, str], list[float]] = {}
             for _ in range(options.rounds):
                 for name, key_range in cases.items():

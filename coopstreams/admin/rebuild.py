@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +27,10 @@ from coopstreams.opening.restoring import Restoring
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
-from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_restore import Changelog, Snapshots, misfit
+from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
 """How long a changelog may give no record before a rebuild fails: brokers are unreachable, or a transaction hangs."""
-
-OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,10 @@ class Rebuilder:
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
-    def rebuild(self, rebuilt: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
+    def rebuild(self, rebuilt: RebuiltPartition, listener: RestoreListener | None = None) -> dict[str, list[Slice]]:
         """Return the slices of a partition, by store; they are in the storage, and unused before `publish`.
+
+        `listener`: is told how far the changelogs are read.
 
         Raises:
             LogError: a changelog stood still for two minutes.
@@ -185,7 +185,7 @@ class Rebuilder:
             (Path(folder) / "database").mkdir()
             database = Database(Rocks(Path(folder) / "database"), subtopology.stores)
             try:
-                self._restore(rebuilt, subtopology, database, Path(folder), on_progress)
+                self._restore(rebuilt, subtopology, database, Path(folder), listener)
                 return {
                     spec.name: writer.export(database, spec, rebuilt.task.partition, rebuilt.task.key_range)
                     for spec in subtopology.stores
@@ -225,19 +225,13 @@ class Rebuilder:
         subtopology: SubTopology,
         database: Database,
         folder: Path,
-        on_progress: OnProgress,
+        listener: RestoreListener | None,
     ) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
-        restoring = Restoring(self._log, self._changelog, snapshots, host=self._host)
+        restoring = Restoring(self._log, self._changelog, snapshots, listener=listener, host=self._host)
         try:
             restoring.add(rebuilt.task, subtopology.stores, database, {})
-            finish(
-                restoring,
-                rebuilt.task,
-                rebuilt.stores,
-                lambda: on_progress(rebuilt, restoring.progress(rebuilt.task)),
-                self._host,
-            )
+            finish(restoring, rebuilt.task, rebuilt.stores, self._host)
         finally:
             restoring.close()
 
@@ -249,10 +243,8 @@ class Rebuilder:
         return internal_topic(self._application, changelog_topic(store.name))
 
 
-def finish(
-    restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None], host: Host = SYSTEM
-) -> None:
-    """Restore a single added task to the end of its changelogs; call `on_step` after each step.
+def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host = SYSTEM) -> None:
+    """Restore a single added task to the end of its changelogs.
 
     Raises:
         LogError: retryable: a changelog gave no record for two minutes.
@@ -260,7 +252,6 @@ def finish(
     moved_at = host.now()
     while not restoring.finished():
         restoring.step()
-        on_step()
         if not restoring.stuck():
             moved_at = host.now()
         elif host.now() - moved_at > PATIENCE_S:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
@@ -17,8 +17,9 @@ from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
-from coopstreams.state.restore import RestoreProgress
+from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange
@@ -156,16 +157,29 @@ def _rebuilt(rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]) -> di
     with Progress(*columns, console=Console(stderr=True)) as bars:
         for rebuilt in partitions:
             bar = bars.add_task(f"{rebuilt.task} {', '.join(rebuilt.stores)}", total=None)
-
-            def show(_: RebuiltPartition, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
-                total, done = sum(one.target for one in stores), sum(one.position for one in stores)
-                bars.update(bar, total=total or None, completed=done)  # type: ignore[arg-type]
-
-            for name, slices in rebuilder.rebuild(rebuilt, show).items():
+            for name, slices in rebuilder.rebuild(rebuilt, _Bar(bars, bar)).items():
                 found.setdefault(name, []).extend(slices)
             done = bars.tasks[-1].total or 1
             bars.update(bar, total=done, completed=done)
     return found
+
+
+class _Bar(RestoreListener):
+    """Shows how many offsets are read of all changelogs of a partition of a sub-topology."""
+
+    def __init__(self, bars: Progress, bar: TaskID) -> None:
+        self._bars = bars
+        self._bar = bar
+        self._start: dict[TopicPartition, int] = {}
+        self._read: dict[TopicPartition, int] = {}
+
+    def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:  # noqa: ARG002
+        self._start[partition] = start
+        self._bars.update(self._bar, total=(self._bars.tasks[-1].total or 0) + end - start)
+
+    def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:  # noqa: ARG002
+        self._read[partition] = position - self._start[partition]
+        self._bars.update(self._bar, completed=sum(self._read.values()))
 
 
 def _numbers(text: str | None) -> list[int] | None:

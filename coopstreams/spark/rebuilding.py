@@ -81,7 +81,7 @@ class _Work:
         with closing(cluster_of(self.config)) as cluster:
             rebuilder = Rebuilder(cluster, self.topology, application, self.url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-                made = rebuilder.rebuild(self.partitions[number], lambda *_: None)
+                made = rebuilder.rebuild(self.partitions[number])
                 yield pa.RecordBatch.from_pydict(
                     {"rebuilt": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE
                 )

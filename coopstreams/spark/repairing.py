@@ -186,7 +186,7 @@ class Repair:
             restoring = Restoring(cluster, partial(changelog_of, config))
             with closing(restoring):
                 restoring.add(task, [spec for spec in specs if spec.name in ends], present, ends)
-                finish(restoring, task, self.stores, lambda: None)
+                finish(restoring, task, self.stores)
 
 
 def changelog_of(config: Config, spec: StoreSpec) -> str:

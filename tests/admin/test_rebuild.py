@@ -95,9 +95,7 @@ def test_a_changelog_that_is_made_anew_meanwhile_does_not_get_the_slices_of_the_
     log.create_topics([TopicSpec(name, 1) for name in ["words", "app-by-word-repartition", *names]])
     rebuilder = Rebuilder(log, rebuilt, "app", str(tmp_path))
     partitions = rebuilder.to_rebuild(RebuildScope(["counts"]))
-    slices = {
-        store: made for rebuilt in partitions for store, made in rebuilder.rebuild(rebuilt, lambda *_: None).items()
-    }
+    slices = {store: made for rebuilt in partitions for store, made in rebuilder.rebuild(rebuilt).items()}
     assert list(rebuilder.publish(slices).stores) == ["counts"]
     log.delete_topics(["app-counts-changelog"])
     log.create_topics([TopicSpec("app-counts-changelog", 1)])

@@ -25,6 +25,8 @@ from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, holes
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
+from coopstreams.tasks.lifecycle import RestoreListener
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
@@ -77,13 +79,20 @@ def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = F
     """Rebuild and publish; return the manifest and the number of changelog records read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
-    read: dict[RebuiltPartition, int] = {}
+    replayed = Replayed()
     for rebuilt in rebuilder.to_rebuild(RebuildScope()):
-        for store, slices in rebuilder.rebuild(
-            rebuilt, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
-        ).items():
+        for store, slices in rebuilder.rebuild(rebuilt, replayed).items():
             found.setdefault(store, []).extend(slices)
-    return rebuilder.publish(found), sum(read.values())
+    return rebuilder.publish(found), replayed.records
+
+
+class Replayed(RestoreListener):
+    """Counts the changelog records that rebuilds read."""
+
+    records = 0
+
+    def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
+        self.records += records
 
 
 def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] | None = None) -> Counter[str]:
@@ -173,7 +182,7 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     process(range(2000))
     rebuilder = Rebuilder(cluster, topology, application, url)
     todo = rebuilder.to_rebuild(RebuildScope())
-    found = [rebuilder.rebuild(rebuilt, lambda *_: None) for rebuilt in todo]
+    found = [rebuilder.rebuild(rebuilt) for rebuilt in todo]
     manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
     assert {
         store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)

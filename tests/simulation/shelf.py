@@ -112,7 +112,7 @@ class Shelf:
             wanted = [each for each in rebuilder.to_rebuild(RebuildScope()) if self._random.random() < 0.8]
             found: dict[str, list[Any]] = {}
             for each in wanted:
-                for store, slices in rebuilder.rebuild(each, lambda *_: None).items():
+                for store, slices in rebuilder.rebuild(each).items():
                     found.setdefault(store, []).extend(slices)
             rebuilder.publish(found)
             self._say(f"{machine.name} has published {run}")

@@ -58,9 +58,7 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         rebuilder = Rebuilder(cluster, counting.topology, counting.application, alone_url)
         found = [
-            each
-            for rebuilt in rebuilder.to_rebuild(RebuildScope())
-            for each in rebuilder.rebuild(rebuilt, lambda *_: None)["counts"]
+            each for rebuilt in rebuilder.to_rebuild(RebuildScope()) for each in rebuilder.rebuild(rebuilt)["counts"]
         ]
         alone = rebuilder.publish({"counts": found})
     assert rows(url, made, tmp_path) == rows(alone_url, alone, tmp_path)
