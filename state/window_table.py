@@ -109,6 +109,17 @@ class WindowTable(Table):
         found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
         return [(row, entry) for row, entry in found if entry.value is not None]
 
+    def first_from(self, key: bytes, start: int) -> tuple[bytes, Entry] | None:
+        """Return the first window of a plain key with this start or a later one, None if there is none."""
+        start = max(start, self._horizon, 0)
+        times = self._times(key, start).known
+        for at in range(bisect_left(times, TIMESTAMP.pack(start)), len(times)):
+            row = key + times[at]
+            entry = self.entries.get(row) or self.load(row)
+            if entry.value is not None:
+                return row, entry
+        return None
+
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""
         observed = self._newest

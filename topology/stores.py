@@ -54,7 +54,7 @@ class StoreSpec:
     step_ms: int | None = None
     lag_ms: int = 0
     history_ms: int | None = None
-    """For a versioned table: how far back it keeps versions. The store's values are histories, see `versions`."""
+    """For a versioned table: how far back it keeps versions. Values are lists of versions, see `versions`."""
     logged: bool = True
     """Whether the store has a changelog topic of its own, `<application id>-<name>-changelog`."""
     cached: bool = True
@@ -67,6 +67,27 @@ class StoreSpec:
     """
     ttl_ms: int | None = None
     """How long after its timestamp a row of a "key_value" store expires, in stream time; None: never."""
+
+    @property
+    def past(self) -> StoreSpec | None:
+        """The store of the versions before the latest: a window store of their ends. None: no versions are kept."""
+        if self.history_ms is None:
+            return None
+        return StoreSpec(
+            past_name(self.name),
+            "window",
+            self.key,
+            self.value,
+            retention_ms=self.history_ms,
+            step_ms=1,
+            logged=self.logged,
+            store_type=self.store_type,
+        )
+
+
+def past_name(store: str) -> str:
+    """Return the name of the store that keeps the versions before the latest of a store."""
+    return f"{store}-history"
 
 
 def store_type_of(value: object) -> str:
@@ -172,6 +193,10 @@ class WindowTableStore(TableStore, Protocol):
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
         """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
+        ...
+
+    def first_from(self, key: bytes, start: int) -> tuple[bytes, Entry] | None:
+        """Return the first window of a plain key with this start or a later one, None if there is none."""
         ...
 
     @property

@@ -1,23 +1,28 @@
-"""The history of a row of a versioned table: its versions, each a timestamp and a value.
+"""The versions of the rows of a versioned table, each a timestamp and a value.
 
-A history is a list of (timestamp, value), oldest first, with None for a deletion. A version is valid from its timestamp
-until that of the next version. Each change of the row removes the versions older than the history retention.
+A row is its latest version. The versions before lie in a window store (`StoreSpec.past`), each under its key and its
+end: the timestamp of the next version. A version is valid from its timestamp until its end; a value None is a deletion.
+So an update writes two rows however long the history is, and a version is expired like a window, once it has ended
+before the history retention.
 
-Invariant: timestamps ascend strictly; a second value with the same timestamp replaces the first.
-Turned down: Kafka Streams' segments by time. Its changelog has a record for each version, ours has one for each row, so
-that one record restores a whole row.
-Source: Kafka Streams `RocksDBVersionedStore`, KIP-889, KIP-914.
+Invariant: the versions of a key have no gaps: each but the latest ends where the next begins. A second value with the
+same timestamp replaces the first.
+Turned down: all versions in one row (each update would write all again, and a row larger than a record of the changelog
+may be would end the application).
+Source: Kafka Streams `RocksDBVersionedStore`, which has segments by the ends of versions, KIP-889, KIP-914.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import Entry, WindowTableStore, split_window_key, window_key
 
 Version: TypeAlias = tuple[int, Any]
 
@@ -41,17 +46,24 @@ _HEAD = Struct(">qi")
 _DELETED = -1
 
 
-def put_version(versions: list[Version], timestamp: int, value: Any, oldest: int) -> bool:
-    """Insert a version into a history and return whether it is the latest.
+def put_version(row: Entry, past: WindowTableStore, key: bytes, timestamp: int, value: Any) -> bool:
+    """Insert a version into a row, which the caller touches, and return whether it is the latest.
 
-    Removes the versions whose validity ended before `oldest`.
+    Shape: `key` is the row's store key. The row's value is a list of one version; rows that were written before there
+    was a store for the past have all versions, and are brought into the new form.
     """
-    at = bisect_left(versions, timestamp, key=_timestamp)
-    there = at < len(versions) and versions[at][0] == timestamp
-    versions[at : at + there] = [(timestamp, value)]
-    is_latest = at == len(versions) - 1
-    del versions[: max(0, bisect_right(versions, oldest, key=_timestamp) - 1)]
-    return is_latest
+    versions = row.value or [(timestamp, value)]
+    for version, following in pairwise(versions):
+        _end(past, key, version, following[0])
+    latest = versions[-1]
+    row.value, row.timestamp = [latest], latest[0]
+    if timestamp < latest[0]:
+        _put_past(past, key, timestamp, value, latest[0])
+        return False
+    if timestamp > latest[0]:
+        _end(past, key, latest, timestamp)
+    row.value, row.timestamp = [(timestamp, value)], timestamp
+    return True
 
 
 def latest_value(versions: list[Version] | None) -> Any:
@@ -59,27 +71,32 @@ def latest_value(versions: list[Version] | None) -> Any:
     return versions[-1][1] if versions else None
 
 
-def version_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Version | None:
-    """Return the version that was valid at a moment, None if there was none or it was a deletion.
+def version_at(
+    versions: list[Version] | None, past: WindowTableStore, key: bytes, timestamp: int, oldest: int
+) -> Version | None:
+    """Return the version of a row that was valid at a moment, None if there was none or it was a deletion.
 
     A moment before `oldest` gives None, too, unless the latest version was valid then: the history may be incomplete.
     """
-    if not versions:
+    if not versions or (timestamp < oldest and timestamp < versions[-1][0]):
         return None
-    at = bisect_right(versions, timestamp, key=_timestamp) - 1
-    if at < 0 or versions[at][1] is None or (timestamp < oldest and at < len(versions) - 1):
-        return None
-    return versions[at]
+    if timestamp >= versions[0][0]:
+        found = versions[bisect_right(versions, timestamp, key=_timestamp) - 1]
+    else:
+        row = past.first_from(key, timestamp + 1)
+        if row is None or (found := row[1].value[0])[0] > timestamp:
+            return None
+    return None if found[1] is None else found
 
 
-def value_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Any:
+def value_at(versions: list[Version] | None, past: WindowTableStore, key: bytes, timestamp: int, oldest: int) -> Any:
     """Return the value that was valid at a moment; None as in `version_at`."""
-    version = version_at(versions, timestamp, oldest)
+    version = version_at(versions, past, key, timestamp, oldest)
     return None if version is None else version[1]
 
 
 def versions_within(versions: list[Version] | None, first: int, last: int, oldest: int) -> list[Held] | None:
-    """Return the versions that were valid at some moment of first..last (inclusive), oldest first.
+    """Return those of a row's versions that were valid at some moment of first..last (inclusive), oldest first.
 
     Leaves out deletions and versions whose validity ended before `oldest`. None: the history does not reach back to
     this time, because all of it is before `oldest` and the row has changed since.
@@ -122,6 +139,25 @@ def versions_of(inner: Serde[Any]) -> Histories:
         return versions
 
     return Histories(f"versions({inner.name})", encode, decode, inner, parts=(inner,))
+
+
+def _put_past(past: WindowTableStore, key: bytes, timestamp: int, value: Any, end: int) -> None:
+    """Insert a version before the latest, which begins at `end`."""
+    row = past.first_from(key, timestamp + 1)
+    if row is not None:
+        following, (version,) = split_window_key(row[0])[1], row[1].value
+        if version[0] > timestamp:  # it is the first one that is known
+            end = version[0]
+        else:
+            end = following
+            if version[0] < timestamp:
+                _end(past, key, version, timestamp)
+    _end(past, key, (timestamp, value), end)
+
+
+def _end(past: WindowTableStore, key: bytes, version: Version, end: int) -> None:
+    """Keep a version that has ended."""
+    past.put(window_key(key, end), [version], end)
 
 
 def _timestamp(version: Version) -> int:

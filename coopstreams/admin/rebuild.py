@@ -58,6 +58,12 @@ class RebuildScope:
     partitions: Collection[int] | None = None
     key_range: KeyRange = WHOLE
 
+    def names(self, known: Mapping[str, StoreSpec]) -> Collection[str]:
+        """Return the names of the stores, of those that have a changelog; a versioned store comes with its past."""
+        chosen = known.keys() if self.stores is None else known.keys() & self.stores
+        past = {spec.past.name for name in chosen if (spec := known[name]).past is not None}
+        return {*chosen, *past}
+
 
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
@@ -83,13 +89,9 @@ def to_rebuild(topology: Topology, tasks: Sequence[int], wanted: RebuildScope) -
             f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} "
             "partitions"
         )
-    result = []
+    result, chosen = [], wanted.names(known)
     for subtopology in topology.subtopologies:
-        stores = tuple(
-            spec.name
-            for spec in subtopology.stores
-            if spec.logged and (wanted.stores is None or spec.name in wanted.stores)
-        )
+        stores = tuple(spec.name for spec in subtopology.stores if spec.name in chosen)
         partitions = [
             number
             for number in range(tasks[subtopology.id])

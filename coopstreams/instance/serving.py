@@ -53,6 +53,7 @@ class TaskView:
         self._opened = task
         self._database: Database = serving.pin(task.id)
         self.store = KeyRangeView(self._database, spec, [task.id.key_range])
+        self.past = None if spec.past is None else KeyRangeView(self._database, spec.past, [task.id.key_range])
 
     def stream_time(self, topic: str) -> int:
         """Return the committed stream time of a topic of the task: the view is not newer."""

@@ -129,6 +129,11 @@ class OpenView(Protocol):
         """The committed state. Reads block on the disk."""
         ...
 
+    @property
+    def past(self) -> KeyRangeView | None:
+        """The committed versions before the latest, by their ends; None: the store keeps none."""
+        ...
+
     def stream_time(self, topic: str) -> int:
         """Return the stream time of a topic of the task, at least that of the state read before."""
         ...

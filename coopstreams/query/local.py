@@ -20,7 +20,8 @@ from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving
 from coopstreams.query.scan import rows
 from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
-from coopstreams.topology.versions import versions_within
+from coopstreams.topology.versions import Version, versions_within
+from coopstreams.topology.windows import FOREVER_MS
 
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
@@ -97,13 +98,12 @@ class LocalReader:
         text, key, at = wanted
         assert store.history is not None
         with self.reading(store, at) as view:
-            row = view.store.get(key)
-            # Read stream time after the row: in the other order, a commit in between could shorten the history, and the
-            # answer would seem complete.
+            found = _versions(view, key, times, where := _where(store, text))
+            # Read stream time after the rows: in the other order, a commit in between could shorten the history, and
+            # the answer would seem complete.
             oldest = max(0, max(map(view.stream_time, store.history.topics)) - store.history.history_ms)
             about = self._about(view)
-        where = _where(store, text)
-        held = versions_within([] if row is None else history_of(row[0], where), *times, oldest)
+        held = versions_within(found, *times, oldest)
         if held is None:
             raise forgotten(store.name, text, times[1], oldest)
         versions = [
@@ -350,6 +350,24 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -
         entries.append((stored, partition, entry))
         size += len(stored) + len(entry)
     return PartialPage([], entries, False)
+
+
+def _versions(view: OpenView, key: bytes, times: Times, where: str) -> list[Version]:
+    """Return the versions of a row that may have been valid within `times`, the next one and the latest, oldest first.
+
+    Read the row before its past: in the other order, a commit in between could bring its version into the past unseen.
+    """
+    row = view.store.get(key)
+    if row is None:
+        return []
+    latest, found = history_of(row[0], where), {}
+    assert view.past is not None
+    for window in view.past.fetch(key, times[0] + 1, FOREVER_MS):
+        ((since, value),) = history_of(window.value, where)
+        found[since] = value
+        if since > times[1]:  # the end of the last one
+            break
+    return sorted((found | dict(latest)).items())
 
 
 def _where(store: StoreInfo, text: str) -> str:

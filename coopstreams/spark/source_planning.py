@@ -209,7 +209,8 @@ def _kept_as_they_are(cluster: KafkaLog, topology: Topology, config: Config, wan
     """Return the changelogs of the last version that this run does not make as a whole: deleted ones stay missing."""
     deployed, whole = Deployed(cluster, config), wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
     deployed.last()
-    made = (changelog_of(config, spec) for name, spec in logged(topology).items() if name in (wanted.stores or [name]))
+    specs = logged(topology)
+    made = [changelog_of(config, specs[name]) for name in wanted.names(specs)]
     return deployed.changelogs.difference(made if whole else ())
 
 

@@ -30,8 +30,7 @@ class ChangedRows:
     def watch(self, *stores: TableStore) -> None:
         """Look at the rows of these stores from now on. Nothing may be bound to them yet."""
         for store in stores:
-            if store.spec.history_ms is None:  # the versions of a row are one list, which grows in place
-                store.entries = _Entries(self, store)
+            store.entries = _Entries(self, store)
 
     @contextmanager
     def during(self, when: str) -> Iterator[None]:

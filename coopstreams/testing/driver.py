@@ -47,7 +47,7 @@ from coopstreams.testing.ordered import as_written, ordered, taken
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
-from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
+from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView, view_of
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
@@ -238,8 +238,9 @@ class TopologyTestDriver:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
         specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
         number, spec = specs[one_of(name, list(specs), "has no store")]
-        parts = self._parts[number]
-        return StoreView(spec, [[(task.id.key_range, task.state.stores[name]) for task in part] for part in parts])
+        return view_of(
+            spec, [[(task.id.key_range, task.state.stores) for task in part] for part in self._parts[number]]
+        )
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:

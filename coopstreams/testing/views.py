@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -136,8 +136,14 @@ class OutputTopic(Generic[K, V]):
 class StoreView:
     """The rows of a store, over all partitions and key ranges. Made by `TopologyTestDriver.store`."""
 
-    def __init__(self, spec: StoreSpec, partitions: list[list[tuple[KeyRange, TableStore]]]) -> None:
-        self._spec, self._partitions = spec, partitions
+    def __init__(
+        self,
+        spec: StoreSpec,
+        partitions: list[list[tuple[KeyRange, TableStore]]],
+        past: StoreView | None = None,
+    ) -> None:
+        """`past`: the store of the versions before the latest, if the store keeps them."""
+        self._spec, self._partitions, self._past = spec, partitions, past
 
     def get(self, key: Any) -> Any:
         """Return the value of a key, None if there is none. The key of a window store is `serdes.Windowed`."""
@@ -157,7 +163,7 @@ class StoreView:
 
         Its timestamp is the one since which the version is valid.
         """
-        assert self._spec.history_ms is not None, "only a table with history= keeps versions"
+        assert self._past is not None, "only a table with history= keeps versions"
         data = self._spec.key.serialize(key)
         newest = max(
             (
@@ -168,7 +174,9 @@ class StoreView:
             ),
             default=0,
         )
-        found = version_at(self._table(data).load(data).value, timestamp, newest - self._spec.history_ms)
+        past: Any = self._past._table(data)
+        oldest = newest - (self._spec.history_ms or 0)
+        found = version_at(self._table(data).load(data).value, past, data, timestamp, oldest)
         return None if found is None else Row(key, found[1], found[0])
 
     def fetch(
@@ -238,6 +246,12 @@ class StoreView:
         hash_ = key_hash(key)
         siblings = self._partitions[partition_of(key, len(self._partitions))]
         return next(table for key_range, table in siblings if hash_ in key_range)
+
+
+def view_of(spec: StoreSpec, partitions: Sequence[Sequence[tuple[KeyRange, Mapping[str, TableStore]]]]) -> StoreView:
+    """Return the view of a store. `partitions`: for each, the key ranges of its tasks with their stores."""
+    tables = [[(key_range, stores[spec.name]) for key_range, stores in siblings] for siblings in partitions]
+    return StoreView(spec, tables, None if spec.past is None else view_of(spec.past, partitions))
 
 
 def _row(key: Any, entry: Entry) -> Row[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_all_stores_of_all_partitions_are_rebuilt_unless_some_are_named() -> Non
         ("1_0[8..23]", ("by-word",)),
         ("1_2[8..23]", ("by-word",)),
     ]
+
+
+def test_a_versioned_store_is_rebuilt_with_its_past() -> None:
+    builder = StreamsBuilder("app")
+    builder.table("prices", key=serdes.text, value=serdes.text, store="prices", history=timedelta(hours=1))
+    builder.table("names", key=serdes.text, value=serdes.text, store="names")
+    wanted = RebuildScope(["prices"])
+    assert [rebuilt.stores for rebuilt in to_rebuild(builder.build(), [1, 1], wanted)] == [("prices", "prices-history")]
 
 
 @pytest.mark.parametrize(

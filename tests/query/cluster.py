@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from coopstreams.common.metrics import HealthCode, Metrics
 from coopstreams.query.access import Access
@@ -43,6 +43,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
+from coopstreams.state.window_table import WindowTable
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -54,7 +55,7 @@ from coopstreams.topology.processors import key_value_store
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from coopstreams.topology.task_id import TaskId
-from coopstreams.topology.versions import versions_of
+from coopstreams.topology.versions import put_version, versions_of
 from coopstreams.topology.windows import UnlimitedWindows
 
 
@@ -95,7 +96,8 @@ STORES = {
         row_key=session_windowed(serdes.text),
         step_ms=1,
     ),
-    "prices": StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100),
+    "prices": (prices := StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100)),
+    "prices-history": cast("StoreSpec", prices.past),
 }
 GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
 
@@ -150,7 +152,7 @@ def _info(spec: StoreSpec) -> StoreInfo:
     )
 
 
-INFOS = {spec.name: _info(spec) for spec in STORES.values()} | {
+INFOS = {name: _info(spec) for name, spec in STORES.items() if name != "prices-history"} | {
     "prices": StoreInfo(
         "prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History(("price-changes",), 100)
     ),
@@ -175,6 +177,7 @@ class View:
     node: Node
     opening: Opening
     store: KeyRangeView
+    past: KeyRangeView | None
     lag: int | None = 3
 
     @property
@@ -241,8 +244,14 @@ class Node:
                 partition, hash_ = place_of(store, key)
                 if partition == task.partition and hash_ in task.key_range:
                     stored = stored_key(store, key)
-                    entry = table.load(stored)
-                    entry.value, entry.timestamp = value, timestamp
+                    entry, past = table.load(stored), table.spec.past
+                    if past is None:
+                        entry.value, entry.timestamp = value, timestamp
+                    else:
+                        for since, version in value:
+                            put_version(
+                                entry, cast("WindowTable", opening.state.stores[past.name]), stored, since, version
+                            )
                     table.touch(stored, entry)
         opening.state.changes()
         opening.state.commit(dict.fromkeys(STORES, 1))
@@ -336,7 +345,9 @@ class Node:
             database.close()
 
     def _view(self, opening: Opening, store: str) -> View:
-        return View(self, opening, KeyRangeView(opening.database, STORES[store], [opening.task.key_range]))
+        spec, ranges = STORES[store], [opening.task.key_range]
+        past = None if spec.past is None else KeyRangeView(opening.database, spec.past, ranges)
+        return View(self, opening, KeyRangeView(opening.database, spec, ranges), past)
 
 
 LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)

@@ -17,7 +17,7 @@ from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.topology.task_id import TaskId
-from tests.query.cluster import HOUR, LIMITS, STORES, Cluster, Data, Node, tasks
+from tests.query.cluster import HOUR, INFOS, LIMITS, Cluster, Data, Node, tasks
 
 COUNTS = {f"word-{i}": (i, i) for i in range(60)}
 HOURS = {("k", hour * HOUR): (hour, hour) for hour in range(20)}
@@ -213,4 +213,4 @@ def test_the_stores_are_listed_although_a_task_is_given_up_while_they_are_counte
         cluster.deal(2, DATA)
         answer = httpx.get(f"{cluster['a'].url}/v1/stores", trust_env=False, timeout=60)
     assert given_up
-    assert (answer.status_code, len(answer.json()["stores"])) == (200, len(STORES) + 1)
+    assert (answer.status_code, len(answer.json()["stores"])) == (200, len(INFOS))

@@ -28,7 +28,7 @@ from coopstreams.query.serving.server import QueryServer
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure
-from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, Node, reason
+from tests.query.cluster import HOUR, INFOS, LIMITS, Cluster, Data, Node, reason
 
 DATA: Data = {
     "counts": {f"w{i}": (i, i) for i in range(50)},
@@ -104,7 +104,7 @@ def test_metadata_names_instances_tasks_and_key_ranges(cluster: Cluster) -> None
             "subtopology": 0,
             "partition": 0,
             "key_range": "",
-            "stores": sorted(STORES),
+            "stores": sorted(INFOS.keys() - {"names"}),
             "state": "running",
             "lag": 4,
         }

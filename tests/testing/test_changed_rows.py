@@ -48,6 +48,13 @@ def in_a_join_with_a_table(builder: StreamsBuilder) -> None:
     )
 
 
+def in_a_join_with_a_versioned_table(builder: StreamsBuilder) -> None:
+    table = builder.table("left", key=serdes.text, value=serdes.json, history=timedelta(minutes=1))
+    builder.stream("right", key=serdes.text, value=serdes.json).join(table, lambda _, row: mark(row)).to(
+        "out", value=serdes.json
+    )
+
+
 def in_a_join_with_a_global_table(builder: StreamsBuilder) -> None:
     table = builder.global_table("left", key=serdes.text, value=serdes.json, store="rows")
     joined = builder.stream("right", key=serdes.text, value=serdes.json).join(
@@ -94,6 +101,7 @@ CHANGING = [
     beside_a_reduce,
     below_an_aggregate,
     in_a_join_with_a_table,
+    in_a_join_with_a_versioned_table,
     in_a_join_with_a_global_table,
     in_a_join_of_tables,
     in_a_join_of_streams,
@@ -123,6 +131,14 @@ def test_a_function_that_changes_a_row_is_an_error_that_names_store_row_and_cure
 ) -> None:
     with pytest.raises(StateError, match=r"a function has changed the row of key b'k.*marked.*return a new value"):
         run(program(write), caching=caching)
+
+
+def test_a_function_that_changes_a_version_of_before_is_an_error_too() -> None:
+    with TopologyTestDriver(program(in_a_join_with_a_versioned_table)) as driver:
+        for value, timestamp in (({}, 1_000), ({"new": True}, 2_000)):
+            driver.input("left", serdes.text, serdes.json).send("k", value, timestamp=timestamp)
+        with pytest.raises(StateError, match=r'-history": a function has changed the row of key'):
+            driver.input("right", serdes.text, serdes.json).send("k", {}, timestamp=1_500)
 
 
 class Careful(Processor[str, Any, str, Any]):

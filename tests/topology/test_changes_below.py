@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.graph.changes import Verdict, changes
-from coopstreams.topology.graph.outline import read_outline
+from coopstreams.topology.graph.outline import outline, read_outline
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import key_value_store
 from coopstreams.topology.suppressed import until_window_closes
@@ -93,6 +94,18 @@ def test_the_result_of_a_join_is_made_from_the_table_and_the_records_that_wait_f
         KEEPS,
         MIXED,
     ]
+
+
+def test_the_past_of_a_store_that_had_it_in_its_rows_is_not_missed() -> None:
+    builder = StreamsBuilder("app")
+    builder.table("in", key=serdes.text, value=serdes.text, store="rows", history=MINUTE).to_stream().to("out")
+    now = outline(builder.build())
+    before = replace(now, stores={"rows": now.stores["rows"]})
+    assert {change.name: change.verdict for change in changes(before, now)} == {
+        "rows": KEEPS,
+        "rows-history": Verdict.NEW,
+        "in": KEEPS,
+    }
 
 
 def test_the_sides_of_a_join_of_streams_are_made_from_what_is_above_them_alone() -> None:

@@ -27,11 +27,12 @@ from coopstreams.topology.compile.processor_stores import (
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.graph.join_nodes import stores_of
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
 from coopstreams.topology.records import Record, check_writable
-from coopstreams.topology.stores import TableStore
+from coopstreams.topology.stores import TableStore, past_name
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
 """`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without `Processing.key` no key bytes."""
@@ -110,7 +111,7 @@ class Work:
         self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
-        self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
+        self._forgetful = [stores[spec.name] for spec in stores_of(node) if spec.kind in ("window", "session")]
         self._expiring: list[Any] = [stores[spec.name] for spec in node.stores if spec.ttl_ms is not None]
         self._processor: Processor[Any, Any, Any, Any] | None = None
 
@@ -190,7 +191,8 @@ class Work:
             raise TopologyError(f'"{self._node.name}" has no store "{name}"; stores= names {names}')
         table = self._stores[name]
         if table.spec.history_ms is not None:
-            return VersionedStore(table, self._around.task_time)
+            past: Any = self._stores[past_name(name)]
+            return VersionedStore(table, past, self._around.task_time)
         kinds: dict[str, Callable[[Any], Any]] = {
             "key_value": self._key_value_store,
             "window": lambda table: WindowStore(table, lambda: self._timestamp),

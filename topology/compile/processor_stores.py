@@ -232,8 +232,8 @@ class SessionStore(Generic[K, V]):
 class VersionedStore(Generic[K, V]):
     """The values of a key and when each was valid, within the history. `now()` is stream time."""
 
-    def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
-        self._table, self._now = table, now
+    def __init__(self, table: TableStore, past: WindowTableStore, now: Callable[[], int]) -> None:
+        self._table, self._past, self._now = table, past, now
         self._write, self._history_ms = table.spec.key.for_keys().serialize, table.spec.history_ms or 0
 
     def get(self, key: K) -> V | None:
@@ -246,7 +246,8 @@ class VersionedStore(Generic[K, V]):
 
         None as well if the moment is before the history and the value has changed since.
         """
-        value: V | None = value_at(self._table.load(self._write(key)).value, timestamp, self._oldest)
+        data = self._write(key)
+        value: V | None = value_at(self._table.load(data).value, self._past, data, timestamp, self._oldest)
         return value
 
     def put(self, key: K, value: V | None, timestamp: int) -> bool:
@@ -258,9 +259,7 @@ class VersionedStore(Generic[K, V]):
             return False
         data = self._write(key)
         entry = self._table.load(data)
-        entry.value = list(entry.value or ())
-        put_version(entry.value, timestamp, value, self._oldest)
-        entry.timestamp = entry.value[-1][0]
+        put_version(entry, self._past, data, timestamp, value)
         if not entry.dirty:
             self._table.touch(data, entry)
         return True

@@ -114,4 +114,6 @@ def take_store(graph: Graph, store: StoreSpec) -> None:
         *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores),
     ]
     if store not in known:
-        graph.names.store("", store.name)
+        for each in (store, store.past):
+            if each is not None:
+                graph.names.store("", each.name)

@@ -30,7 +30,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import StoreSpec, past_name
 from coopstreams.topology.versions import versions_of
 
 K = TypeVar("K")
@@ -109,6 +109,7 @@ class StreamsBuilder(OtherNames):
             spec = replace(
                 spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history')
             )
+            self._graph.names.store("", past_name(store_name))
         if store is not None or history is not None:
             self._graph.needed_stores.add(store_name)
         flow = Flow(self._graph, source.name, source.key, source.value)

@@ -27,6 +27,7 @@ from xxhash import xxh64_hexdigest
 from coopstreams.topology.compatibility.json_schema import why_other_bytes, why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import past_name
 
 
 class Verdict(StrEnum):
@@ -368,7 +369,8 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
     if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
         cure = _KEEP_THE_NAME
     else:
-        cure = f'name it as it was: store="{was.name}"'
+        of = was.name.removesuffix(past_name(""))
+        cure = f'name it as it was: store="{of if of in renamed else was.name}"'
     return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
 
 
@@ -379,6 +381,10 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
         return TopologyChange("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")
     if not old.meets(new.outside(now.reads), new, old.sources):
         return TopologyChange("store", now.name, Verdict.NEW)
+    of = now.name.removesuffix(past_name(""))
+    if of in old.stores and now.name == past_name(of):
+        why = f"the versions that {of} has in its rows are brought there as the rows change"
+        return TopologyChange("store", now.name, Verdict.NEW, why)
     why = (
         f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
     )

@@ -112,10 +112,11 @@ def _version(
     """Generate the look-up of the version that was valid at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
     now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
-    version = unit.constant("version_at", version_at)
+    assert store.past is not None
+    version, past = unit.constant("version_at", version_at), unit.store(store.past)
     found = RowVariables(function.fresh("row"), function.fresh("timestamp"))
     asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
-    function.line(f"{entry} = {version}({row.value}, {asked[0]}, {asked[1]})")
+    function.line(f"{entry} = {version}({row.value}, {past}, {key_bytes}, {asked[0]}, {asked[1]})")
     function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
     return found
 

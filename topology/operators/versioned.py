@@ -24,20 +24,17 @@ def versioned_source(
     """Generate code: a record becomes a version of its row. The record's key is not null."""
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
     now, unit = compiler.stream_time(function, node, record), compiler.unit
-    oldest, latest = function.fresh("oldest"), function.fresh("latest")
-    function.line(f"{oldest} = {now} - {store.history_ms}")
-    compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
+    assert store.past is not None
+    past, latest = unit.store(store.past), function.fresh("latest")
+    compiler.expire(now, store.past)
+    compiler.drop_late(function, node, record, f"{record.timestamp} < {now} - {store.history_ms}")
     entry = compiler.entry_of(function, store, key_bytes)
     if compiler.analysis.wants_old(node):
         old = function.fresh("old")
         function.line(f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)")
         record = replace(record, old=old)
-    with function.block(f"if {entry}.value is None:"):
-        function.line(f"{entry}.value = []")
-    function.line(
-        f"{latest} = {unit.constant('put_version', put_version)}({entry}.value, {record.timestamp}, {value}, {oldest})"
-    )
-    function.line(f"{entry}.timestamp = {entry}.value[-1][0]")
+    put = unit.constant("put_version", put_version)
+    function.line(f"{latest} = {put}({entry}, {past}, {key_bytes}, {record.timestamp}, {value})")
     compiler.touch(function, store, key_bytes, entry)
     compiler.forward(function, node, replace(record, value=value, latest=latest))
 

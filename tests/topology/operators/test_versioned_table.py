@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.state.database import Database
+from coopstreams.state.memory import Memory
+from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
 from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
 from tests.durations import ms
 
+HOUR_MS = 3_600_000
 Event = tuple[str, str | None, Any, int]
 
 
@@ -150,16 +156,98 @@ def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1), st.integers(0, 30))
 def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, int | None]], at: int) -> None:
-    versions: list[tuple[int, Any]] = []
+    rows = Rows()
+    newest = -1
     for timestamp, value in puts:
-        newest = max((time for time, _ in versions), default=-1)
-        assert put_version(versions, timestamp, value, oldest=0) == (timestamp >= newest)
+        assert rows.put(b"k", timestamp, value) == (timestamp >= newest)
+        newest = max(newest, timestamp)
     ordered = dict(puts)
     before = [time for time in sorted(ordered) if time <= at]
-    assert value_at(versions, at, oldest=0) == (ordered[before[-1]] if before else None)
-    assert latest_value(versions) == ordered[max(ordered)]
-    serde = versions_of(serdes.json)
-    assert serde.deserialize(serde.serialize(versions)) == versions
+    assert rows.at(b"k", at) == (ordered[before[-1]] if before else None)
+    assert latest_value(rows.latest.load(b"k").value) == ordered[max(ordered)]
+    assert rows.all(b"k") == sorted(ordered.items())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"k", b"kk"]), st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1),
+    st.integers(0, 20),
+)
+def test_versions_written_before_there_was_a_store_for_the_past_are_brought_into_it(
+    puts: list[tuple[bytes, int, int | None]], in_one_row: int
+) -> None:
+    rows, expected = Rows(), dict[bytes, dict[int, int | None]]()
+    for key, timestamp, value in puts[:in_one_row]:
+        expected.setdefault(key, {})[timestamp] = value
+    for key, versions in expected.items():
+        entry = rows.latest.load(key)
+        entry.value, entry.timestamp = sorted(versions.items()), max(versions)
+        rows.latest.touch(key, entry)
+    rows.commit()
+    for key, timestamp, value in puts[in_one_row:]:
+        rows.put(key, timestamp, value)
+        expected.setdefault(key, {})[timestamp] = value
+        assert rows.at(key, timestamp) == value
+    rows.commit()
+    for key, versions in expected.items():
+        assert rows.all(key) == sorted(versions.items())
+        for at in range(32):
+            before = [time for time in versions if time <= at]
+            assert rows.at(key, at) == (versions[max(before)] if before else None)
+
+
+def test_an_update_of_a_row_with_a_long_history_writes_two_versions() -> None:
+    rows = Rows()
+    for timestamp in range(1000):
+        rows.put(b"k", timestamp, timestamp)
+    rows.commit()
+    rows.put(b"k", 1000, "new")
+    assert rows.commit() == {
+        "rows": [(b"k", [(1000, "new")])],
+        "rows-history": [(window_key(b"k", 1000) + bytes(4), [(999, 999)])],
+    }
+    assert [rows.at(b"k", at) for at in (0, 500, 999, 1000)] == [0, 500, 999, "new"]
+
+
+class Rows:
+    """A versioned store over a database in memory."""
+
+    def __init__(self) -> None:
+        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(serdes.json), history_ms=HOUR_MS)
+        assert spec.past is not None
+        self._state = TaskState(Database(Memory(), [spec, spec.past]), [spec, spec.past], WHOLE, 1 << 20)
+        self._read = spec.value.deserialize
+        self.latest = self._state.stores["rows"]
+        self._past: Any = self._state.stores["rows-history"]
+
+    def put(self, key: bytes, timestamp: int, value: Any) -> bool:
+        """Insert a version; return whether it is the latest."""
+        entry = self.latest.load(key)
+        latest = put_version(entry, self._past, key, timestamp, value)
+        self.latest.touch(key, entry)
+        return latest
+
+    def at(self, key: bytes, timestamp: int) -> Any:
+        """Return the value of a key at a moment."""
+        return value_at(self.latest.load(key).value, self._past, key, timestamp, 0)
+
+    def all(self, key: bytes) -> list[tuple[int, Any]]:
+        """Return all versions of a key, and check that each ends where the next begins."""
+        past = [(split_window_key(at)[1], entry.value) for at, entry in self._past.fetch(key, 0, HOUR_MS)]
+        latest = self.latest.load(key).value
+        ends, versions = [end for end, _ in past], [version for _, one in past for version in one] + latest
+        assert ends == [since for since, _ in versions[1 : len(past) + 1]]
+        return list(versions)
+
+    def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
+        """Commit; return what was written, by store."""
+        batches = self._state.changes()
+        self._state.commit({"rows": 1, "rows-history": 1})
+        return {
+            batch.store: [
+                (key, value and self._read(value)) for key, value in zip(batch.keys, batch.values, strict=True)
+            ]
+            for batch in batches
+        }
 
 
 @given(
