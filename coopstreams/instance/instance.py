@@ -254,7 +254,7 @@ class Instance:
 
     def _doubtful(self, failure: Failed) -> bool:
         """Hold an error that a lost membership may explain, and ask the group; return whether the error is held."""
-        if failure.thread is None and failure.where != "reader":
+        if not failure.doubtful:
             return False
         held = self._doubts.hold(failure, self.member.ask())
         level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.outlasting import OutlastingError
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.tries import Held
@@ -59,6 +60,11 @@ class Failed:
     """The number of the stream thread that has died, if one has; it touches nothing any more."""
     epoch: int | None = None
     """The epoch of the membership under which its tasks were opened, if known."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a lost membership may explain it. Of a call that outlasts the time-outs it is a consequence."""
+        return (self.thread is not None or self.where == "reader") and not isinstance(self.error, OutlastingError)
 
     @property
     def raised(self) -> BaseException:

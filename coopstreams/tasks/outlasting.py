@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.common.config import Config
+from coopstreams.topology.errors import ProcessingError
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
@@ -25,6 +26,10 @@ FORGOTTEN_AFTER_S = 3600.0
 MOST_IN_VAIN = 5
 """Failures within `IN_VAIN_S`, with errors that are not retryable, after which a thread gives up."""
 IN_VAIN_S = 60.0
+
+
+class OutlastingError(ProcessingError):
+    """A call takes longer than a time-out allows, each time. No lost membership explains it: it is what loses it."""
 
 
 @dataclass(slots=True)

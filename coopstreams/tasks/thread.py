@@ -23,7 +23,7 @@ from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
-from coopstreams.tasks.outlasting import InVain, Outlasting
+from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.tries import Held, TriedLaterError
 from coopstreams.topology.columns import TopicPartition
@@ -33,7 +33,6 @@ from coopstreams.topology.errors import (
     FencedError,
     LogError,
     MembershipLostError,
-    ProcessingError,
     RefusedError,
 )
 
@@ -442,11 +441,11 @@ class StreamThread:
 
         Raises:
             LogError: it cannot; names the topics that are gone, if any are.
-            ProcessingError: it cannot, because one call takes too long each time.
+            OutlastingError: it cannot, because one call takes too long each time.
         """
         (seconds, call), self._slowest = self._slowest, (0.0, "")
         if call and (hopeless := self._outlasting.void(call, seconds, self._host.now())) is not None:
-            raise ProcessingError(f"{hopeless}.") from error
+            raise OutlastingError(f"{hopeless}.") from error
         if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
             return
         too_often = self._in_vain.again(self._host.now())

@@ -15,7 +15,7 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.instance import watcher
 from coopstreams.opening import opener
-from coopstreams.topology.errors import ConfigError, CoopStreamsError, LogError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, LogError, ProcessingError
 from tests.broker.counting import Counting, await_running, await_table, failure_of, instance_of, metric
 from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
@@ -164,6 +164,30 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -
             await_table(second, written)
             assert metric(first, "coopstreams_aborts_total") == 0
     check_once(counting, written)
+
+
+def test_a_function_that_takes_too_long_each_time_ends_the_process(kafka: Kafka, tmp_path: Path) -> None:
+    """The process is no member any more whenever the call has ended; its error counts nevertheless."""
+    source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("outlasts")
+    builder = StreamsBuilder(application)
+    apps: list[CoopStreams] = []
+
+    def outlasts(value: bytes) -> bytes:
+        eventually(
+            lambda: "makes no progress" in instance_of(apps[0]).member.problem,
+            60,
+            lambda: "the group keeps a member that does not move",
+        )
+        return value
+
+    builder.stream(source, key=serdes.text, value=serdes.raw).map_values(outlasts, value=serdes.raw).to(sink)
+    counting = Counting(kafka, application, source, sink, builder.build())
+    apps.append(counting.app(tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=3000))
+    counting.write(["key"])
+    error = ends_with(apps[0], lambda: None, 60)
+    assert isinstance(error, ProcessingError)
+    assert 'the record at offset 0 of "' in str(error)
+    assert "longer than max.poll.interval.ms (3 s): its results were void 3 times" in str(error)
 
 
 def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_else(
