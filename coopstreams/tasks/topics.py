@@ -170,8 +170,11 @@ def _check_kept(
     }
     check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
     check_not_compacted({topic: settings[topic] for topic in repartitions})
+    for topic in repartitions:
+        _tell_size(topic, settings[topic], "records that are not processed yet would be deleted")
     for plan in windowed:
         _tell_windowed(plan, settings[plan.name], additional_ms)
+        _tell_size(plan.name, settings[plan.name], "a restore would miss open windows")
 
 
 def _tell_windowed(plan: TopicPlan, settings: Mapping[str, str], additional_ms: int) -> None:
@@ -200,6 +203,22 @@ def _tell_windowed(plan: TopicPlan, settings: Mapping[str, str], additional_ms: 
             (wanted_ms - additional_ms) / 3_600_000,
             plan.name,
             wanted_ms,
+        )
+
+
+def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
+    """Log that the brokers delete records of an internal topic because of its size: an earlier version made it, and
+    left that to `log.retention.bytes`, or somebody has set it.
+    """
+    if "delete" in _policies(settings) and int(settings.get("retention.bytes", -1)) >= 0:
+        log.warning(
+            "%s has retention.bytes=%s: once a partition is larger, %s. Change it: `kafka-configs.sh "
+            "--bootstrap-server HOST:PORT --alter --entity-type topics "
+            "--entity-name %s --add-config retention.bytes=-1`",
+            topic,
+            settings["retention.bytes"],
+            lost,
+            topic,
         )
 
 

@@ -174,12 +174,34 @@ def test_a_changelog_from_which_rows_are_deleted_is_refused(policy: str) -> None
     assert "`coopstreams reset APP`" in str(gone.value)
 
 
+def regrouped(b: StreamsBuilder) -> None:
+    stream = b.stream("in", key=serdes.text, value=serdes.text)
+    stream.group_by(lambda _, value: value, key=serdes.text, name="by").count(store="counts")
+
+
+@pytest.mark.parametrize(
+    ("write", "topic", "lost"),
+    [
+        (windowed(0), CHANGELOG, "a restore would miss open windows"),
+        (regrouped, "app-by-repartition", "records that are not processed yet would be deleted"),
+    ],
+)
+def test_an_internal_topic_that_is_cut_by_its_size_is_worth_a_warning(
+    write: Write, topic: str, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that an earlier version made: `retention.bytes` is that of the brokers."""
+    log = with_internal_topics_of(write)
+    check(log, write, {})
+    assert caplog.records == []
+    changed(log, topic, retention_bytes="1000")
+    check(log, write, {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"{topic} has retention.bytes=1000: once a partition is larger, {lost}." in told
+    assert f"--entity-name {topic} --add-config retention.bytes=-1`" in told
+
+
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 def test_a_repartition_topic_that_is_compacted_is_refused(policy: str) -> None:
-    def regrouped(b: StreamsBuilder) -> None:
-        stream = b.stream("in", key=serdes.text, value=serdes.text)
-        stream.group_by(lambda _, value: value, key=serdes.text, name="by").count(store="counts")
-
     log, moved = with_internal_topics_of(regrouped), "app-by-repartition"
     check(log, regrouped, {})
     changed(log, moved, cleanup_policy=policy)

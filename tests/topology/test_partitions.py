@@ -232,7 +232,7 @@ def test_internal_topics_that_fit_are_not_made_again() -> None:
     assert [plan.name for plan in resolved.missing] == ["app-n-repartition"]
 
 
-def test_internal_topics_are_made_as_kafka_streams_makes_them() -> None:
+def test_internal_topics_are_made_as_kafka_streams_makes_them_and_none_is_cut_by_its_size() -> None:
     def program(builder: StreamsBuilder) -> None:
         group = text(builder, "a").group_by(lambda k, v: v, key=serdes.text)
         group.count(store="n")
@@ -241,9 +241,20 @@ def test_internal_topics_are_made_as_kafka_streams_makes_them() -> None:
     configs = {plan.name: plan.config for plan in check_partitions(built(program), {"a": 1}).internal}
     created = {"message.timestamp.type": "CreateTime"}
     assert configs == {
-        "app-n-repartition": {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": "52428800", **created},
+        "app-n-repartition": {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "segment.bytes": "52428800",
+            **created,
+        },
         "app-n-changelog": {"cleanup.policy": "compact", **created},
-        "app-hourly-changelog": {"cleanup.policy": "compact,delete", "retention.ms": str(26 * 3_600_000), **created},
+        "app-hourly-changelog": {
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(26 * 3_600_000),
+            "retention.bytes": "-1",
+            **created,
+        },
     }
 
 

@@ -30,6 +30,7 @@ _INTERNAL = re.compile(
     r"|KTABLE-FK-JOIN-SUBSCRIPTION-(REGISTRATION|RESPONSE)-\d{10}-topic)$"
 )
 _SEGMENT_BYTES = 50 * 1024 * 1024
+_ANY_SIZE = {"retention.bytes": "-1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +188,16 @@ def topic_config(topic: InternalTopic, additional_retention_ms: int = ADDITIONAL
     """Return the topic settings with which an internal topic is created.
 
     `additional_retention_ms`: how much longer than its store a window changelog keeps records. The broker counts from
-    their timestamps, by its own clock.
+    their timestamps, by its own clock. None is deleted because of its size: that would follow from the brokers'
+    `log.retention.bytes`.
     """
     if topic.kind == "repartition":
-        policy = {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": str(_SEGMENT_BYTES)}
+        policy = {"cleanup.policy": "delete", "retention.ms": "-1", **_ANY_SIZE, "segment.bytes": str(_SEGMENT_BYTES)}
     elif topic.retention_ms is None:
         policy = {"cleanup.policy": "compact"}
     else:
-        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(topic.retention_ms + additional_retention_ms)}
+        kept_ms = topic.retention_ms + additional_retention_ms
+        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(kept_ms), **_ANY_SIZE}
     return {**policy, "message.timestamp.type": "CreateTime"}
 
 
