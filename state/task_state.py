@@ -63,6 +63,8 @@ class TaskState:
         for spec in specs:
             kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
             self._tables[spec.name] = tables.get(spec.name, kind)(database, spec, self._groups)
+        self.pasts = frozenset(spec.past.name for spec in specs if spec.past is not None)
+        """The stores that keep the past of versioned rows."""
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

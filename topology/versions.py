@@ -150,7 +150,9 @@ def _put_past(past: WindowTableStore, key: bytes, timestamp: int, value: Any, en
             end = version[0]
         else:
             end = following
-            if version[0] < timestamp:
+            # One that ends there already is right: of the batch in which a crash left this record, the first rows are
+            # in the changelog, and the row that is found is older than they are.
+            if version[0] < timestamp and past.load(window_key(key, timestamp)).value is None:
                 _end(past, key, version, timestamp)
     _end(past, key, (timestamp, value), end)
 

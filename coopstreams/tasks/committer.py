@@ -2,8 +2,8 @@
 
     exactly-once   begin | outputs, changelogs, individual commits | flush | fence (offsets in the transaction) |
                    commit | database
-    at-least-once  outputs, changelogs | flush | individual commits | flush | fenced OffsetCommit
-                   | database
+    at-least-once  outputs | flush | the past of versioned rows | flush | changelogs | flush | individual commits
+                   | flush | fenced OffsetCommit | database
 
 A new owner takes the high watermark after it knows its generation. Every commit of an earlier owner lies below it,
 because that owner's records were in the log before it asked for the fence. With the fence first, records double
@@ -23,7 +23,7 @@ Source: KIP-447 for the fence; the notes on individual commits for the order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -376,8 +376,9 @@ class Committer:
 
         Under at-least-once the outputs are in the log before the changelogs are written: a crash may leave changelogs
         ahead of the positions, and a restored state that has emitted a result (closed a window) does not emit it again.
+        Likewise the past of versioned rows before the rows: a record that is repeated finds that its row has it, and
+        would not bring the version before it into the past.
         """
-        written: set[TopicPartition] = set()
         changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
             began = self._host.now()
@@ -387,24 +388,30 @@ class Committer:
             self._apply(task, all_of_it=True)
         if not self._transactional and any(changed for _, changed in changes):
             self._flush()
-        for task, changed in changes:
-            for batch in changed:
-                self._check_sure(task.epoch)
-                changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
-                for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
-                    self._check_taken(
-                        changelog.topic,
-                        row[0],
-                        row[1],
-                        None,
-                        row[2],
-                        f'A row of store "{batch.store}" of {task} that cannot be written',
-                    )
-                self._append(
-                    changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition
+        batches = [(task, batch) for task, changed in changes for batch in changed]
+        past = self._write_changelogs(each for each in batches if each[1].store in each[0].state.pasts)
+        if past and not self._transactional:
+            self._flush()
+        return past | self._write_changelogs(each for each in batches if each[1].store not in each[0].state.pasts)
+
+    def _write_changelogs(self, batches: Iterable[tuple[Task, ChangelogBatch]]) -> set[TopicPartition]:
+        """Write changes to the changelogs; return the partitions written to."""
+        written: set[TopicPartition] = set()
+        for task, batch in batches:
+            self._check_sure(task.epoch)
+            changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
+            for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
+                self._check_taken(
+                    changelog.topic,
+                    row[0],
+                    row[1],
+                    None,
+                    row[2],
+                    f'A row of store "{batch.store}" of {task} that cannot be written',
                 )
-                self._metrics.produced(task.id, changelog.topic, len(batch.keys))
-                written.add(changelog)
+            self._append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
+            self._metrics.produced(task.id, changelog.topic, len(batch.keys))
+            written.add(changelog)
         return written
 
     def _append(self, *records: Any, **columns: Any) -> None:

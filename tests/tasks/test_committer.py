@@ -22,6 +22,7 @@ from coopstreams.topology.errors import DeliveryError, FencedError, LogError, Me
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
+from tests.durations import ms
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
 BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
@@ -72,6 +73,28 @@ def test_at_least_once_results_are_in_the_log_before_the_state_that_has_told_the
     monkeypatch.setattr(writer, "flush", flushing)
     made.committers[0].commit([task])
     assert rows[:2] == [0, 2]
+
+
+def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_that_have_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record that is repeated finds its own version in the row, and no longer the one that it has ended."""
+    builder = StreamsBuilder("app")
+    builder.table("in", key=serdes.text, value=serdes.raw, store="rows", history=ms(3_600_000))
+    made = Engine(builder.build(), {"in": 1}, processing_guarantee=AT_LEAST)
+    made.write("in", [(b"a", b"first", 0), (b"a", b"second", 1), (b"b", b"only", 2)])
+    task = made.task(WHOLE)
+    made.process(task)
+    writer, lengths = made.committers[0]._writer, []
+    flush = writer.flush
+
+    def flushing(timeout_s: float) -> None:
+        flush(timeout_s)
+        lengths.append(tuple(len(made.read(f"app-{store}-changelog")) for store in ("rows-history", "rows")))
+
+    monkeypatch.setattr(writer, "flush", flushing)
+    made.committers[0].commit([task])
+    assert list(dict.fromkeys(lengths)) == [(0, 0), (1, 0), (1, 2)]
 
 
 @BOTH

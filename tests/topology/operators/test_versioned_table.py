@@ -1,5 +1,6 @@
 """Versioned tables: rows have a history, and the latest is the latest by timestamp."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.state.database import Database
+from coopstreams.state.layout import store_key
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
@@ -195,6 +197,29 @@ def test_versions_written_before_there_was_a_store_for_the_past_are_brought_into
             assert rows.at(key, at) == (versions[max(before)] if before else None)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1, max_size=12),
+    st.data(),
+)
+def test_records_that_are_repeated_mend_a_past_of_which_a_part_was_written(
+    done: list[tuple[int, int | None]], repeated: list[tuple[int, int | None]], data: st.DataObject
+) -> None:
+    """At-least-once, a crash in the middle of a commit: a changelog has the first rows of a batch, in their order."""
+    rows, crashed = Rows(), Rows()
+    for each in rows, crashed:
+        for timestamp, value in done:
+            each.put(b"k", timestamp, value)
+        each.commit()
+    for timestamp, value in repeated:
+        crashed.put(b"k", timestamp, value)
+    written = crashed.commit().get("rows-history", [])
+    rows.take_past(written[: data.draw(st.integers(0, len(written)))])
+    for timestamp, value in repeated:
+        rows.put(b"k", timestamp, value)
+    assert rows.all(b"k") == sorted(dict([*done, *repeated]).items())
+
+
 def test_an_update_of_a_row_with_a_long_history_writes_two_versions() -> None:
     rows = Rows()
     for timestamp in range(1000):
@@ -237,6 +262,13 @@ class Rows:
         ends, versions = [end for end, _ in past], [version for _, one in past for version in one] + latest
         assert ends == [since for since, _ in versions[1 : len(past) + 1]]
         return list(versions)
+
+    def take_past(self, written: Iterable[tuple[bytes, Any]]) -> None:
+        """Restore these records of the changelog of the past, as `commit` returns them."""
+        for changelog_key, versions in written:
+            at = store_key("window", changelog_key)
+            self._past.put(at, versions, split_window_key(at)[1])
+        self.commit()
 
     def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
         """Commit; return what was written, by store."""
