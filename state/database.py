@@ -92,7 +92,7 @@ class Database:
     def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
 
-        Units: `first` at least 0, `last` below 2^63; the time of a session is its end.
+        Units: `first` at least 0, `last` below 2^63; the time of a session or version is its end.
         """
         return self._of[store].windows_of(store, key, first, last)
 

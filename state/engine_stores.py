@@ -117,19 +117,28 @@ class EngineStores:
         """See `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of each segment in the time range.
+        Versions have no segments.
         """
-        place, length = layout.database_key(key, key), layout.segment_ms(self.specs[store])
-        suffix = layout.suffix_bytes(self.specs[store])
+        spec, place = self.specs[store], layout.database_key(key, key)
         rows: list[Rows] = []
+
+        def read(family: str, since: int, until: int) -> None:
+            low, high = place + layout.TIMESTAMP.pack(since), layout.prefix_end(place + layout.TIMESTAMP.pack(until))
+            rows.append(self._engine.scan(family, low, high))
+
         with self._lock:  # no write between the iterators: all see the same moment
-            segments = sorted(
-                segment for segment in self._segments[store] if first // length <= segment <= last // length
-            )
-            for segment in segments:
-                low = place + layout.TIMESTAMP.pack(max(first, segment * length))
-                high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
-                rows.append(self._engine.scan(layout.segment_family(store, segment), low, high))
-        size = len(place) + suffix  # rows of longer keys may be in between
+            if spec.kind not in layout.SEGMENTED:
+                read(layout.family_of(store), first, last)
+            else:
+                length = layout.segment_ms(spec)
+                for segment in sorted(self._segments[store]):
+                    if first // length <= segment <= last // length:
+                        read(
+                            layout.segment_family(store, segment),
+                            max(first, segment * length),
+                            min(last, (segment + 1) * length - 1),
+                        )
+        size = len(place) + layout.suffix_bytes(spec)  # rows of longer keys may be in between
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
     def latest_ms(self, store: str) -> int:

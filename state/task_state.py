@@ -22,7 +22,7 @@ from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.expiring_table import ExpiringTable
 from coopstreams.state.table import ChangelogBatch, SubscriberTable, Table
-from coopstreams.state.window_table import SessionTable, WindowTable
+from coopstreams.state.window_table import SessionTable, VersionTable, WindowTable
 from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreKind, StoreSpec
 
@@ -37,6 +37,7 @@ NO_TABLES: Mapping[str, MakeTable] = {}
 _KINDS: Mapping[StoreKind, type[Table]] = {
     "window": WindowTable,
     "session": SessionTable,
+    "versions": VersionTable,
     "subscribers": SubscriberTable,
 }
 

@@ -97,10 +97,12 @@ class KeyRangeView:
     def fetch(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Window]:
         """Return the windows of a key with from_ms <= start <= to_ms, in the order of their starts; lazily.
 
+        Those of a versions store are the versions of a row that have ended, and their starts are the ends.
+
         Raises:
-            ValueError: not a window store.
+            ValueError: neither a window nor a versions store.
         """
-        if self.spec.kind != "window":
+        if self.spec.kind not in ("window", "versions"):
             raise ValueError(f'"{self.spec.name}" is not a window store')
         group = key_group(key_hash(key))
         from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, _LATEST)

@@ -1,4 +1,6 @@
-"""A window or session store of one task: a table of window keys, spread over time segments, whose old windows expire.
+"""Stores of one task whose keys end with a time: windows, sessions, and the versions of rows that have ended.
+
+Windows and sessions are spread over time segments, and old ones expire.
 
 The visible windows depend on stream time alone, not on the records written. The store observes the start of the newest
 window that the partition's stream time has begun, and shows windows with `start >= observed - retention + 1`. Kafka
@@ -48,11 +50,107 @@ class _Times:
     read: int = _NEVER
 
 
-class WindowTable(Table):
-    """A `WindowStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
+class TimedTable(Table):
+    """A `TimedTableStore`: a `TableStore` whose keys end with a time, `window_key(...)`. One thread."""
 
     _of_key: dict[bytes, _Times] | None
     """The times by plain key, of keys fetched or changed since the last commit. None before the first fetch."""
+    _horizon = _EVER
+    """The first time that is visible."""
+
+    def touch(self, key: bytes, entry: Entry) -> None:
+        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        super().touch(key, entry)
+        if self._of_key is not None:
+            self._note(key)
+
+    def put(self, key: bytes, value: object, timestamp: int) -> None:
+        """Set the value of a key; None deletes it."""
+        entry = self.entries.get(key) or self.load(key)
+        entry.value, entry.timestamp = value, timestamp
+        if not entry.dirty:
+            self.touch(key, entry)
+
+    def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
+        """Return the rows of a plain key with first <= time <= last, in the order of their times."""
+        first = max(first, self._horizon, 0)
+        times = self._times(key, first).known
+        rows = [
+            key + time
+            for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]
+        ]
+        found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
+        return [(row, entry) for row, entry in found if entry.value is not None]
+
+    def trim(self, share: float) -> None:
+        """Remove clean entries until this share of the buffer is left."""
+        super().trim(share)
+        if self._of_key:
+            kept = {key[: -self._suffix] for key in self._dirty}
+            self._of_key = {key: times for key, times in self._of_key.items() if key in kept}
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of the buffer."""
+        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ())
+
+    def _times(self, key: bytes, first: int) -> _Times:
+        """Return the times of a plain key; from `first` on they are complete."""
+        if self._of_key is None:
+            self._of_key = {}
+            for changed in self._dirty:
+                self._note(changed)
+        times = self._of_key.get(key)
+        if times is None:
+            self._database_key(key + bytes(self._suffix))  # raises if another task has the key
+            times = self._of_key[key] = _Times()
+        if first < times.read:
+            rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
+            stored = [row[-self._suffix :] for row, _ in rows]
+            times.known = sorted({*times.known, *stored}) if times.known else stored
+            times.read = first
+        return times
+
+    def _note(self, key: bytes) -> None:
+        """Add a changed window, which may not be in the database yet, to the times of its key."""
+        assert self._of_key is not None
+        plain, time = key[: -self._suffix], key[-self._suffix :]
+        times = self._of_key.get(plain)
+        if times is None:
+            times = self._of_key[plain] = _Times()
+        at = bisect_left(times.known, time)
+        if at == len(times.known) or times.known[at] != time:
+            times.known.insert(at, time)
+
+
+class VersionTable(TimedTable):
+    """A `VersionTableStore`: a `TimedTableStore` of kind `versions`. One thread."""
+
+    def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
+        """Return the first row of a plain key with this time or a later one, None if there is none."""
+        time = max(time, 0)
+        times = self._times(key, time).known
+        for at in range(bisect_left(times, TIMESTAMP.pack(time)), len(times)):
+            row = key + times[at]
+            entry = self.entries.get(row) or self.load(row)
+            if entry.value is not None:
+                return row, entry
+        return None
+
+    def forget(self, key: bytes, last: int) -> None:
+        """Delete the committed rows of a plain key with time <= last."""
+        if last >= 0:
+            for row, _ in list(self._database.windows_of(self.spec.name, key, 0, last)):
+                self.put(row, None, layout.time_of(self.spec.kind, row))
+
+    def _open(self) -> None:
+        super()._open()
+        self._of_key = None
+
+
+class WindowTable(TimedTable):
+    """A `WindowStore`: a `TimedTableStore` of kind `window`, whose times are the starts of windows. One thread."""
+
     _newest: int
     """The latest time that this task has put, if puts decide which windows are visible."""
     _newest_of_all: list[int]
@@ -84,41 +182,10 @@ class WindowTable(Table):
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
         super().touch(key, entry)
-        if self._of_key is not None:
-            self._note(key)
         if self._by_puts and (time := layout.time_of(self.spec.kind, key)) > self._newest:
             self._newest = time
             with self.guard:
                 self._newest_of_all[0] = max(self._newest_of_all[0], time)
-
-    def put(self, key: bytes, value: object, timestamp: int) -> None:
-        """Set the value of a window; None deletes it."""
-        entry = self.entries.get(key) or self.load(key)
-        entry.value, entry.timestamp = value, timestamp
-        if not entry.dirty:
-            self.touch(key, entry)
-
-    def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
-        first = max(first, self._horizon, 0)
-        times = self._times(key, first).known
-        rows = [
-            key + time
-            for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]
-        ]
-        found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
-        return [(row, entry) for row, entry in found if entry.value is not None]
-
-    def first_from(self, key: bytes, start: int) -> tuple[bytes, Entry] | None:
-        """Return the first window of a plain key with this start or a later one, None if there is none."""
-        start = max(start, self._horizon, 0)
-        times = self._times(key, start).known
-        for at in range(bisect_left(times, TIMESTAMP.pack(start)), len(times)):
-            row = key + times[at]
-            entry = self.entries.get(row) or self.load(row)
-            if entry.value is not None:
-                return row, entry
-        return None
 
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""
@@ -151,14 +218,11 @@ class WindowTable(Table):
         """Remove clean entries until this share of the buffer is left."""
         super().trim(share)
         self._starts[:] = sorted(self._by_start)  # a heap
-        if self._of_key:
-            kept = {key[: -self._suffix] for key in self._dirty}
-            self._of_key = {key: times for key, times in self._of_key.items() if key in kept}
 
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the buffer."""
-        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ()) + TIME_BYTES * len(self._by_start)
+        return super().size_bytes + TIME_BYTES * len(self._by_start)
 
     @property
     def observed(self) -> int:
@@ -199,34 +263,6 @@ class WindowTable(Table):
         keys.discard(key)
         if not keys:
             del self._by_start[start]
-
-    def _times(self, key: bytes, first: int) -> _Times:
-        """Return the times of a plain key; from `first` on they are complete."""
-        if self._of_key is None:
-            self._of_key = {}
-            for changed in self._dirty:
-                self._note(changed)
-        times = self._of_key.get(key)
-        if times is None:
-            self._database_key(key + bytes(self._suffix))  # raises if another task has the key
-            times = self._of_key[key] = _Times()
-        if first < times.read:
-            rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
-            stored = [row[-self._suffix :] for row, _ in rows]
-            times.known = sorted({*times.known, *stored}) if times.known else stored
-            times.read = first
-        return times
-
-    def _note(self, key: bytes) -> None:
-        """Add a changed window, which may not be in the database yet, to the times of its key."""
-        assert self._of_key is not None
-        plain, time = key[: -self._suffix], key[-self._suffix :]
-        times = self._of_key.get(plain)
-        if times is None:
-            times = self._of_key[plain] = _Times()
-        at = bisect_left(times.known, time)
-        if at == len(times.known) or times.known[at] != time:
-            times.known.insert(at, time)
 
     def _sweep(self) -> None:
         """Remove getters and times of expired windows, which are kept beside the buffer."""

@@ -20,10 +20,12 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.serdes import Serde
 
-StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers"]
+StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers", "versions"]
 
 ROCKS_DB = "rocksDB"
 IN_MEMORY = "in_memory"
+TIME_BYTES = 8
+"""The length of the time at the end of a window key, or of a version's."""
 SUBSCRIBER_BYTES = 8
 """The length of the hash at the end of a subscriber key."""
 _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -35,7 +37,8 @@ class StoreSpec:
 
     Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window" store they are
     `window_key(...)`, in a "session" store `session_key(...)`; in a "buffer" store they are plain, window or session
-    keys whose last `suffix_bytes` are not part of the plain key, and in a "subscribers" store `subscriber_key(...)`.
+    keys whose last `suffix_bytes` are not part of the plain key, in a "subscribers" store `subscriber_key(...)`, and in
+    a "versions" store `window_key(...)` of the plain key and the version's end.
     `row_key` is the serde of store keys, None where they are plain keys.
     Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
     end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at its
@@ -70,16 +73,15 @@ class StoreSpec:
 
     @property
     def past(self) -> StoreSpec | None:
-        """The store of the versions before the latest: a window store of their ends. None: no versions are kept."""
+        """The store of the versions before the latest. None: no versions are kept."""
         if self.history_ms is None:
             return None
         return StoreSpec(
             past_name(self.name),
-            "window",
+            "versions",
             self.key,
             self.value,
-            retention_ms=self.history_ms,
-            step_ms=1,
+            suffix_bytes=TIME_BYTES,
             logged=self.logged,
             store_type=self.store_type,
         )
@@ -195,14 +197,24 @@ class WindowTableStore(TableStore, Protocol):
         """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
         ...
 
-    def first_from(self, key: bytes, start: int) -> tuple[bytes, Entry] | None:
-        """Return the first window of a plain key with this start or a later one, None if there is none."""
-        ...
-
     @property
     def observed(self) -> int:
         """The stream time by which windows expire, raised by `advance`; -1 before its first call."""
         ...
+
+
+class VersionTableStore(TableStore, Protocol):
+    """A store of the versions of rows that have ended, by their ends. Change it only with `put` and `forget`."""
+
+    def put(self, key: bytes, value: Any, timestamp: int) -> None:
+        """Set the value of a version's key; None deletes it."""
+
+    def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
+        """Return the first row of a plain key with this end or a later one, None if there is none."""
+        ...
+
+    def forget(self, key: bytes, last: int) -> None:
+        """Delete the committed rows of a plain key that end at `last` at the latest."""
 
 
 class SessionTableStore(TableStore, Protocol):

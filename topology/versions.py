@@ -1,14 +1,16 @@
 """The versions of the rows of a versioned table, each a timestamp and a value.
 
-A row is its latest version. The versions before lie in a window store (`StoreSpec.past`), each under its key and its
-end: the timestamp of the next version. A version is valid from its timestamp until its end; a value None is a deletion.
-So an update writes two rows however long the history is, and a version is expired like a window, once it has ended
-before the history retention.
+A row is its latest version. The versions before lie in a store of their own (`StoreSpec.past`), each under its key and
+its end: the timestamp of the next version. A version is valid from its timestamp until its end; a value None is a
+deletion. So an update writes two rows however long the history is. Versions that have ended before the history
+retention are not found, and are deleted with a later update of their row.
 
 Invariant: the versions of a key have no gaps: each but the latest ends where the next begins. A second value with the
 same timestamp replaces the first.
 Turned down: all versions in one row (each update would write all again, and a row larger than a record of the changelog
 may be would end the application).
+Turned down: windows by the ends of versions (the brokers would delete their changelog by its clock: of a history that
+is read again, all of it).
 Source: Kafka Streams `RocksDBVersionedStore`, which has segments by the ends of versions, KIP-889, KIP-914.
 """
 
@@ -22,7 +24,7 @@ from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import Entry, WindowTableStore, split_window_key, window_key
+from coopstreams.topology.stores import Entry, VersionTableStore, split_window_key, window_key
 
 Version: TypeAlias = tuple[int, Any]
 
@@ -44,10 +46,16 @@ class Histories(Serde[list[Version]]):
 
 _HEAD = Struct(">qi")
 _DELETED = -1
+_FORGOTTEN = 8
+"""How often within a history the ended versions of a row are looked for: each look-up costs a seek."""
 
 
-def put_version(row: Entry, past: WindowTableStore, key: bytes, timestamp: int, value: Any) -> bool:
+def put_version(
+    row: Entry, past: VersionTableStore, key: bytes, timestamp: int, value: Any, oldest: int, history_ms: int
+) -> bool:
     """Insert a version into a row, which the caller touches, and return whether it is the latest.
+
+    Some latest versions, eight within a history at most, take with them what has ended at `oldest`.
 
     Shape: `key` is the row's store key. The row's value is a list of one version; rows that were written before there
     was a store for the past have all versions, and are brought into the new form.
@@ -62,6 +70,9 @@ def put_version(row: Entry, past: WindowTableStore, key: bytes, timestamp: int, 
         return False
     if timestamp > latest[0]:
         _end(past, key, latest, timestamp)
+        step_ms = max(history_ms // _FORGOTTEN, 1)
+        if timestamp // step_ms > latest[0] // step_ms:
+            past.forget(key, oldest)
     row.value, row.timestamp = [(timestamp, value)], timestamp
     return True
 
@@ -72,7 +83,7 @@ def latest_value(versions: list[Version] | None) -> Any:
 
 
 def version_at(
-    versions: list[Version] | None, past: WindowTableStore, key: bytes, timestamp: int, oldest: int
+    versions: list[Version] | None, past: VersionTableStore, key: bytes, timestamp: int, oldest: int
 ) -> Version | None:
     """Return the version of a row that was valid at a moment, None if there was none or it was a deletion.
 
@@ -89,7 +100,7 @@ def version_at(
     return None if found[1] is None else found
 
 
-def value_at(versions: list[Version] | None, past: WindowTableStore, key: bytes, timestamp: int, oldest: int) -> Any:
+def value_at(versions: list[Version] | None, past: VersionTableStore, key: bytes, timestamp: int, oldest: int) -> Any:
     """Return the value that was valid at a moment; None as in `version_at`."""
     version = version_at(versions, past, key, timestamp, oldest)
     return None if version is None else version[1]
@@ -141,7 +152,7 @@ def versions_of(inner: Serde[Any]) -> Histories:
     return Histories(f"versions({inner.name})", encode, decode, inner, parts=(inner,))
 
 
-def _put_past(past: WindowTableStore, key: bytes, timestamp: int, value: Any, end: int) -> None:
+def _put_past(past: VersionTableStore, key: bytes, timestamp: int, value: Any, end: int) -> None:
     """Insert a version before the latest, which begins at `end`."""
     row = past.first_from(key, timestamp + 1)
     if row is not None:
@@ -157,7 +168,7 @@ def _put_past(past: WindowTableStore, key: bytes, timestamp: int, value: Any, en
     _end(past, key, (timestamp, value), end)
 
 
-def _end(past: WindowTableStore, key: bytes, version: Version, end: int) -> None:
+def _end(past: VersionTableStore, key: bytes, version: Version, end: int) -> None:
     """Keep a version that has ended."""
     past.put(window_key(key, end), [version], end)
 

@@ -1,7 +1,5 @@
 """The stores of a topology that can be queried, and their kinds. Pure.
 
-The store of a versioned table's past is part of the table: it has no name of its own here.
-
 Turned down: querying the buffers of operators (suppress, joins with a grace period): their rows are not results yet.
 """
 
@@ -29,7 +27,6 @@ def stores_of(
 
     `misplaced`: topics whose records are in other partitions than those that murmur2 gives their keys.
     """
-    past = {each.past.name for part in topology.subtopologies for each in part.stores if each.past is not None}
     found = {
         spec.name: replace(
             _store(subtopology, spec, tasks[subtopology.id]),
@@ -37,7 +34,7 @@ def stores_of(
         )
         for subtopology in topology.subtopologies
         for spec in subtopology.stores
-        if spec.kind in _KINDS and spec.name not in past
+        if spec.kind in _KINDS
     }
     for table in topology.global_tables:
         spec = table.store

@@ -43,7 +43,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
-from coopstreams.state.window_table import WindowTable
+from coopstreams.state.window_table import VersionTable
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -248,10 +248,9 @@ class Node:
                     if past is None:
                         entry.value, entry.timestamp = value, timestamp
                     else:
+                        ended = cast("VersionTable", opening.state.stores[past.name])
                         for since, version in value:
-                            put_version(
-                                entry, cast("WindowTable", opening.state.stores[past.name]), stored, since, version
-                            )
+                            put_version(entry, ended, stored, since, version, -1, 100)
                     table.touch(stored, entry)
         opening.state.changes()
         opening.state.commit(dict.fromkeys(STORES, 1))

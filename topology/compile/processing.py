@@ -27,7 +27,6 @@ from coopstreams.topology.compile.processor_stores import (
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.join_nodes import stores_of
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
@@ -111,7 +110,7 @@ class Work:
         self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
-        self._forgetful = [stores[spec.name] for spec in stores_of(node) if spec.kind in ("window", "session")]
+        self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
         self._expiring: list[Any] = [stores[spec.name] for spec in node.stores if spec.ttl_ms is not None]
         self._processor: Processor[Any, Any, Any, Any] | None = None
 

@@ -18,6 +18,7 @@ from coopstreams.topology.stores import (
     ExpiringTableStore,
     SessionTableStore,
     TableStore,
+    VersionTableStore,
     WindowTableStore,
     session_key,
     split_session_key,
@@ -232,7 +233,7 @@ class SessionStore(Generic[K, V]):
 class VersionedStore(Generic[K, V]):
     """The values of a key and when each was valid, within the history. `now()` is stream time."""
 
-    def __init__(self, table: TableStore, past: WindowTableStore, now: Callable[[], int]) -> None:
+    def __init__(self, table: TableStore, past: VersionTableStore, now: Callable[[], int]) -> None:
         self._table, self._past, self._now = table, past, now
         self._write, self._history_ms = table.spec.key.for_keys().serialize, table.spec.history_ms or 0
 
@@ -259,7 +260,7 @@ class VersionedStore(Generic[K, V]):
             return False
         data = self._write(key)
         entry = self._table.load(data)
-        put_version(entry, self._past, data, timestamp, value)
+        put_version(entry, self._past, data, timestamp, value, self._oldest, self._history_ms)
         if not entry.dirty:
             self._table.touch(data, entry)
         return True

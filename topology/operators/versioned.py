@@ -26,15 +26,17 @@ def versioned_source(
     now, unit = compiler.stream_time(function, node, record), compiler.unit
     assert store.past is not None
     past, latest = unit.store(store.past), function.fresh("latest")
-    compiler.expire(now, store.past)
-    compiler.drop_late(function, node, record, f"{record.timestamp} < {now} - {store.history_ms}")
+    oldest = function.fresh("oldest")
+    function.line(f"{oldest} = {now} - {store.history_ms}")
+    compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
     entry = compiler.entry_of(function, store, key_bytes)
     if compiler.analysis.wants_old(node):
         old = function.fresh("old")
         function.line(f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)")
         record = replace(record, old=old)
     put = unit.constant("put_version", put_version)
-    function.line(f"{latest} = {put}({entry}, {past}, {key_bytes}, {record.timestamp}, {value})")
+    arguments = f"{entry}, {past}, {key_bytes}, {record.timestamp}, {value}, {oldest}, {store.history_ms}"
+    function.line(f"{latest} = {put}({arguments})")
     compiler.touch(function, store, key_bytes, entry)
     compiler.forward(function, node, replace(record, value=value, latest=latest))
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.state.database import Database
-from coopstreams.state.layout import store_key
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
@@ -228,26 +227,38 @@ def test_an_update_of_a_row_with_a_long_history_writes_two_versions() -> None:
     rows.put(b"k", 1000, "new")
     assert rows.commit() == {
         "rows": [(b"k", [(1000, "new")])],
-        "rows-history": [(window_key(b"k", 1000) + bytes(4), [(999, 999)])],
+        "rows-history": [(window_key(b"k", 1000), [(999, 999)])],
     }
     assert [rows.at(b"k", at) for at in (0, 500, 999, 1000)] == [0, 500, 999, "new"]
+
+
+def test_versions_that_ended_before_the_history_are_deleted_with_later_updates() -> None:
+    rows = Rows(history_ms=80)
+    for timestamp in range(0, 1000, 5):
+        rows.put(b"k", timestamp, timestamp, oldest=timestamp - 80)
+        rows.put(b"kk", timestamp, "another", oldest=-1)
+        rows.commit()
+    assert rows.all(b"k") == [(timestamp, timestamp) for timestamp in range(910, 1000, 5)]
+    assert len(rows.all(b"kk")) == 200
+    assert [rows.at(b"k", at) for at in (915, 919, 995)] == [915, 915, 995]
 
 
 class Rows:
     """A versioned store over a database in memory."""
 
-    def __init__(self) -> None:
-        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(serdes.json), history_ms=HOUR_MS)
+    def __init__(self, history_ms: int = HOUR_MS) -> None:
+        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(serdes.json), history_ms=history_ms)
+        self._history_ms = history_ms
         assert spec.past is not None
         self._state = TaskState(Database(Memory(), [spec, spec.past]), [spec, spec.past], WHOLE, 1 << 20)
         self._read = spec.value.deserialize
         self.latest = self._state.stores["rows"]
         self._past: Any = self._state.stores["rows-history"]
 
-    def put(self, key: bytes, timestamp: int, value: Any) -> bool:
+    def put(self, key: bytes, timestamp: int, value: Any, oldest: int = -1) -> bool:
         """Insert a version; return whether it is the latest."""
         entry = self.latest.load(key)
-        latest = put_version(entry, self._past, key, timestamp, value)
+        latest = put_version(entry, self._past, key, timestamp, value, oldest, self._history_ms)
         self.latest.touch(key, entry)
         return latest
 
@@ -266,8 +277,7 @@ class Rows:
     def take_past(self, written: Iterable[tuple[bytes, Any]]) -> None:
         """Restore these records of the changelog of the past, as `commit` returns them."""
         for changelog_key, versions in written:
-            at = store_key("window", changelog_key)
-            self._past.put(at, versions, split_window_key(at)[1])
+            self._past.put(changelog_key, versions, split_window_key(changelog_key)[1])
         self.commit()
 
     def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
