@@ -4,7 +4,7 @@ A plain committed offset alone is not enough: individual commits of key ranges u
 (`commit/view.py`). So a reset is a commit for the whole hash space under a higher term:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
-    record  [whole]@term -> offset, without done runs
+    record  [whole]@term -> offset, without done runs; of a reset forwards, a record for each key range
     plain   the offset at the same term, for ordinary consumers and lag monitors; what fences of the group left in other
             partitions of the commit topic, before their count was changed, becomes void (`Follower.check`)
 
@@ -24,9 +24,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from coopstreams.commit.follower import VOID, Follower
 from coopstreams.commit.offsets import catch_up
+from coopstreams.commit.positions import check_beside, check_named
+from coopstreams.commit.ranges import advance
 from coopstreams.commit.record import (
     MADE_ANEW,
     CommitKey,
@@ -39,9 +42,10 @@ from coopstreams.commit.record import (
     encode_value,
     topic_number,
 )
+from coopstreams.commit.view import join, lowest
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.members import NO_GENERATION
-from coopstreams.log.log import Log
+from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
@@ -58,12 +62,15 @@ def reset_offsets(
     targets: Mapping[TopicPartition, int],
     *,
     unnamed: Collection[TopicPartition] = (),
+    forwards: bool = False,
 ) -> None:
     """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
 
     `unnamed`: the partitions whose topics are about to be made anew: their positions are those in the new topics.
+    `forwards`: it does not process that again. Only key ranges that stand before an offset are put there.
 
     Raises:
+        ConfigError: forwards, and what the group had done is not known, or was done in a topic that was made anew.
         GroupError: the group has members. Stop them first.
         LogError: refused, or no answer in time: try again. Or a newer version of coopstreams wrote a record: use that
             version.
@@ -73,30 +80,40 @@ def reset_offsets(
     try:
         coordinator.commit({follower.partition: (follower.tail, "")})
         catch_up(follower, check=False)
+        if forwards:
+            follower.check_readable()
         damaged = _damaged(follower, targets)
         found = coordinator.committed(targets)
         ids = {topic: log.topic_id(topic) for topic in {at.topic for at in targets if at not in unnamed}}
         plain: dict[TopicPartition, tuple[int, str]] = {}
         for partition, offset in targets.items():
-            committed = found.get(partition)
-            next_term = follower.next_term(partition, None if committed is None else Committed.parse(*committed))
+            at = found.get(partition)
+            committed = None if at is None else Committed.parse(*at)
+            next_term = follower.next_term(partition, committed)
             next_term = max(
                 [next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)]
             )
             generation = MADE_ANEW if partition in unnamed else NO_GENERATION
             key = reset_key(coordinator.group, partition, next_term, generation)
             topic_id = ids.get(partition.topic, "")
+            segments = [Segment(WHOLE, offset)]
+            if forwards:
+                segments = _forwards(follower, partition, committed, offset, topic_id)
             # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
             metadata = consumer_metadata(topic_id, "") if topic_id else ""
-            value = encode_value(CommitValue(_AUTHOR, (Segment(WHOLE, offset),), metadata))
-            writer.append(
-                follower.partition.topic,
-                [encode_key(key)],
-                [value],
-                [time.time_ns() // 1_000_000],
-                partitions=follower.partition.partition,
+            for segment in segments:
+                writer.append(
+                    follower.partition.topic,
+                    [encode_key(replace(key, key_range=segment.key_range))],
+                    [encode_value(CommitValue(_AUTHOR, (segment,), metadata))],
+                    [time.time_ns() // 1_000_000],
+                    partitions=follower.partition.partition,
+                )
+            low, beside = lowest(segments), key.term if forwards else 0
+            mirrored = Committed(
+                low.position, low.stream_time, key.term, beside, low.operator_times, topic_number(topic_id)
             )
-            plain[partition] = offset, Committed(offset, term=key.term, topic=topic_number(topic_id)).metadata
+            plain[partition] = low.position, mirrored.metadata
         for bad in damaged:
             writer.append(
                 follower.partition.topic,
@@ -112,6 +129,20 @@ def reset_offsets(
     finally:
         writer.close()
         follower.close()
+
+
+def _forwards(
+    follower: Follower, partition: TopicPartition, committed: Committed | None, offset: int, topic_id: str
+) -> list[Segment]:
+    """Return the group's progress in a partition, with the key ranges that stand before an offset put there."""
+    check_beside(follower, {partition: committed})
+    start = follower.open(partition, WHOLE, committed, Position(offset))
+    check_named(follower.group, {partition: start}, {partition.topic: topic_id})
+    moved = []
+    for segment in start.segments:
+        position, runs = advance(max(segment.position, offset), segment.runs)
+        moved.append(replace(segment, position=position, runs=runs))
+    return join(moved)
 
 
 def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[bytes, CommitKey | None]:

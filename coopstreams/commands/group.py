@@ -51,6 +51,10 @@ def reset(
     partition: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")
     ] = None,
+    forwards: Annotated[
+        bool,
+        typer.Option("--forwards", help="Key ranges that stand further on stay there, with all that they have done."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -60,10 +64,10 @@ def reset(
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         targets = reset_targets(log, topic, partition, to)
         for at, offset in targets.items():
-            typer.echo(f"{at} -> {offset}")
+            typer.echo(f"{at} -> {offset}{', or further on' if forwards else ''}")
         if not yes:
             typer.confirm(f"Put group {group} there?", abort=True)
-        reset_offsets(log, admin, targets)
+        reset_offsets(log, admin, targets, forwards=forwards)
     typer.echo("done")
 
 

@@ -23,6 +23,7 @@ from typing import Protocol, TypeAlias
 
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.offsets import done_by_all
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed, topic_number
 from coopstreams.commit.view import PartitionStart
@@ -326,14 +327,16 @@ class Positions:
         """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records."""
         for one in progress:
             for partition in one.partitions:
-                at, start = one.position(partition).offset, self._log.start_offset(partition)
-                if at < start:
+                start = self._log.start_offset(partition)
+                if one.position(partition).offset < start:
+                    at, done = done_by_all(one.segments(partition))
+                    gone = start - at - sum(min(end + 1, start) - first for first, end in done if first < start)
                     command = (
                         f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition "
-                        f"{partition.partition} --to earliest"
+                        f"{partition.partition} --to earliest --forwards"
                     )
                     raise OffsetOutOfRangeError(
-                        f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} "
-                        "records were deleted before they were processed. Raise the topic's retention; to go on "
-                        f"without them, stop all instances and run `{command}`"
+                        f"{partition}[{one.key_range}]: the group stands at offset {at}, but the log begins at "
+                        f"{start}: up to {max(0, gone)} records were deleted before they were processed. Raise the "
+                        f"topic's retention; to go on without them, stop all instances and run `{command}`"
                     )

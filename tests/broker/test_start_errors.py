@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,35 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path) as app:
         await_table(app, {"a": 5, "b": 3})
+
+
+def test_offsets_that_the_log_no_longer_has_of_one_key_only(kafka: Kafka, tmp_path: Path) -> None:
+    """A call had not ended when its record was deleted. What others had done further on is not done again."""
+    source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("waiting")
+    builder, hangs = StreamsBuilder(application), [True]
+
+    async def waits(key: str, value: bytes) -> bytes:
+        return await asyncio.Future() if key == "stuck" and hangs else value
+
+    called = builder.stream(source, key=serdes.text, value=serdes.raw).map_values_with_key_async(
+        waits, value=serdes.raw
+    )
+    called.group_by_key().count(store="counts")
+    counting = Counting(kafka, application, source, sink, builder.build())
+    with counting.app(tmp_path, ranges_per_partition=4) as app:
+        written = counting.write(["a"] * 4 + ["stuck"] + [*"abcdefgh"] * 2)
+        await_table(app, {key: count for key, count in written.items() if key != "stuck"})
+    hangs.clear()
+    kafka.delete_before(source, 0, 9)
+    error = failure_of(counting.app(tmp_path, ranges_per_partition=4))
+    for part in (f"{source}-0[", "stands at offset 4", "begins at 9", "up to 1 records"):
+        assert part in str(error)
+    command = str(error).partition("run `coopstreams ")[2].rstrip("`").split()
+    done = CliRunner().invoke(commands, [*command, "--yes", "--bootstrap-servers", kafka.bootstrap])
+    assert done.exit_code == 0, done.output
+    with counting.app(tmp_path, ranges_per_partition=4) as app:
+        more = counting.write(["stuck", *"abcdefgh"])
+        await_table(app, dict(written + more - Counter(["stuck"])))
 
 
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -198,6 +198,59 @@ def test_after_a_reset_every_key_range_stands_there_and_has_done_nothing_above(g
 
 
 @pytest.mark.broker
+def test_a_reset_forwards_moves_only_the_key_ranges_that_stand_before_it_and_forgets_nothing_that_is_done(
+    group: Group,
+) -> None:
+    """The records below were deleted before these key ranges had processed them; others had, and some above."""
+    topic_id = group.log.topic_id(group.partition.topic)
+    first, second, third, fourth = KeyRange.split(4)
+    group.individual(1, Segment(first, 30, 5), Segment(second, 50, 7, runs=((55, 99), (102, 103))), metadata=topic_id)
+    group.individual(2, Segment(third, 80, 9, runs=((82, 82),)), Segment(fourth, 40, 6), metadata=topic_id)
+    group.plain(30, "ic 5 0 2")
+    for _ in range(2):  # the second one finds nothing to do
+        reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
+        assert group.listed() == OffsetAndRanges(
+            60,
+            "",
+            (),
+            (
+                Segment(first, 60, 6),  # of one position, one time
+                Segment(second, 100, 7, runs=((102, 103),)),
+                Segment(third, 80, 9, runs=((82, 82),)),
+                Segment(fourth, 60, 6),
+            ),
+        )
+    found = group.admin.committed([group.partition])[group.partition]
+    assert found is not None
+    follower = Follower(group.log, group.name)
+    catch_up(follower)
+    follower.close()
+    plain = Committed.parse(*found)
+    assert (plain.offset, plain.stream_time, plain.beside) == (60, 6, follower.next_term(group.partition, None) - 1)
+    opening = follower.open(group.partition, WHOLE, plain, Position(0))
+    assert [segment.position for segment in opening.segments] == [60, 100, 80, 60]
+    check_named(group.name, {group.partition: opening}, {group.partition.topic: topic_id})
+
+
+@pytest.mark.broker
+def test_a_reset_forwards_of_a_group_that_shares_nothing_is_one_to_the_larger_offset(group: Group) -> None:
+    group.plain(40, "ic 3 0")
+    reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
+    reset_offsets(group.log, group.admin, {group.partition: 50}, forwards=True)
+    assert group.listed() == OffsetAndRanges(60, "", (), (Segment(WHOLE, 60, 3),))
+
+
+@pytest.mark.broker
+def test_a_reset_forwards_is_refused_where_it_is_not_known_what_was_done(group: Group) -> None:
+    group.plain(40, "ic 3 1 1")  # and the individual commit of that term is gone
+    with pytest.raises(ConfigError, match=r"no longer in .* --to 40`"):
+        reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
+    group.individual(1, Segment(WHOLE, 50), metadata="another")
+    with pytest.raises(ConfigError, match="was deleted and made anew"):
+        reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
+
+
+@pytest.mark.broker
 def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(group: Group) -> None:
     """An application that starts in another topic of that name would take the offset for one of that topic."""
     ids = {group.partition.topic: group.log.topic_id(group.partition.topic)}
