@@ -13,7 +13,8 @@ All families are flushed together. Otherwise one with few rows would need write-
 removed these (`find -name '*.log' -mtime +1 -delete`), RocksDB would open without a word, its rows missing (seen).
 
 Invariant: after `close` this process holds nothing in the folder, even while getters, iterators and errors still exist.
-An error keeps the variables of the functions that raised it, so none of these may be the handle of a column family.
+An error keeps the variables of the functions that raised it, so none of these may be the handle of a column family, nor
+an iterator.
 Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error (seen), so a scan over a damaged
 file would silently lose keys. `RdictIter` has a status at its end.
 """
@@ -350,6 +351,7 @@ class Rocks:
             try:
                 iterator.status()
             except Exception as error:
+                del iterator, valid, key, value, step  # an iterator keeps the folder locked, and the error keeps these
                 raise self._error(error) from error
         return chunk, False
 

@@ -380,6 +380,24 @@ def test_damage_among_the_names_of_the_families_is_found_at_the_opening(tmp_path
     again.close()
 
 
+def test_damage_among_the_checkpoints_is_found_at_the_opening(tmp_path: Path) -> None:
+    """They are scanned there. The error must not keep the iterator: the folder would be locked by this very process."""
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 0, [SPEC]))
+    directory.close()
+    files = (directory.folder / "0_0").glob("*.sst")
+    (checkpoints,) = [file for file in files if b"checkpoint/counts" in file.read_bytes()]
+    data = bytearray(checkpoints.read_bytes())
+    data[3] ^= 0xFF
+    checkpoints.write_bytes(data)
+    again = StateDirectory(tmp_path, "app", 0)
+    with pytest.raises(StateCorruptError, match="block checksum mismatch"):
+        again.open(0, 0, [SPEC])
+    (directory.folder / "0_0" / "DAMAGED").unlink()  # found anew, and not by the mark
+    assert keys_of(again.open(0, 0, [SPEC], wipe_corrupt=True)) == []
+    again.close()
+
+
 def test_a_folder_that_is_deleted_under_its_database_is_an_error_of_the_machine_and_no_damage(tmp_path: Path) -> None:
     rocks = Rocks(tmp_path / "0_0")
     shutil.rmtree(tmp_path / "0_0")
