@@ -36,6 +36,8 @@ _EVER = -(1 << 63)
 _NEVER = 1 << 63
 TIME_BYTES = 240
 """What a time takes at which buffered entries are: windows share theirs, nearly each session has one of its own."""
+KNOWN_BYTES = 60
+"""What a time takes in the times of a key. A key with a long history has thousands."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class TimedTable(Table):
 
     _of_key: dict[bytes, _Times] | None
     """The times by plain key, of keys fetched or changed since the last commit. None before the first fetch."""
+    _known = 0
+    """How many times `_of_key` has."""
     _horizon = _EVER
     """The first time that is visible."""
 
@@ -86,20 +90,18 @@ class TimedTable(Table):
         """Remove clean entries until this share of the buffer is left."""
         super().trim(share)
         if self._of_key:
-            kept = {key[: -self._suffix] for key in self._dirty}
-            self._of_key = {key: times for key, times in self._of_key.items() if key in kept}
+            self._note_dirty()
 
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the buffer."""
-        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ())
+        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ()) + KNOWN_BYTES * self._known
 
     def _times(self, key: bytes, first: int) -> _Times:
         """Return the times of a plain key; from `first` on they are complete."""
         if self._of_key is None:
-            self._of_key = {}
-            for changed in self._dirty:
-                self._note(changed)
+            self._note_dirty()
+        assert self._of_key is not None
         times = self._of_key.get(key)
         if times is None:
             self._database_key(key + bytes(self._suffix))  # raises if another task has the key
@@ -107,9 +109,17 @@ class TimedTable(Table):
         if first < times.read:
             rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
             stored = [row[-self._suffix :] for row, _ in rows]
+            before = len(times.known)
             times.known = sorted({*times.known, *stored}) if times.known else stored
             times.read = first
+            self._known += len(times.known) - before
         return times
+
+    def _note_dirty(self) -> None:
+        """Begin the times by plain key anew, with those of the changed rows."""
+        self._of_key, self._known = {}, 0
+        for changed in self._dirty:
+            self._note(changed)
 
     def _note(self, key: bytes) -> None:
         """Add a changed window, which may not be in the database yet, to the times of its key."""
@@ -121,6 +131,7 @@ class TimedTable(Table):
         at = bisect_left(times.known, time)
         if at == len(times.known) or times.known[at] != time:
             times.known.insert(at, time)
+            self._known += 1
 
 
 class VersionTable(TimedTable):
@@ -145,7 +156,7 @@ class VersionTable(TimedTable):
 
     def _open(self) -> None:
         super()._open()
-        self._of_key = None
+        self._of_key, self._known = None, 0
 
 
 class WindowTable(TimedTable):
@@ -235,7 +246,7 @@ class WindowTable(TimedTable):
         self._starts: list[int] = []
         self._observed = NOTHING_OBSERVED
         self._newest = NOTHING_OBSERVED
-        self._of_key = None
+        self._of_key, self._known = None, 0
         self._horizon = _EVER
         self._oldest = 0
         self._observe(min(self._began, self._database.checkpoints(self.spec.name).observed(self._groups)))
@@ -270,7 +281,8 @@ class WindowTable(TimedTable):
         self._getters = {segment: getter for segment, getter in self._getters.items() if segment >= self._oldest}
         oldest = TIMESTAMP.pack(self._horizon)
         for key, times in list((self._of_key or {}).items()):
-            del times.known[: bisect_left(times.known, oldest)]
+            self._known -= (expired := bisect_left(times.known, oldest))
+            del times.known[:expired]
             if not times.known and self._of_key is not None:
                 del self._of_key[key]
 
@@ -322,6 +334,7 @@ class SessionTable(WindowTable):
             if value is None:
                 times = self._of_key[key[:-SESSION_BYTES]].known
                 del times[bisect_left(times, key[-SESSION_BYTES:])]
+                self._known -= 1
 
     def sessions(self, key: bytes, earliest_end: int, latest_start: int) -> list[tuple[bytes, Entry]]:
         """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""

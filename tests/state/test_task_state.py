@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ NAMES = StoreSpec("names", "key_value", text, text)
 VISITS = StoreSpec("visits", "session", text, int64, retention_ms=1 << 40, step_ms=1)
 LOCAL = StoreSpec("local", "key_value", text, int64, logged=False)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=10, retention_ms=100)
+HISTORY = StoreSpec("history", "versions", text, int64, suffix_bytes=8)
 PAGES = StoreSpec("pages", "key_value", text, json)
 BYTES = 1 << 30
 
@@ -176,6 +178,26 @@ def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.6 < table.size_bytes / taken < 1.6
+
+
+def test_the_times_of_a_key_with_many_windows_count_and_are_let_go() -> None:
+    keys = [b"user-%02d" % number for number in range(40)]
+    state = TaskState(Database(Memory(), [HISTORY]), [HISTORY], WHOLE, 1_000_000)
+    table: Any = state.stores["history"]
+    for key in keys:
+        for start in range(1000):
+            put(table, window_key(key, start), start)
+    state.changes()
+    state.commit({})
+    table.trim(0)
+    tracemalloc.start()
+    for key in keys:
+        table.first_from(key, 0)
+    taken, _ = tracemalloc.get_traced_memory()
+    assert 0.6 < table.size_bytes / taken < 1.6
+    assert not state.full
+    assert tracemalloc.get_traced_memory()[0] < 500_000
+    tracemalloc.stop()
 
 
 HOUR_S = 3600
