@@ -28,7 +28,7 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
-from coopstreams.state.table import ENTRY_BYTES, Table
+from coopstreams.state.table import ENTRY_BYTES, ChangelogBatch, Table
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
@@ -135,7 +135,15 @@ class TimedTable(Table):
 
 
 class VersionTable(TimedTable):
-    """A `VersionTableStore`: a `TimedTableStore` of kind `versions`. One thread."""
+    """A `VersionTableStore`: a `TimedTableStore` of kind `versions`. One thread.
+
+    Invariant: what has ended is deleted only if it was old at the last commit. At-least-once, the changelog may be
+    ahead of the positions, and records that are repeated ask for what was still young then.
+    """
+
+    _old: int
+    """The latest time up to which rows were to be deleted."""
+    _old_at_commit: int
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
         """Return the first row of a plain key with this time or a later one, None if there is none."""
@@ -149,14 +157,21 @@ class VersionTable(TimedTable):
         return None
 
     def forget(self, key: bytes, last: int) -> None:
-        """Delete the committed rows of a plain key with time <= last."""
-        if last >= 0:
+        """Delete the committed rows of a plain key with time <= last that were as old at the last commit."""
+        self._old = max(self._old, last)
+        if (last := min(last, self._old_at_commit)) >= 0:
             for row, _ in list(self._database.windows_of(self.spec.name, key, 0, last)):
                 self.put(row, None, layout.time_of(self.spec.kind, row))
+
+    def freeze(self) -> ChangelogBatch | None:
+        """Serialise the dirty entries: see `Table.freeze`."""
+        self._old_at_commit = self._old
+        return super().freeze()
 
     def _open(self) -> None:
         super()._open()
         self._of_key, self._known = None, 0
+        self._old = self._old_at_commit = NOTHING_OBSERVED
 
 
 class WindowTable(TimedTable):

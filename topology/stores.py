@@ -214,7 +214,7 @@ class VersionTableStore(TableStore, Protocol):
         ...
 
     def forget(self, key: bytes, last: int) -> None:
-        """Delete the committed rows of a plain key that end at `last` at the latest."""
+        """Delete the committed rows of a plain key that end at `last` at the latest, unless repeats may need them."""
 
 
 class SessionTableStore(TableStore, Protocol):

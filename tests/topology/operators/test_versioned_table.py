@@ -238,9 +238,21 @@ def test_versions_that_ended_before_the_history_are_deleted_with_later_updates()
         rows.put(b"k", timestamp, timestamp, oldest=timestamp - 80)
         rows.put(b"kk", timestamp, "another", oldest=-1)
         rows.commit()
-    assert rows.all(b"k") == [(timestamp, timestamp) for timestamp in range(910, 1000, 5)]
+    assert rows.all(b"k") == [(timestamp, timestamp) for timestamp in range(900, 1000, 5)]
     assert len(rows.all(b"kk")) == 200
     assert [rows.at(b"k", at) for at in (915, 919, 995)] == [915, 915, 995]
+
+
+def test_what_records_since_the_last_commit_may_ask_for_again_is_not_deleted() -> None:
+    """At-least-once, a crash may leave the changelog ahead, and they are repeated."""
+    rows = Rows(history_ms=80)
+    for timestamp in range(0, 100, 10):
+        rows.put(b"k", timestamp, timestamp, oldest=timestamp - 80)
+    rows.commit()
+    for timestamp in range(100, 1000, 10):
+        rows.put(b"k", timestamp, timestamp, oldest=timestamp - 80)
+    rows.commit()
+    assert rows.all(b"k")[0] == (10, 10)
 
 
 class Rows:
