@@ -141,8 +141,8 @@ class VersionTable(TimedTable):
     ahead of the positions, and records that are repeated ask for what was still young then.
     """
 
-    _old: int
-    """The latest time up to which rows were to be deleted."""
+    old_ms: int
+    """What ends at this time or before is old. The operator raises it."""
     _old_at_commit: int
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
@@ -156,22 +156,21 @@ class VersionTable(TimedTable):
                 return row, entry
         return None
 
-    def forget(self, key: bytes, last: int) -> None:
-        """Delete the committed rows of a plain key with time <= last that were as old at the last commit."""
-        self._old = max(self._old, last)
-        if (last := min(last, self._old_at_commit)) >= 0:
-            for row, _ in list(self._database.windows_of(self.spec.name, key, 0, last)):
+    def forget(self, key: bytes) -> None:
+        """Delete the committed rows of a plain key that were old at the last commit."""
+        if self._old_at_commit >= 0:
+            for row, _ in list(self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)):
                 self.put(row, None, layout.time_of(self.spec.kind, row))
 
     def freeze(self) -> ChangelogBatch | None:
         """Serialise the dirty entries: see `Table.freeze`."""
-        self._old_at_commit = self._old
+        self._old_at_commit = self.old_ms
         return super().freeze()
 
     def _open(self) -> None:
         super()._open()
         self._of_key, self._known = None, 0
-        self._old = self._old_at_commit = NOTHING_OBSERVED
+        self.old_ms = self._old_at_commit = NOTHING_OBSERVED
 
 
 class WindowTable(TimedTable):

@@ -206,6 +206,9 @@ class WindowTableStore(TableStore, Protocol):
 class VersionTableStore(TableStore, Protocol):
     """A store of the versions of rows that have ended, by their ends. Change it only with `put` and `forget`."""
 
+    old_ms: int
+    """What ends at this time or before is old. The operator raises it."""
+
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
         """Set the value of a version's key; None deletes it."""
 
@@ -213,8 +216,8 @@ class VersionTableStore(TableStore, Protocol):
         """Return the first row of a plain key with this end or a later one, None if there is none."""
         ...
 
-    def forget(self, key: bytes, last: int) -> None:
-        """Delete the committed rows of a plain key that end at `last` at the latest, unless repeats may need them."""
+    def forget(self, key: bytes) -> None:
+        """Delete the committed rows of a plain key that are old, unless repeated records may ask for them."""
 
 
 class SessionTableStore(TableStore, Protocol):

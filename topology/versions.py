@@ -55,11 +55,12 @@ def put_version(
 ) -> bool:
     """Insert a version into a row, which the caller touches, and return whether it is the latest.
 
-    Some latest versions, eight within a history at most, take with them what has ended at `oldest`.
+    What has ended at `oldest` is old; some latest versions, eight within a history at most, delete that of their row.
 
     Shape: `key` is the row's store key. The row's value is a list of one version; rows that were written before there
     was a store for the past have all versions, and are brought into the new form.
     """
+    past.old_ms = max(past.old_ms, oldest)
     versions = row.value or [(timestamp, value)]
     for version, following in pairwise(versions):
         _end(past, key, version, following[0])
@@ -72,7 +73,7 @@ def put_version(
         _end(past, key, latest, timestamp)
         step_ms = max(history_ms // _FORGOTTEN, 1)
         if timestamp // step_ms > latest[0] // step_ms:
-            past.forget(key, oldest)
+            past.forget(key)
     row.value, row.timestamp = [(timestamp, value)], timestamp
     return True
 

@@ -6,6 +6,8 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
+from coopstreams.state.table import Table
+from coopstreams.state.window_table import VersionTable
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -14,9 +16,16 @@ KEPT_FOR_EVER = -(1 << 63)
 """The earliest timestamp of a changelog without a retention. Records without a timestamp have -1."""
 
 
-def visible(database: Database, spec: StoreSpec, key_range: KeyRange, observed: int) -> Rows:
-    """Yield the store keys of a range with their rows, in order, without windows that expired by the observed start."""
-    horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
+def horizon_of(table: Table) -> int | None:
+    """Return the first time of the rows that have not expired: of windows and of versions; None: none has."""
+    if isinstance(table, VersionTable):
+        return table.old_ms + 1
+    spec, observed = table.spec, table.observed
+    return layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
+
+
+def visible(database: Database, spec: StoreSpec, key_range: KeyRange, horizon: int | None) -> Rows:
+    """Yield the store keys of a range with their rows, in order, without those from before the horizon."""
     for key, row in database.scan(spec.name, layout.groups_of(key_range).numbers, None, None):
         if horizon is None or layout.time_of(spec.kind, key) >= horizon:
             yield key, row

@@ -99,13 +99,13 @@ def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tupl
 class Rebuilt:
     """The state of a task by its source topics.
 
-    Shape: `specs` are all its stores, `observed` the latest window start of each.
+    Shape: `specs` are all its stores, `horizons` of each the first time of rows that have not expired.
     """
 
     task: TaskId
     database: Database
     specs: tuple[StoreSpec, ...]
-    observed: Mapping[str, int]
+    horizons: Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,8 @@ class Repair:
         ):
             self._restore(config, replace(rebuilt.task, key_range=key_range), specs, present)
             for spec in specs:
-                counted, observed = Differences(), rebuilt.observed[spec.name]
-                found, right = (
-                    visible(database, spec, key_range, observed) for database in (present, rebuilt.database)
-                )
+                counted, horizon = Differences(), rebuilt.horizons[spec.name]
+                found, right = (visible(database, spec, key_range, horizon) for database in (present, rebuilt.database))
                 changes = differences(found, right, counted)
                 if outbox is None:
                     deque(changes, maxlen=0)

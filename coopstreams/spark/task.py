@@ -32,7 +32,7 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, record_of, visible
+from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, horizon_of, record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows
 from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, check_task, columns_of, headers_column, runs_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
@@ -388,7 +388,7 @@ class TaskAttempt:
                 self.id,
                 self._database,
                 self._specs,
-                {name: table.observed for name, table in self._state.stores.items()},
+                {name: horizon_of(table) for name, table in self._state.stores.items()},
             )
             slices = self._work.repair.export(rebuilt, writer) if writer is not None else {}
             differences = self._work.repair.write(self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox)
@@ -422,7 +422,7 @@ class TaskAttempt:
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER)
-        for key, row in visible(self._database, spec, self.id.key_range, self._state.stores[spec.name].observed):
+        for key, row in visible(self._database, spec, self.id.key_range, horizon_of(self._state.stores[spec.name])):
             yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
 
     def _partitions(self, topic: str) -> int:
