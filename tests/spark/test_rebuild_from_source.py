@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from coopstreams import StreamsBuilder, serdes
+from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -28,12 +29,14 @@ from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_sou
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.stores import window_key
+from coopstreams.topology.versions import versions_of
 from tests.broker import law
 from tests.broker.counting import Counting, await_table, failure_of, metric, table
-from tests.broker.reading import read_topic
+from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.command_line import app as app_of_commands
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 from tests.spark.shop import PARTITIONS, Shop, fold, produce
 from tests.spark.test_hand_over import clean_cut
 from tests.spark.test_resume import stumble
@@ -351,3 +354,33 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
     done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
     assert done.stores == {"counts": Differences(59, changed=1)}
     assert counting.counts() == written
+
+
+def test_versions_are_what_the_records_make_and_those_that_are_too_old_are_no_difference(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    prices = kafka.topic("prices", 1, retention_ms="-1")
+    builder = StreamsBuilder(kafka.unique("versions"))
+    builder.table(prices, key=serdes.text, value=serdes.int64, store="prices", history=timedelta(minutes=10))
+    topology, past = builder.build(), versions_of(serdes.int64)
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, **PATIENT}
+    changelog = f"{topology.application_id}-prices-changelog"
+
+    def run(minutes: range) -> None:
+        """Have an application make the versions of these minutes."""
+        kafka.write(prices, ((b"a", serdes.int64.encode(minute), minute * 60_000) for minute in minutes))
+        last = past.encode([(minutes[-1] * 60_000, minutes[-1])])
+        with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "ranges.per.partition": 2}):
+            eventually(
+                lambda: latest(read_topic(kafka.bootstrap, changelog)).get(b"a") == last,
+                60,
+                lambda: f"{minutes} is not committed",
+            )
+
+    run(range(1000, 1200))
+    run(range(1200, 1300))
+    gone, other = (window_key(b"a", minute * 60_000) for minute in (1297, 1298))
+    changed = {gone: None, other: past.encode([(1297 * 60_000, -1)])}
+    produce(kafka, TopicPartition(f"{topology.application_id}-prices-history-changelog", 0), changed)
+    found = rebuild_from_source(topology, settings, spark=spark, ranges=1, work=str(tmp_path / "work"), dry_run=True)
+    assert found.stores == {"prices": Differences(1, 0, 0, 0), "prices-history": Differences(8, 1, 1, 0)}
