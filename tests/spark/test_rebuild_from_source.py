@@ -356,6 +356,7 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
     assert counting.counts() == written
 
 
+@pytest.mark.slow
 def test_versions_are_what_the_records_make_and_those_that_are_too_old_are_no_difference(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
