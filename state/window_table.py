@@ -53,7 +53,7 @@ class _Times:
 
 
 class TimedTable(Table):
-    """A `TimedTableStore`: a `TableStore` whose keys end with a time, `window_key(...)`. One thread."""
+    """A `TableStore` whose keys end with a time, and which finds the rows of a plain key by it. One thread."""
 
     _of_key: dict[bytes, _Times] | None
     """The times by plain key, of keys fetched or changed since the last commit. None before the first fetch."""
@@ -135,7 +135,7 @@ class TimedTable(Table):
 
 
 class VersionTable(TimedTable):
-    """A `VersionTableStore`: a `TimedTableStore` of kind `versions`. One thread.
+    """A `VersionTableStore`: a `TableStore` of kind `versions`; keys are `window_key(...)` of ends. One thread.
 
     Invariant: what has ended is deleted only if it was old at the last commit. At-least-once, the changelog may be
     ahead of the positions, and records that are repeated ask for what was still young then.
@@ -174,7 +174,7 @@ class VersionTable(TimedTable):
 
 
 class WindowTable(TimedTable):
-    """A `WindowStore`: a `TimedTableStore` of kind `window`, whose times are the starts of windows. One thread."""
+    """A `WindowTableStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
 
     _newest: int
     """The latest time that this task has put, if puts decide which windows are visible."""
