@@ -162,9 +162,8 @@ class QueryApp:
         store = self._store(request)
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *VERSION_PARAMETERS)
-        return _json(
-            await self._service.versions(store, text, version_times(parameters), self._asked(request, parameters))
-        )
+        times, limit = version_times(parameters), limit_of(parameters, self._limits)
+        return _json(await self._service.versions(store, text, times, limit, self._asked(request, parameters)))
 
     async def _range(self, request: Request) -> Response:
         store = self._store(request)

@@ -25,7 +25,7 @@ FAR = (1 << 63) - 1
 
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
 TIME_PARAMETERS = ("from", "to", "limit", "local")
-VERSION_PARAMETERS = ("as_of", "from", "to", "local")
+VERSION_PARAMETERS = ("as_of", "from", "to", "limit", "local")
 
 
 @dataclass(frozen=True, slots=True)

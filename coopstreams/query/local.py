@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, TypeAlias
 
 from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo, TimedKind
@@ -89,28 +90,39 @@ class LocalReader:
         told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": more}
         return to_json(told | about, where)
 
-    def versions(self, store: StoreInfo, wanted: Lookup, times: Times) -> bytes:
+    def versions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
+
+        Shape: `more`: some were cut off, by the limit or because they are large.
 
         Raises:
             QueryError: FORGOTTEN: the history begins later; TASK_MOVING.
         """
         text, key, at = wanted
-        assert store.history is not None
+        history, (first, last) = store.history, times
+        assert history is not None
+
+        def known_since(view: OpenView) -> int:
+            return max(0, max(map(view.stream_time, history.topics)) - history.history_ms)
+
         with self.reading(store, at) as view:
-            found = _versions(view, key, times, where := _where(store, text))
-            # Read stream time after the rows: in the other order, a commit in between could shorten the history, and
-            # the answer would seem complete.
-            oldest = max(0, max(map(view.stream_time, store.history.topics)) - store.history.history_ms)
-            about = self._about(view)
-        held = versions_within(found, *times, oldest)
+            after, answered = known_since(view), -1
+            while answered < min(after, last):  # once, unless a commit meanwhile has made all that was read forgotten
+                found, answered = _versions(view, key, (max(first, after), last), limit, where := _where(store, text))
+                # Read stream time after the rows: in the other order, a commit in between could shorten the history,
+                # and the answer would seem complete.
+                after = known_since(view)
+            oldest, about = after, self._about(view)
+        held = versions_within(found, first, answered, oldest)
         if held is None:
             raise forgotten(store.name, text, times[1], oldest)
         versions = [
             {"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held
         ]
         return to_json(
-            {"store": store.name, "key": show_key(store.key, key), "versions": versions, "known_since": oldest} | about,
+            {"store": store.name, "key": show_key(store.key, key), "versions": versions}
+            | {"more": answered < last, "known_since": oldest}
+            | about,
             where,
         )
 
@@ -352,22 +364,31 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -
     return PartialPage([], entries, False)
 
 
-def _versions(view: OpenView, key: bytes, times: Times, where: str) -> list[Version]:
-    """Return the versions of a row that may have been valid within `times`, the next one and the latest, oldest first.
+def _versions(view: OpenView, key: bytes, times: Times, limit: int, where: str) -> tuple[list[Version], int]:
+    """Return the versions of a row that may have been valid within `times`, the next one and the latest, oldest first;
+    and the last moment for which they are all: an earlier one, without the latest, if more than `limit` have a value,
+    or if they are large.
 
     Read the row before its past: in the other order, a commit in between could bring its version into the past unseen.
     """
     row = view.store.get(key)
     if row is None:
-        return []
-    latest, found = history_of(row[0], where), {}
+        return [], times[1]
     assert view.past is not None
-    for window in view.past.fetch(key, times[0] + 1, FOREVER_MS):
-        ((since, value),) = history_of(window.value, where)
+    past = view.past.fetch(key, times[0] + 1, FOREVER_MS)
+    stored = chain((window.value for window in past), (row[0],))
+    found, many, size = dict[int, Any](), 0, 0
+    for since, value in (version for data in stored for version in history_of(data, where)):
+        if since in found:
+            continue  # its row was written between the two reads
         found[since] = value
         if since > times[1]:  # the end of the last one
             break
-    return sorted((found | dict(latest)).items())
+        if value is not None:
+            if many == limit or size >= MOST_BYTES:
+                return sorted(found.items()), since - 1
+            many, size = many + 1, size + len(value)
+    return sorted(found.items()), times[1]
 
 
 def _where(store: StoreInfo, text: str) -> str:

@@ -138,6 +138,7 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
         _query("as_of", _TIME, "One moment."),
         first,
         last,
+        limit,
         local,
         by_key=True,
     )
@@ -258,7 +259,14 @@ def _schemas() -> Schema:
         "Windows": _object({"store": _STRING, "key": {}, "windows": windows, "more": _BOOLEAN, **where}),
         "Sessions": _object({"store": _STRING, "key": {}, "sessions": windows, "more": _BOOLEAN, **where}),
         "Versions": _object(
-            {"store": _STRING, "key": {}, "versions": _list(_object(version)), "known_since": _WHOLE, **where}
+            {
+                "store": _STRING,
+                "key": {},
+                "versions": _list(_object(version)),
+                "more": _BOOLEAN,
+                "known_since": _WHOLE,
+                **where,
+            }
         ),
         "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING, "known_since": _WHOLE}),
         **_group_schemas(),

@@ -163,10 +163,15 @@ class Requests:
             start_ms = (last.start if what == "windows" or last.end is None else last.end) + 1
 
     def versions(self, store: str, key: Any, start_ms: int, end_ms: int) -> Steps[list[VersionFound]]:
-        """Return the versions of a key."""
+        """Return the versions of a key; many come in several answers."""
         path = yield from self._key_path(store, "versions", key)
-        answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}")
-        return [VersionFound(version["since"], version["until"], version["value"]) for version in answer["versions"]]
+        found: list[VersionFound] = []
+        while True:
+            answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}")
+            found += [VersionFound(one["since"], one["until"], one["value"]) for one in answer["versions"]]
+            if not answer["more"]:
+                return found
+            start_ms = max(answer["known_since"], found[-1].until or 0 if found else 0)
 
     def as_of(self, store: str, key: Any, moment_ms: int) -> Steps[VersionFound | None]:
         """Return the version of a key at a moment."""

@@ -94,13 +94,15 @@ class QueryService:
             store, at, asked, path, lambda: self._local.timed(kind, store, (text, key, at), times, limit)
         )
 
-    async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:
+    async def versions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's versions."""
         expect(store, "versioned")
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"versions/{path_text(text)}?from={times[0]}&to={times[1]}")
+        path = store_path(store.name, f"versions/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
-        return await self._by_key(store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times))
+        return await self._by_key(
+            store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times, limit)
+        )
 
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.query import local
 from coopstreams.query.client import QueryClient
 from coopstreams.query.pages import Query
 from coopstreams.query.requests import EntryFound, Found, VersionFound, WindowFound
@@ -187,6 +188,20 @@ def test_all_versions_of_a_time_come_in_order_without_deletions(node: Node, quer
     assert ask(node, "prices/versions/key-2").json()["known_since"] == 15
 
 
+def test_many_versions_come_in_several_answers(
+    node: Node, queries: QueryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = []
+    for limit, since in ((1, 0), (1, 20), (1, 30), (2, 0), (3, 0)):
+        answer = ask(node, f"prices/versions/key-2?from={since}&limit={limit}").json()
+        pages.append(([version["since"] for version in answer["versions"]], answer["more"]))
+    assert pages == [([10], True), ([20], True), ([40], False), ([10, 20], True), ([10, 20, 40], False)]
+    everything = queries.versions("prices", "key-2")
+    monkeypatch.setattr(local, "MOST_BYTES", 1)
+    assert ask(node, "prices/versions/key-2").json()["more"]
+    assert queries.versions("prices", "key-2") == everything
+
+
 def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(node: Node, queries: QueryClient) -> None:
     answer = ask(node, "prices/versions/key-5?as_of=14")
     assert (answer.status_code, answer.json()["error"], answer.json()["known_since"], answer.json()["retryable"]) == (
@@ -221,7 +236,7 @@ def test_a_latest_version_older_than_the_history_still_holds() -> None:
         ("prices/windows/a", "versioned store: ask /v1/stores/prices/versions/{key}, keys/{key}"),
         ("prices/versions/a?as_of=1&from=0", "give one or the other"),
         ("prices/versions/a?as_of=yesterday", "a whole number"),
-        ("prices/versions/a?limit=3", "unknown parameter"),
+        ("prices/versions/a?prefix=3", "unknown parameter"),
         ("visits/sessions/a?from=2&to=1", "later than"),
     ],
 )
