@@ -87,7 +87,9 @@ class Names:
         """
         name = self._next(f"{prefix}STATE-STORE-") if given is None else check_name(given, "the store name")
         if name in self._stores:
-            raise TopologyError(f'two stores are named "{name}". Give one of them another store=.')
+            of = name.removesuffix(past_name(""))
+            taken = f' A store "{of}" with a history takes that name, too: for its past.' if of != name else ""
+            raise TopologyError(f'two stores are named "{name}". Give one of them another store=.{taken}')
         self._stores.add(name)
         return name
 
@@ -108,6 +110,11 @@ class Names:
 def repartition_topic(prefix: str) -> str:
     """Return the name of a repartition topic, without the application id."""
     return prefix if prefix.endswith("-repartition") else f"{prefix}-repartition"
+
+
+def past_name(store: str) -> str:
+    """Return the name of the store that keeps the versions of a store's rows that have ended."""
+    return f"{store}-history"
 
 
 def changelog_topic(store: str) -> str:

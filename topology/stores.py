@@ -18,6 +18,7 @@ from xxhash import xxh3_64_digest
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.naming import past_name
 from coopstreams.topology.serdes import Serde
 
 StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers", "versions"]
@@ -85,11 +86,6 @@ class StoreSpec:
             logged=self.logged,
             store_type=self.store_type,
         )
-
-
-def past_name(store: str) -> str:
-    """Return the name of the store that keeps the versions before the latest of a store."""
-    return f"{store}-history"
 
 
 def store_type_of(value: object) -> str:

@@ -245,6 +245,7 @@ def _schemas() -> Schema:
         "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."},
         "value": {},
     }
+    timed = {"store": _STRING, "key": {}, "more": _BOOLEAN, **where}
     one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE, **headers})
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
@@ -256,18 +257,9 @@ def _schemas() -> Schema:
             {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
         ),
         "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
-        "Windows": _object({"store": _STRING, "key": {}, "windows": windows, "more": _BOOLEAN, **where}),
-        "Sessions": _object({"store": _STRING, "key": {}, "sessions": windows, "more": _BOOLEAN, **where}),
-        "Versions": _object(
-            {
-                "store": _STRING,
-                "key": {},
-                "versions": _list(_object(version)),
-                "more": _BOOLEAN,
-                "known_since": _WHOLE,
-                **where,
-            }
-        ),
+        "Windows": _object({**timed, "windows": windows}),
+        "Sessions": _object({**timed, "sessions": windows}),
+        "Versions": _object({**timed, "versions": _list(_object(version)), "known_since": _WHOLE}),
         "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING, "known_since": _WHOLE}),
         **_group_schemas(),
     }

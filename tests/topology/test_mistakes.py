@@ -79,6 +79,13 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: both(b, lambda s: s.group_by_key().count(store="n"), lambda s: s.group_by_key().count(store="n")),
         'two stores are named "n". Give one of them another store=',
     ),
+    "a store named like the past of another": (
+        lambda b: (
+            text(b).group_by_key().count(store="n-history"),
+            b.table("rows", key=serdes.text, value=serdes.text, store="n", history=ms(10)),
+        ),
+        'two stores are named "n-history".* A store "n" with a history takes that name, too',
+    ),
     "two repartitions of one name": (
         lambda b: both(b, lambda s: s.repartition(name="r"), lambda s: s.repartition(name="r")),
         'two repartition topics are named "r-repartition"',

@@ -29,9 +29,10 @@ from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.kept_headers import KeptHeaders
+from coopstreams.topology.naming import past_name
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
 from coopstreams.topology.records import Record, check_writable
-from coopstreams.topology.stores import TableStore, past_name
+from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
 """`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without `Processing.key` no key bytes."""

@@ -27,10 +27,10 @@ from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.graph.offset_resets import OffsetReset
 from coopstreams.topology.graph.subtopologies import cut
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import check_name
+from coopstreams.topology.naming import check_name, past_name
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import StoreSpec, past_name
+from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import versions_of
 
 K = TypeVar("K")

@@ -26,8 +26,7 @@ from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.compatibility.json_schema import why_other_bytes, why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
-from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.stores import past_name
+from coopstreams.topology.naming import changelog_topic, internal_topic, past_name
 
 
 class Verdict(StrEnum):
