@@ -76,7 +76,7 @@ export class Stores {
   #submit() {
     const { how, key, ...rest } = Object.fromEntries(new FormData(this.#form));
     const query = new URLSearchParams(Object.entries(rest).filter(([, value]) => value !== ""));
-    if (["range", "windows", "sessions"].includes(how)) query.set("limit", PAGE);
+    if (how !== "keys") query.set("limit", PAGE);
     this.#ask(this.#store, how, `v1/stores/${piece(this.#store.name)}/${how}${how === "range" ? "" : `/${piece(key)}`}`, query);
   }
 
