@@ -105,14 +105,17 @@ class LocalReader:
         def known_since(view: OpenView) -> int:
             return max(0, max(map(view.stream_time, history.topics)) - history.history_ms)
 
+        where = _where(store, text)
         with self.reading(store, at) as view:
-            after, answered = known_since(view), -1
-            while answered < min(after, last):  # once, unless a commit meanwhile has made all that was read forgotten
-                found, answered = _versions(view, key, (max(first, after), last), limit, where := _where(store, text))
+            oldest = known_since(view)
+            while True:
+                found, answered = _versions(view, key, (max(first, oldest), last), limit, where)
                 # Read stream time after the rows: in the other order, a commit in between could shorten the history,
                 # and the answer would seem complete.
-                after = known_since(view)
-            oldest, about = after, self._about(view)
+                oldest = known_since(view)
+                if answered >= min(oldest, last):  # else a commit meanwhile has made all that was read forgotten
+                    break
+            about = self._about(view)
         held = versions_within(found, first, answered, oldest)
         if held is None:
             raise forgotten(store.name, text, times[1], oldest)
