@@ -62,12 +62,6 @@ class TimedTable(Table):
     _horizon = _EVER
     """The first time that is visible."""
 
-    def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
-        super().touch(key, entry)
-        if self._of_key is not None:
-            self._note(key)
-
     def put(self, key: bytes, value: object, timestamp: int) -> None:
         """Set the value of a key; None deletes it."""
         entry = self.entries.get(key) or self.load(key)
@@ -145,6 +139,12 @@ class VersionTable(TimedTable):
     """What ends at this time or before is old. The operator raises it."""
     _old_at_commit: int
 
+    def touch(self, key: bytes, entry: Entry) -> None:
+        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        super().touch(key, entry)
+        if self._of_key is not None:
+            self._note(key)
+
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
         """Return the first row of a plain key with this time or a later one, None if there is none."""
         time = max(time, 0)
@@ -207,6 +207,8 @@ class WindowTable(TimedTable):
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
         super().touch(key, entry)
+        if self._of_key is not None:
+            self._note(key)
         if self._by_puts and (time := layout.time_of(self.spec.kind, key)) > self._newest:
             self._newest = time
             with self.guard:
