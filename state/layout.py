@@ -2,12 +2,12 @@
 
     database key    key group (1 byte, of the hash of the plain key) + store key
     store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end +
-                    start (8 bytes each)
+                    start (8 bytes each); versions that have ended: plain key + end (8 bytes)
     changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
     value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
 
-A *family* is an ordered map in a database: one for each key-value store, one for each time segment of a window store,
-and a second one for each store with a time to live, which has its rows by their timestamps (`expiry_key`).
+A *family* is an ordered map in a database: one for each time segment of a window or session store, one for each other
+store, and a second one for each store with a time to live, which has its rows by their timestamps (`expiry_key`).
 
 Invariant: in every family, the keys of a key range are a contiguous run of key groups: cheap to scan, drop or ship.
 Turned down: the key group in changelog keys (other tools could not read them), and the window start before the key (a

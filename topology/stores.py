@@ -25,8 +25,8 @@ StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers", "
 
 ROCKS_DB = "rocksDB"
 IN_MEMORY = "in_memory"
-TIME_BYTES = 8
-"""The length of the time at the end of a window key, or of a version's."""
+END_BYTES = 8
+"""The length of the end at the end of a version's key."""
 SUBSCRIBER_BYTES = 8
 """The length of the hash at the end of a subscriber key."""
 _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -82,7 +82,7 @@ class StoreSpec:
             "versions",
             self.key,
             self.value,
-            suffix_bytes=TIME_BYTES,
+            suffix_bytes=END_BYTES,
             logged=self.logged,
             store_type=self.store_type,
         )

@@ -162,8 +162,8 @@ def _put_past(past: VersionTableStore, key: bytes, timestamp: int, value: Any, e
             end = version[0]
         else:
             end = following
-            # One that ends there already is right: of the batch in which a crash left this record, the first rows are
-            # in the changelog, and the row that is found is older than they are.
+            # At-least-once, a record may come again after a crash that left the first rows of its batch in the
+            # changelog. One that ends here is such a row, and newer than the version that was found.
             if version[0] < timestamp and past.load(window_key(key, timestamp)).value is None:
                 _end(past, key, version, timestamp)
     _end(past, key, (timestamp, value), end)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -50,8 +51,8 @@ def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
                 f"{topic}, a repartition topic, has cleanup.policy={settings[topic]['cleanup.policy']}, and was made "
                 "with delete: the brokers keep only the last record of each key, and results would miss those that "
                 "are not processed yet, without an error. Put the policy back: "
-                f"{policy_command(topic, 'delete')}. Records that have gone already do not come back with it: if the "
-                "application was behind in this topic, begin anew (`coopstreams reset APP`)."
+                f"{setting_command(topic, 'cleanup.policy', 'delete')}. Records that have gone already do not come "
+                "back with it: if the application was behind in this topic, begin anew (`coopstreams reset APP`)."
                 for topic in wrong
             )
         )
@@ -65,7 +66,8 @@ def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str |
     told = (
         f"{topic}, {what}, has cleanup.policy={settings['cleanup.policy']} (retention.ms="
         f"{settings.get('retention.ms', '?')}), and was made with compact: the brokers delete its rows, and a restore "
-        f"would begin without them, without an error. Put the policy back: {policy_command(topic, 'compact')}. "
+        "would begin without them, without an error. Put the policy back: "
+        f"{setting_command(topic, 'cleanup.policy', 'compact')}. "
     )
     if not gone:
         return f"{told}All its partitions begin at offset 0: no rows have been deleted yet."
@@ -75,13 +77,4 @@ def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str |
         f"{told}Rows have been deleted already: {gone}. They do not come back with the policy. Stop all instances, and "
         f"before the next start have them made from the source topics (`coopstreams rebuild APP --from source --store "
         f"{store}`), or begin anew (`coopstreams reset APP`)."
-    )
-
-
-def policy_command(topic: str, policy: str) -> str:
-    """Return the command that sets a topic's `cleanup.policy`. Square brackets let it have a comma."""
-    value = f"[{policy}]" if "," in policy else policy
-    return (
-        "`kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
-        f"--entity-name {topic} --add-config cleanup.policy={value}`"
     )

@@ -36,6 +36,7 @@ from coopstreams.commit.record import (
     topic_spec,
 )
 from coopstreams.commit.view import CommitView, Hole, LiveCommit, PartitionStart, Winner
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
@@ -101,8 +102,7 @@ class Follower:
         if policy != "compact":
             raise ConfigError(
                 f"{COMMIT_TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a "
-                "compacted topic: `kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
-                f"--entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact`"
+                f"compacted topic: {setting_command(COMMIT_TOPIC, 'cleanup.policy', 'compact')}"
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:

@@ -11,9 +11,9 @@ from coopstreams.commit.deleting_changelogs import (
     check_compacted,
     check_not_compacted,
     deletes,
-    policy_command,
 )
 from coopstreams.common.config import Config
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.tasks.schemas import check_schemas
@@ -190,19 +190,17 @@ def _tell_windowed(plan: TopicPlan, settings: Mapping[str, str], additional_ms: 
             settings["cleanup.policy"],
             policy,
             "all updates of a row are kept" if lacking == "compact" else "windows that are over are kept for ever",
-            policy_command(plan.name, policy),
+            setting_command(plan.name, "cleanup.policy", policy),
         )
     wanted_ms, kept_ms = int(plan.config["retention.ms"]), int(settings.get("retention.ms", -1))
     if "delete" in _policies(settings) and 0 <= kept_ms < wanted_ms - additional_ms:
         log.warning(
             "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
-            "It was made when they were kept less long. Change it: `kafka-configs.sh --bootstrap-server HOST:PORT "
-            "--alter --entity-type topics --entity-name %s --add-config retention.ms=%d`",
+            "It was made when they were kept less long. Change it: %s",
             plan.name,
             kept_ms / 3_600_000,
             (wanted_ms - additional_ms) / 3_600_000,
-            plan.name,
-            wanted_ms,
+            setting_command(plan.name, "retention.ms", str(wanted_ms)),
         )
 
 
@@ -212,13 +210,11 @@ def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
     """
     if "delete" in _policies(settings) and int(settings.get("retention.bytes", -1)) >= 0:
         log.warning(
-            "%s has retention.bytes=%s: once a partition is larger, %s. Change it: `kafka-configs.sh "
-            "--bootstrap-server HOST:PORT --alter --entity-type topics "
-            "--entity-name %s --add-config retention.bytes=-1`",
+            "%s has retention.bytes=%s: once a partition is larger, %s. Change it: %s",
             topic,
             settings["retention.bytes"],
             lost,
-            topic,
+            setting_command(topic, "retention.bytes", "-1"),
         )
 
 

@@ -361,6 +361,13 @@ def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(tmp_path: Pa
     again.close()
 
 
+def flip_in_first_block(file: Path) -> None:
+    """Flip the bits of a byte."""
+    data = bytearray(file.read_bytes())
+    data[3] ^= 0xFF
+    file.write_bytes(data)
+
+
 def test_damage_among_the_names_of_the_families_is_found_at_the_opening(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, [SPEC])
@@ -370,9 +377,7 @@ def test_damage_among_the_names_of_the_families_is_found_at_the_opening(tmp_path
     (names,) = (directory.folder / "0_0").glob("*.sst")
     fill(database)
     directory.close()
-    data = bytearray(names.read_bytes())
-    data[3] ^= 0xFF
-    names.write_bytes(data)
+    flip_in_first_block(names)
     again = StateDirectory(tmp_path, "app", 0)
     with pytest.raises(StateCorruptError, match="may be deleted"):
         again.open(0, 0, [SPEC])
@@ -387,9 +392,7 @@ def test_damage_among_the_checkpoints_is_found_at_the_opening(tmp_path: Path) ->
     directory.close()
     files = (directory.folder / "0_0").glob("*.sst")
     (checkpoints,) = [file for file in files if b"checkpoint/counts" in file.read_bytes()]
-    data = bytearray(checkpoints.read_bytes())
-    data[3] ^= 0xFF
-    checkpoints.write_bytes(data)
+    flip_in_first_block(checkpoints)
     again = StateDirectory(tmp_path, "app", 0)
     with pytest.raises(StateCorruptError, match="block checksum mismatch"):
         again.open(0, 0, [SPEC])

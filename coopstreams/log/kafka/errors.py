@@ -17,6 +17,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.kafka.settings import ClientErrors, code_in
 from coopstreams.topology.errors import (
     AccessDeniedError,
@@ -136,8 +137,7 @@ _CURE = {
 }
 _CURE_CLOCK = (
     "It is dated by the clock of this host, which must be far ahead of the brokers' clocks: set it right (NTP). Or let "
-    "brokers date these records: `kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
-    f"--entity-name {COMMIT_TOPIC} --add-config message.timestamp.type=LogAppendTime`."
+    f"brokers date these records: {setting_command(COMMIT_TOPIC, 'message.timestamp.type', 'LogAppendTime')}."
 )
 
 _LOGIN = frozenset({
