@@ -43,7 +43,7 @@ from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import as_written, ordered, taken
+from coopstreams.testing.ordered import as_written, by_turn, ordered, taken
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
@@ -410,7 +410,7 @@ class TopologyTestDriver:
         self._fetch()
         while any(
             self._go_on(source)
-            for source in sorted(self._at_hand, key=lambda source: self._at_hand[source].stream_time)
+            for source in by_turn(self._at_hand, self._tasks)
             if source in self._at_hand  # not if one before it has found it done
         ):
             self._fetch()

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from coopstreams.log.log import Position
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 
@@ -45,6 +47,27 @@ def as_written(found: Mapping[TopicPartition, T], topics: Sequence[str]) -> dict
     """Return entries in the order in which their topics were first written. Those that were not written come first."""
     first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
     return {source: found[source] for source in sorted(found, key=lambda source: first.get(source.topic, -1))}
+
+
+def by_turn(
+    at_hand: Mapping[TopicPartition, Position], tasks: Mapping[TopicPartition, Sequence[Task]]
+) -> list[TopicPartition]:
+    """Return the sources of records in the order in which they are taken: by time, with equal times as they stand.
+
+    Of the sources of one task, its first one goes before the others with its time, as in the task's own queues: they
+    see only the records of their key range.
+    """
+    if len(at_hand) < 2:
+        return list(at_hand)
+    stands: dict[tuple[int, int], int] = {}
+    for number, (source, at) in enumerate(at_hand.items()):
+        stands.setdefault((at.stream_time, tasks[source][0].id.subtopology), number)
+
+    def turn(source: TopicPartition) -> tuple[int, int, int]:
+        time, task = at_hand[source].stream_time, tasks[source][0]
+        return time, stands[time, task.id.subtopology], task.sources.index(source)
+
+    return sorted(at_hand, key=turn)
 
 
 class _OrderedKeys(list[bytes | None]):

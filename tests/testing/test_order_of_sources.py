@@ -147,6 +147,7 @@ word = st.builds(
 
 
 @given(st.lists(st.lists(word, min_size=1, max_size=8).map(b" ".join), min_size=1, max_size=3))
+@example([b"right/a@1", b"left/a@0 left/c@1 right/a@1 right/c@0"])
 @example([b"left/a@5", b"right/c@9 left/a@9 left/d@10", b"right/d@8 right/a@0 right/d@5 left/b@3 left/a@2 right/b@2"])
 def test_late_records_of_two_repartition_topics_are_all_taken_and_for_each_key_in_the_same_order(
     sent: list[bytes],
