@@ -263,6 +263,21 @@ def test_a_suppression_reads_what_it_has_held() -> None:
     assert between(held(serdes.int64), held(serdes.float64))["later-store"] is UNREADABLE
 
 
+@pytest.mark.parametrize("kind", ["join", "left_join", "outer_join"])
+def test_a_left_join_of_tables_whose_sides_change_places_has_rows_for_other_keys(kind: str) -> None:
+    def program(first: str, second: str) -> Program:
+        def build(b: StreamsBuilder) -> None:
+            one, two = (b.table(name, key=serdes.text, value=serdes.text, store=name) for name in (first, second))
+            getattr(one, kind)(two, lambda a, b: [a, b], value=serdes.json, store="both")
+
+        return build
+
+    found = {change.name: change for change in changes(of(program("a", "b")), of(program("b", "a")))}
+    assert found["a"].verdict == found["b"].verdict == KEEPS
+    assert found["both"].verdict == (MIXED if kind == "left_join" else KEEPS)
+    assert kind != "left_join" or "a row for each row of b, and had one for each row of a" in found["both"].why
+
+
 def test_a_foreign_key_join_that_becomes_a_left_join_lacks_the_rows_without_a_match() -> None:
     def owners(left: bool) -> Program:
         def program(b: StreamsBuilder) -> None:

@@ -288,6 +288,14 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         yield TopologyChange(
             "store", was.name, Verdict.MIXED, why, f"if they need not be there, accept it; else {another}", topic
         )
+    if was.first and now.first and not old.meets(was.first, new, now.first):
+        why = (
+            f"it has a row for each row of {_words(new.outside(now.first))}, and had one for each row of "
+            f"{_words(old.outside(was.first))}: the sides of its join have changed places"
+        )
+        yield TopologyChange(
+            "store", was.name, Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}", topic
+        )
     if was.made_by != now.made_by:
         why = (
             f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "

@@ -195,6 +195,7 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         **_schemas(store.key, how.held or store.value),
         **({} if how.held is None else {"held": how.held.name}),
         **({} if how.left is None else {"left": how.left}),
+        **({} if how.first is None else {"first": sorted(how.first)}),
         "made_by": sorted(how.methods),
         "reads": sorted(how.reads),
         "windows": None if how.windows is None else _windows(how.windows),

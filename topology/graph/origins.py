@@ -99,7 +99,8 @@ class Made:
 
     Shape: `methods` are the operators that write it, such as `count` or `StreamStreamJoin`; `reads` are all topics that
     its rows come from. `held` is the serde of the values in the updates that a suppression holds; `left`: whether the
-    rows of a foreign-key join include those without a match. Of other stores both are None.
+    rows of a foreign-key join include those without a match; `first`: the topics of the first side of a left join of
+    tables, which has a row for each of its rows. Of other stores they are None.
     """
 
     methods: frozenset[str]
@@ -107,6 +108,7 @@ class Made:
     windows: AnyWindows | None
     held: Serde[Any] | None = None
     left: bool | None = None
+    first: frozenset[str] | None = None
 
 
 def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
@@ -128,6 +130,7 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
                 windows or before.windows,
                 node.value if isinstance(node, Suppress) else before.held,
                 next((parent.left for parent in above_it if isinstance(parent, ForeignKeyResult)), before.left),
+                above[node.parents[0]] if isinstance(node, TableTableJoin) and node.kind == "left" else before.first,
             )
     return found
 

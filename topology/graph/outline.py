@@ -47,6 +47,8 @@ class Store:
     """
     left: bool | None = None
     """Whether a foreign-key join keeps rows without a match. None: no such join, or an earlier description."""
+    first: frozenset[str] | None = None
+    """The topics of the first side of a left join of tables. None: no such join, or an earlier description."""
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
@@ -180,6 +182,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         expires="ttl_ms" in drawn,
         held=drawn.get("held"),
         left=drawn.get("left"),
+        first=frozenset(drawn["first"]) if "first" in drawn else None,
         schemas=_of_ids(drawn, "schemas", schemas),
         key_schemas=_of_ids(drawn, "key_schemas", schemas),
         stores_above=frozenset(drawn.get("stores_above", ())),
