@@ -15,6 +15,9 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 # Tests and demonstrations start processes by the hundred: each module is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
+# The crates that native/ needs are compiled once for all checkouts.
+export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coopstreams)/cargo
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-slow demo pictures demo-backfill bench docs site
 
