@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo, TimedKind
@@ -373,17 +373,20 @@ def _versions(view: OpenView, key: bytes, times: Times, limit: int, where: str) 
     or if they are large.
 
     Read the row before its past: in the other order, a commit in between could bring its version into the past unseen.
+    The past may be ahead of the row, because of a commit in between or, at-least-once, of a crash in the middle of one.
+    What began there when the row's version did, or later, is left out: the last of it has ended, and its successor is
+    not known.
     """
     row = view.store.get(key)
     if row is None:
         return [], times[1]
     assert view.past is not None
-    past = view.past.fetch(key, times[0] + 1, FOREVER_MS)
-    stored = chain((window.value for window in past), (row[0],))
+    latest = history_of(row[0], where)
+    past = (one for each in view.past.fetch(key, times[0] + 1, FOREVER_MS) for one in history_of(each.value, where))
     found, many, size = dict[int, Any](), 0, 0
-    for since, value in (version for data in stored for version in history_of(data, where)):
+    for since, value in chain(takewhile(lambda one: one[0] < latest[0][0], past), latest):
         if since in found:
-            continue  # its row was written between the two reads
+            continue  # at-least-once, after such a crash, until its records are repeated
         found[since] = value
         if since > times[1]:  # the end of the last one
             break

@@ -29,6 +29,7 @@ from coopstreams.topology.errors import QueryError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
+from coopstreams.topology.versions import versions_of
 from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
 from tests.state.rows import put
 
@@ -214,6 +215,16 @@ def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(node: N
         queries.as_of("prices", "key-5", 3)
     assert caught.value.code == "FORGOTTEN"
     assert queries.as_of("prices", "gone", 14) is None, "the deletion was the last change: it holds since"
+
+
+def test_of_a_past_that_is_ahead_of_its_row_only_what_the_row_knows_is_shown() -> None:
+    """A commit between the reads of both, or at-least-once a crash in its middle, brought 10 and 20 into the past."""
+    with Cluster(1) as cluster:
+        cluster.deal(1, {"prices": {"ahead": ([(5, b"0"), (10, b"1"), (20, b"2"), (30, b"3")], 30)}})
+        cluster["a"].damage("prices", "ahead", versions_of(serdes.raw).serialize([(10, b"1")]))
+        with QueryClient(cluster["a"].url) as queries:
+            assert queries.versions("prices", "ahead") == [VersionFound(5, 10, "0"), VersionFound(10, None, "1")]
+            assert queries.as_of("prices", "ahead", 40) == VersionFound(10, None, "1")
 
 
 def test_a_latest_version_older_than_the_history_still_holds() -> None:
