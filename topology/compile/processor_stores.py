@@ -255,9 +255,17 @@ class VersionedStore(Generic[K, V]):
         """Set the value that a key has from `timestamp` until its next version; None deletes it.
 
         Return False, and change nothing, if `timestamp` is before the history.
+
+        Raises:
+            ValueError: `timestamp` is negative, before 1970: the past is in the order of times that are not.
         """
         if timestamp < self._oldest:
             return False
+        if timestamp < 0:
+            raise ValueError(
+                f'store "{self._table.spec.name}": a version cannot begin at {timestamp} ms, before 1970. Put the '
+                "first one at 0."
+            )
         data = self._write(key)
         entry = self._table.load(data)
         put_version(entry, self._past, data, timestamp, value, self._oldest, self._history_ms)

@@ -19,6 +19,7 @@ from coopstreams import (
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 from tests.topology.operators.test_process import driver_of, each_of
 
@@ -91,6 +92,27 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
             [True, 4, [None, None, None, None]],
         ]
         assert driver.store("prices").as_of("a", 50) == Row("a", 4, 50)
+
+
+def test_a_version_from_before_1970_is_refused_unless_it_is_before_the_history() -> None:
+    """It was taken, and not found any more once a later one had followed."""
+
+    class Births(Processor[str, int, str, Any]):
+        def process(self, record: Record[str, int]) -> None:
+            kept = self.context.store("births").put(record.key, record.value, record.value)
+            self.context.forward(record.with_value(kept))
+
+    for history, says in ((10, None), (1000, 'store "births": a version cannot begin at -5 ms, before 1970')):
+        store = versioned_store("births", key=serdes.text, value=serdes.json, history=ms(history))
+        with driver_of(Births, store) as driver:
+            births = driver.input("in", serdes.text, serdes.json)
+            births.send("a", 0, 20)
+            if says is None:
+                births.send("a", -5, 20)
+                assert driver.outputs()[-1].value is False
+            else:
+                with pytest.raises(ProcessingError, match=says):
+                    births.send("a", -5, 20)
 
 
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
