@@ -32,8 +32,9 @@ ENTRY_BYTES = 200
 """The memory of a buffered entry without key and value: the entry, its slots in two dicts, the object headers."""
 LIVE_FACTOR = 4
 """The memory of a buffered value, as object and as bytes, per serialised byte."""
+NO_TIMESTAMP = -1
+"""The timestamp of an entry without a value."""
 
-_NO_TIMESTAMP = -1
 _SAMPLE = 64
 _AT = attrgetter("at")
 _FEW_ROWS = 1000
@@ -251,7 +252,7 @@ class Table:
 
     def _entry(self, at: bytes, data: bytes | None) -> PlacedEntry:
         if data is None:
-            return PlacedEntry(at, None, _NO_TIMESTAMP, None)
+            return PlacedEntry(at, None, NO_TIMESTAMP, None)
         stored = data[8:]
         try:
             value = self._decode(stored)

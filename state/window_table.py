@@ -28,7 +28,7 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
-from coopstreams.state.table import ENTRY_BYTES, ChangelogBatch, Table
+from coopstreams.state.table import ENTRY_BYTES, NO_TIMESTAMP, ChangelogBatch, PlacedEntry, Table
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
@@ -157,9 +157,11 @@ class VersionTable(TimedTable):
         return None
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that were old at the last commit."""
+        """Delete the committed rows of a plain key that were old at the last commit. Their values are not read."""
         if self._old_at_commit >= 0:
-            for row, _ in list(self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)):
+            for row, data in list(self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)):
+                if row not in self.entries:
+                    self.entries[row] = PlacedEntry(self._database_key(row), None, NO_TIMESTAMP, layout.unpack(data)[0])
                 self.put(row, None, layout.time_of(self.spec.kind, row))
 
     def freeze(self) -> ChangelogBatch | None:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.state import layout
 from coopstreams.state.database import Database
+from coopstreams.state.engine import Change
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
@@ -243,6 +245,22 @@ def test_versions_that_ended_before_the_history_are_deleted_with_later_updates()
     assert [rows.at(b"k", at) for at in (915, 919, 995)] == [915, 915, 995]
 
 
+def test_versions_that_are_deleted_need_not_be_readable() -> None:
+    """Their class may be another one by now, or the registry of their schema be away."""
+    rows = Rows(history_ms=80)
+    rows.put(b"k", 0, "an old form", oldest=-80)
+    rows.put(b"k", 10, 1, oldest=-70)
+    rows.commit()
+    rows.damage_past(b"k", 10)
+    rows.put(b"k", 200, 2, oldest=120)
+    rows.commit()
+    written = rows.put(b"k", 300, 3, oldest=220) and rows.commit()
+    assert written == {
+        "rows": [(b"k", [(300, 3)])],
+        "rows-history": [(window_key(b"k", 10), None), (window_key(b"k", 300), [(200, 2)])],
+    }
+
+
 def test_what_records_since_the_last_commit_may_ask_for_again_is_not_deleted() -> None:
     """At-least-once, a crash may leave the changelog ahead, and they are repeated."""
     rows = Rows(history_ms=80)
@@ -262,7 +280,8 @@ class Rows:
         spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(serdes.json), history_ms=history_ms)
         self._history_ms = history_ms
         assert spec.past is not None
-        self._state = TaskState(Database(Memory(), [spec, spec.past]), [spec, spec.past], WHOLE, 1 << 20)
+        self._database = Database(Memory(), [spec, spec.past])
+        self._state = TaskState(self._database, [spec, spec.past], WHOLE, 1 << 20)
         self._read = spec.value.deserialize
         self.latest = self._state.stores["rows"]
         self._past: Any = self._state.stores["rows-history"]
@@ -291,6 +310,12 @@ class Rows:
         for changelog_key, versions in written:
             self._past.put(changelog_key, versions, split_window_key(changelog_key)[1])
         self.commit()
+
+    def damage_past(self, key: bytes, end: int) -> None:
+        """Replace the value of a committed version that has ended by bytes that its serde cannot read."""
+        at = layout.database_key(key, window_key(key, end))
+        self._database.write([Change(layout.family_of("rows-history"), [at], [layout.pack(end, b"?")])], {})
+        self._past.discard()
 
     def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
         """Commit; return what was written, by store."""
