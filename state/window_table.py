@@ -103,10 +103,11 @@ class TimedTable(Table):
         if first < times.read:
             rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
             stored = [row[-self._suffix :] for row, _ in rows]
-            before = len(times.known)
-            times.known = sorted({*times.known, *stored}) if times.known else stored
+            known, before = times.known, len(times.known)
+            at = before if times.read == _NEVER else bisect_left(known, TIMESTAMP.pack(times.read))
+            known[:at] = sorted({*known[:at], *stored}) if at else stored  # behind `at`, there may be very many
             times.read = first
-            self._known += len(times.known) - before
+            self._known += len(known) - before
         return times
 
     def _note_dirty(self) -> None:
