@@ -21,14 +21,7 @@ import httpx
 import pytest
 from _pytest.capture import CaptureManager
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-    TopicMetadata,
-)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from hypothesis import settings
 from rich.console import Console
@@ -172,9 +165,10 @@ class Kafka:
             partition.leader > 0 and len(partition.isrs) == self.replicas for partition in found.partitions.values()
         )
 
-    def _known(self, topic: str) -> TopicMetadata | None:
-        """Return what the broker knows of a topic. Of this one alone: asked for all that the tests have made, again and
-        again, the broker did little else (measured).
+    def _known(self, topic: str) -> Any:
+        """Return what the broker knows of a topic, None if nothing.
+
+        It is asked for this one alone: the answers with all that tests have made were most of its work (measured).
         """
         found = self._admin.list_topics(topic, timeout=60).topics.get(topic)
         return None if found is None or found.error is not None else found
