@@ -24,7 +24,7 @@ export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HO
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# Install $(1). uv takes a quarter of pip's time, but reads neither pip's settings (a mirror, a proxy) nor its certificates.
+# Install $(1). With uv, `make setup` takes less than half the time (2:27, not 5:14), but uv does not read pip's settings: a mirror, a proxy.
 get = $(BIN)/python -m pip install --disable-pip-version-check --quiet uv && $(BIN)/uv pip install --python $(BIN)/python --system-certs $(1) || \
 { echo "setup: uv could not install it, see above; pip tries, with its own settings"; $(BIN)/python -m pip install --disable-pip-version-check $(1); }
 

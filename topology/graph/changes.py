@@ -291,7 +291,7 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
     if was.first and now.first and not old.meets(was.first, new, now.first):
         why = (
             f"it has a row for each row of {_words(new.outside(now.first))}, and had one for each row of "
-            f"{_words(old.outside(was.first))}: the sides of its join have changed places"
+            f"{_words(old.outside(was.first))}"
         )
         yield TopologyChange(
             "store", was.name, Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}", topic
