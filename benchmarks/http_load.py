@@ -105,23 +105,27 @@ class _Asking(_Client):
         super().__init__(port)
         self._every_s, self._took = every_s, took
         self._due, self._asked_at = now + random.random() * every_s, 0.0
+        self._read = b""
+        """What has come of the answer."""
 
     def connect_again(self) -> bool:
         """Connect again; return whether it waited for an answer, which is dropped."""
         self.socket.close()
-        self.socket, waited, self._asked_at = self.connected(), self._asked_at > 0.0, 0.0
+        self.socket, waited, self._asked_at, self._read = self.connected(), self._asked_at > 0.0, 0.0, b""
         return waited
 
     def step(self, now: float) -> float | None:
         if self._asked_at:
             with suppress(BlockingIOError):
-                head, _, body = self.socket.recv(65536).partition(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0])
-                if len(body) != length:
-                    raise SystemExit(f"an answer in parts: {head!r}")
-                if head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404")):
-                    self._took[min(BINS - 1, int((now - self._asked_at) * BINS_A_S))] += 1
-                self._asked_at, self._due = 0.0, max(self._due + self._every_s, now)
+                if not (part := self.socket.recv(65536)):
+                    raise SystemExit("the server has closed a connection that waits for an answer")
+                self._read += part
+                head, _, body = self._read.partition(b"\r\n\r\n")
+                length = head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0]
+                if length and len(body) == int(length):
+                    if head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404")):
+                        self._took[min(BINS - 1, int((now - self._asked_at) * BINS_A_S))] += 1
+                    self._asked_at, self._due, self._read = 0.0, max(self._due + self._every_s, now), b""
         if self._asked_at:
             return None
         if now < self._due:

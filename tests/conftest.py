@@ -239,8 +239,10 @@ def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
     unique names.
     """
     folder = folder_of_run(request.config) / TO_BREAK
+    # Kafka's default: a client that asks for a topic may create it.
+    settings = {"broker.session.timeout.ms": "9000", "auto.create.topics.enable": "true"}
     with locked(folder.with_suffix(".lock")):
-        broker = KafkaBroker(folder, settings={"broker.session.timeout.ms": "9000"}, console=download_kafka(request))
+        broker = KafkaBroker(folder, settings=settings, console=download_kafka(request))
         broker.start()
         yield broker
         broker.resume()

@@ -83,6 +83,12 @@ class Program:
         """Wait until the task runs in the last process that was started."""
         eventually(lambda: re.search(r"task 0_0\[\S+\] runs", self.said()[self._began :]) is not None, 120, self.said)
 
+    def await_workers(self, count: int) -> None:
+        """Wait until this many workers have had their tasks open, as `--verbose` says."""
+        eventually(
+            lambda: len(set(re.findall(r"worker \d: rebalancing -> running", self.said()))) == count, 120, self.said
+        )
+
     def await_outputs(self) -> None:
         eventually(
             lambda: self.found().outputs >= self.written.total(), 150, lambda: f"{self.found()}\n{self.said()[-4000:]}"
@@ -185,8 +191,9 @@ def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program
 def test_a_changelog_that_was_deleted_is_not_made_anew_by_the_restarts_of_a_supervisor(program: Program) -> None:
     changelog = f"{program.application}-counts-changelog"
     program.write(100)
-    program.run("--processes", "2", transaction_timeout_ms=5000, processing_guarantee="exactly_once_v2")
+    program.run("--processes", "2", "--verbose", transaction_timeout_ms=5000, processing_guarantee="exactly_once_v2")
     program.await_outputs()  # so the group has positions: a group without them would rightly begin anew
+    program.await_workers(2)  # a worker that has never run and is refused would rightly end the run
     program.kafka.delete(changelog)
     program.write(100)
     refused = rf"WARNING worker \d ended with status 2: ConfigError: deleted: {changelog}, the changelog of store"
@@ -224,9 +231,7 @@ def test_a_worker_whose_secret_is_away_when_it_is_started_again_comes_back_with_
     secret = program.folder / "secret"
     secret.write_text("0")
     running = program.run("--processes", "2", "--verbose", max_task_idle_ms=f"${{file:{secret}}}")
-    eventually(
-        lambda: len(set(re.findall(r"worker \d: rebalancing -> running", program.said()))) == 2, 120, program.said
-    )
+    program.await_workers(2)
     secret.unlink()
     os.kill(int(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[1]), signal.SIGKILL)
     eventually(

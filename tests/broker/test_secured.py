@@ -19,10 +19,14 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.dead_letters import ahead, replay
+from coopstreams.commit.policy import Policy, PolicyTopic
 from coopstreams.common.acls import Acl, adding
+from coopstreams.common.config import Config
 from coopstreams.dev import certificates
+from coopstreams.instance.restrictions import Restrictions
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import delete_share_group
+from coopstreams.tasks.resolved_topology import resolve_topology
 from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of, metric
@@ -256,6 +260,29 @@ def lose(secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl)
         secured.take_away(counting.application, lost)
         counting.write(["a", "c"])
         eventually(lambda: app._error is not None, 90, lambda: "it runs on, or stands still")
+
+
+def test_who_may_not_see_the_policy_is_free(
+    secured: SecuredKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting = made(secured)
+    with closing(KafkaLog(secured.settings)) as cluster, closing(PolicyTopic(cluster)) as policy:
+        policy.set("accept.range.fetch", False, counting.source)
+        resolved = resolve_topology(
+            cluster, counting.topology, Config.of(secured.config(tmp_path), counting.application)
+        )
+        with closing(Restrictions(cluster, lambda: resolved)) as seen:
+            seen.look()
+            assert not seen.policy.accepts_range_fetch(counting.source)
+        policy.set("accept.range.fetch", None, counting.source)
+    with (
+        caplog.at_level(logging.WARNING),
+        closing(KafkaLog(secured.user("nobody", []))) as hidden,
+        closing(Restrictions(hidden, lambda: resolved)) as unseen,
+    ):
+        unseen.look()
+        assert unseen.policy == Policy()
+    assert caplog.text == ""
 
 
 def test_a_topic_that_brokers_hide_is_named(secured: SecuredKafka, tmp_path: Path) -> None:

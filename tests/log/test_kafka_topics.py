@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coopstreams.commit import policy, record
+from coopstreams.dev.broker import KafkaBroker
 from coopstreams.instance import deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -30,6 +31,15 @@ def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
     with pytest.raises(UnknownTopicError, match=none):
         log.stable_offsets([TopicPartition(none, 0)])
     assert none not in kafka.topics()
+    log.close()
+
+
+def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(broker_to_break: KafkaBroker) -> None:
+    log = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})
+    assert log.partitions(["asked-for"]) == {}
+    log.create_topics([TopicSpec("made-after-that", 3)])
+    assert log.partitions(["asked-for", "made-after-that"]) == {"made-after-that": 3}
+    assert "asked-for" not in log.partitions()
     log.close()
 
 

@@ -126,17 +126,13 @@ class KafkaLog:
 
         Brokers leave topics out that this user may not describe; asked for by name, they are an error.
         """
-        known = self._known()
+        known = self._known(topics)
         # A broker may not know a new topic yet: wait, so that its creator finds it from now on.
-        while time.monotonic() < self._made_until and not self._made <= known.keys():
+        new = self._made if topics is None else self._made.intersection(topics)
+        while time.monotonic() < self._made_until and not new <= known.keys():
             time.sleep(RETRY_S)
-            known = self._known()
-        if topics is None:
-            return known
-        for name in topics:
-            if name not in known:
-                self._described(name, fine=UNKNOWN)
-        return {name: known[name] for name in topics if name in known}
+            known = self._known(topics)
+        return known
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create the topics that do not exist yet, and wait until they are known."""
@@ -308,13 +304,23 @@ class KafkaLog:
         admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
         return admin
 
-    def _known(self) -> dict[str, int]:
-        """Return the partition count of each topic, as one of the brokers knows them."""
-        # Always all topics: asking for one by name creates it, if the broker has auto.create.topics.enable.
+    def _known(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition counts of these topics (None: of all), as one of the brokers knows them."""
+        if topics is not None:
+            counts = {name: self._count(name) for name in topics}
+            return {name: count for name, count in counts.items() if count is not None}
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
         known = {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
         self._listed = known.keys()
         return known
+
+    def _count(self, topic: str) -> int | None:
+        """Return a topic's partition count; None: there is no such topic. A consumer's request does not create it."""
+        what = f'asking for topic "{topic}"'
+        found = self._ask(lambda seconds: self._consumer.list_topics(topic, seconds), what).topics[topic]
+        if found.error is not None and found.error.code() not in UNKNOWN:
+            raise translated(found.error, what, self._attempt("Describe", topic))
+        return None if found.error is not None else len(found.partitions)
 
     def _await_from_now(self, topics: Collection[str]) -> None:
         """Take it that these topics exist, also if a broker does not know them yet."""
