@@ -105,7 +105,7 @@ format: setup ## format, and fix what ruff can fix
 test: setup ## all tests except the slow ones, 10 to 15 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 40 minutes on two cores (the sum of its parts)
+test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 50 minutes on two cores (the sum of its parts)
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)

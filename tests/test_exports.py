@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         coopstreams.KafkaStreams  # noqa: B018 asking is the test
 
 
+@cache
 def help_of(*words: str) -> tuple[str, set[str]]:
     """Return the output of `coopstreams … --help`, and the modules loaded then."""
     code = f"""

@@ -72,6 +72,7 @@ def test_a_topic_that_is_made_anew_under_a_running_consumer_is_read_from_its_beg
     assert consumer.commit().last_stable_offset == {orders.at: more}
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_does_not_hold_up_the_others(orders: Orders) -> None:
     other = f"other-{uuid.uuid4().hex[:8]}"
     orders.log.create_topics([TopicSpec(other, 1)])

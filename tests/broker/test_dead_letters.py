@@ -132,6 +132,7 @@ def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_tim
     assert times == dict.fromkeys([b"a", b"b", b"c"], 1_700_000_000_000)
 
 
+@pytest.mark.slow
 def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kafka) -> None:
     dead, elsewhere = kafka.topic("dead"), kafka.topic("elsewhere")
     assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "0 written, 0 passed"

@@ -188,6 +188,7 @@ def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program
     assert "starting it again" not in program.said()
 
 
+@pytest.mark.slow
 def test_a_changelog_that_was_deleted_is_not_made_anew_by_the_restarts_of_a_supervisor(program: Program) -> None:
     changelog = f"{program.application}-counts-changelog"
     program.write(100)
@@ -227,6 +228,7 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     assert program.found().exactly_once
 
 
+@pytest.mark.slow
 def test_a_worker_whose_secret_is_away_when_it_is_started_again_comes_back_with_it(program: Program) -> None:
     secret = program.folder / "secret"
     secret.write_text("0")

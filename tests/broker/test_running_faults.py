@@ -58,6 +58,7 @@ def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_pat
     assert counting.source in str(error)
 
 
+@pytest.mark.slow
 def test_a_task_that_opens_when_its_source_topic_is_gone_ends_the_instance(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_task_that_opens_when_its_source_topic_is_gone_ends_the_instance(
             hand_over(first, second)
 
 
+@pytest.mark.slow
 def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", transaction_timeout_ms=5000)

@@ -119,6 +119,7 @@ def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
         assert 300 <= metric(app, REPLAYED) < 1000
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_only_what_came_since(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
         to_rebuild(counting.topology, [1], RebuildScope(None, [0, 1, 7]))
 
 
+@pytest.mark.slow
 def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no
         await_table(app, again)
 
 
+@pytest.mark.slow
 def test_a_changelog_that_was_deleted_is_made_anew_if_the_group_begins_at_its_first_records(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_changelog_that_was_deleted_is_made_anew_if_the_group_begins_at_its_fi
         await_table(app, written)
 
 
+@pytest.mark.slow
 def test_a_changelog_that_was_deleted_is_not_made_anew_where_only_individual_commits_say_what_was_processed(
     kafka: Kafka, tmp_path: Path
 ) -> None:

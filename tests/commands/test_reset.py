@@ -131,6 +131,7 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         await_table(running, counting.write(["last"], now_ms))
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka: Kafka, tmp_path: Path) -> None:
     """The start is refused until the reset is typed again."""
@@ -155,6 +156,7 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka:
         await_table(running, written)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_path: Path) -> None:
     counting = WordCount.make(kafka, tmp_path)
@@ -169,7 +171,7 @@ def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_p
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
+@pytest.mark.parametrize("guarantee", [pytest.param("at_least_once", marks=pytest.mark.slow), "exactly_once_v2"])
 def test_after_a_reset_a_sink_begins_anew_and_later_another_one_is_refused(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -208,6 +210,7 @@ topology = builder.build()
         assert run() == Counter(WORDS)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_the_version_that_ran_counts_nothing_twice_after_a_reset_with_the_file_of_another(
     kafka: Kafka, tmp_path: Path

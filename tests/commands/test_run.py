@@ -30,6 +30,7 @@ DATED = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
 """The time of a log line that is not on a terminal."""
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: Any, tmp_path: Path) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"

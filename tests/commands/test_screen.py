@@ -155,6 +155,7 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
     assert not any(alive(pid) for pid in map(int, re.findall(r"[01]  pid (\d+)", terminal.text)))
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any]) -> None:
     """Their output is not read any more; that must not block their last commit."""

@@ -15,6 +15,7 @@ def data() -> FlightsData:
     return flights_data()
 
 
+@pytest.mark.slow
 def test_all_departures_of_the_year_are_there(data: FlightsData) -> None:
     departures = list(data.departures())
     assert len(departures) == DEPARTURES == 336_776

@@ -88,6 +88,7 @@ def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
     assert Service.asked[503] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(example: Any, kafka: Any, tmp_path: Path) -> None:
     """Two key ranges of one partition under exactly-once, stopped in the middle and restarted."""

@@ -62,6 +62,7 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     commit(z, partition, 3)
 
 
+@pytest.mark.slow
 def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_to_break: KafkaBroker) -> None:
     with application(broker_to_break.bootstrap, "outage", 1) as app:
         a, b = app.start("a"), app.start("b")

@@ -151,6 +151,7 @@ def test_what_hangs_of_an_id_that_nobody_uses_any_more_is_ended_by_others(settin
     assert setting.committed() == 7
 
 
+@pytest.mark.slow
 def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
     """The application logs in as `app`, which has all ACLs except the one on the cluster that the cure needs."""
     outer, inner, controller = free_port(), free_port(), free_port()

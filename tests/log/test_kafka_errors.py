@@ -224,6 +224,7 @@ def over_tls(authority: Path) -> dict[str, str]:
     return {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": str(authority)}
 
 
+@pytest.mark.slow
 def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(tmp_path: Path) -> None:
     """Settings that are wrong end all processes, and a service manager does not start them again."""
     settings = over_tls(authority := tmp_path / "ca.pem")

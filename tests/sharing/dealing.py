@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from coopstreams.common.config import Config
-from coopstreams.common.host import SYSTEM
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import Position, TopicSpec
@@ -198,6 +198,7 @@ class Instance:
         connect: Callable[[], Member] | None = None,
         holds: Callable[[], str] = lambda: "",
         acknowledge_every_s: float = 0.01,
+        host: Host = SYSTEM,
         **settings: Any,
     ) -> None:
         given = {name.replace("_", "."): value for name, value in settings.items()}
@@ -216,8 +217,7 @@ class Instance:
         for number in range(threads):
             writer = LateWriter(self.log, outcomes)
             works = [
-                SharedWork(number, program, writer, *shared, topology.dead_letter_topics, SYSTEM)
-                for program in programs
+                SharedWork(number, program, writer, *shared, topology.dead_letter_topics, host) for program in programs
             ]
             made.append(
                 ShareThread(
@@ -232,9 +232,10 @@ class Instance:
                     acknowledge_every_s=acknowledge_every_s,
                     lock_s=group.lock_s,
                     timeout_s=30.0,
+                    host=host,
                 )
             )
-        self.members = ShareMembers(share_group(topology.application_id), made, SYSTEM)
+        self.members = ShareMembers(share_group(topology.application_id), made, host)
 
     def read(self, topic: str) -> list[tuple[bytes | None, Mapping[str, bytes | None]]]:
         """Return values and headers of the records in a topic."""

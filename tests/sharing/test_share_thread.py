@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams import Retry, StreamsBuilder, serdes
+from coopstreams.common.host import System
 from coopstreams.log import time_marks
 from coopstreams.sharing import group as sharing_group
 from coopstreams.tasks import repeats
@@ -264,15 +265,23 @@ def test_records_that_fail_together_are_released_and_logged_together(caplog: pyt
     """A request for each would take longer than the locks last."""
     group = ShareGroup(lock_s=0.05, locks_end=False)
     group.write("in", *encoded(*range(30)))
+    failed, began = list[int](), time.monotonic()
+
+    class Clock(System):
+        """It stands still until all have failed: the first are not due before the last, however slow the machine is."""
+
+        def now(self) -> float:
+            return began if len(failed) < 30 else super().now()
 
     def work(value: int) -> int:
         if group.dealt["in", 0, value].deliveries == 1:
+            failed.append(value)
             raise ConnectionError("no answer")
         return value
 
     hour = timedelta(hours=1)
     again = Retry(times=100, backoff=hour, longest=hour, jitter=0.0)
-    made = Instance(mapping(work), group, processing_exception_handler=lambda _: again)
+    made = Instance(mapping(work), group, host=Clock(), processing_exception_handler=lambda _: again)
     with running(made):
         until(lambda: settled(group))
     assert results(made) == Counter(range(30))

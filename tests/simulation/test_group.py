@@ -54,6 +54,7 @@ def test_histories_are_right(first: int, last: int, steps: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_bugs_that_are_put_in_are_found() -> None:
     done = simulate("--planted", "all")

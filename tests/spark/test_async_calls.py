@@ -37,6 +37,7 @@ async def counted(record: Record[str, str], context: CallContext[str, int]) -> N
     context.forward(record.with_value(count))
 
 
+@pytest.mark.slow
 def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     source, out, counts, dead = (kafka.topic(name, 2) for name in ("in", "out", "counts", "dead"))
     builder = StreamsBuilder(kafka.unique("calls"))

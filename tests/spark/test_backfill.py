@@ -87,6 +87,7 @@ def exchanging() -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_streams_that_wait_for_each_other_are_exchanged_in_rounds(spark: SparkSession, tmp_path: Path) -> None:
     generator = random.Random(2)
     records = [

@@ -96,6 +96,7 @@ def per_window() -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_where_the_order_of_a_table_leaves_open_which_key_comes_first_the_same_records_are_late(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_record_in_a_partition_that_the_topic_does_not_have_ends_the_run(
         backfilled(spark, per_window(), rows, tmp_path, ranges=2, native=native)
 
 
+@pytest.mark.slow
 def test_a_session_that_puts_rows_of_several_tasks_together_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
     setting = "spark.sql.requireAllClusterKeysForDistribution"
     spark.conf.set(setting, "true")
@@ -238,6 +240,7 @@ def totals(values: serdes.Serde[Any], part: str | None) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_records_in_doubt_leave_the_stage_to_python(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_comparison_that_sql_decides_is_decided_as_in_python(spark: SparkSessi
     assert certain[repr(field("x") != "DE")] > 90
 
 
+@pytest.mark.slow
 def test_joined_conditions_ask_as_much_as_python_asks(spark: SparkSession) -> None:
     generator = random.Random(6)
     pieces = ["0", "5", "0.1", "true", "false", "null", '"DE"', '"D"', "[]", ""]

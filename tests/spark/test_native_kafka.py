@@ -16,6 +16,7 @@ from tests.conftest import Kafka
 from tests.spark.native_runs import GRACE, Ran, flights, left_behind, same_state
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_spark_folds_a_topic_as_python_does_with_late_records_and_without(
     kafka: Kafka, spark: SparkSession, tmp_path: Path

@@ -187,7 +187,8 @@ def ridden(seed: int, records: int) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("ranges", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranges", [1, 5])
 def test_typed_values_and_floats_are_folded_as_in_python_to_the_last_bit(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, ranges: int
 ) -> None:

@@ -42,6 +42,7 @@ def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     kafka: Kafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
