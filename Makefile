@@ -102,7 +102,7 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones, 10 to 15 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## all tests except the slow ones, about 15 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 50 minutes on two cores (the sum of its parts)

@@ -27,6 +27,7 @@ from coopstreams.instance.restrictions import Restrictions
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of, metric
@@ -119,8 +120,10 @@ def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: Se
         with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
             CoopStreams(topology, settings).run()
     user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
-    with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app:
-        eventually(lambda: not (app.status() or {"shares": [{"waits": "x"}]})["shares"][0]["waits"], 60, lambda: "")
+    secured.write(source, [(b"k", b"v")])
+    with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app, closing(KafkaLog(user)) as cluster:
+        # Until then it may not have joined; and a member that leaves while it joins stays for the brokers' time-out.
+        eventually(lambda: cluster.end_offset(TopicPartition(sink, 0)) > 0, 60, lambda: f"{app.status()}")
     delete_share_group(user, f"{name}-share")
 
 
@@ -142,8 +145,9 @@ def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(secured
 def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(secured: SecuredKafka) -> None:
     """An ACL for the transactional id of one replay would not fit the next: the one that an error names is prefixed."""
     dead, source = secured.topic("dead"), secured.topic("in")
-    why = [("__coopstreams.errors.topic", source.encode()), ("__coopstreams.errors.partition", b"0")]
-    secured.write(dead, [(b"k", b"v")], headers=[*why])
+    where = {"topic": source.encode(), "partition": b"0", "offset": b"0"}
+    why = [(f"__coopstreams.errors.{name}", value) for name, value in where.items()]
+    secured.write(dead, [(b"k", b"v")], headers=why)
     acls, who = documented(ERRORS, letters=dead, replayed=source), secured.unique("ann")
     lost = one_of(acls, "transactional id", "-", "Write")
     user = secured.user(who, [acl for acl in acls if acl != lost])

@@ -24,7 +24,7 @@ from coopstreams.common.acls import Attempt
 from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
-from coopstreams.group.transactions import Transactions
+from coopstreams.group.transactions import OFFSETS_TOPIC, Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, made_again, translated, unknown_topic
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
@@ -148,7 +148,7 @@ class KafkaLog:
                 fine={KafkaError.TOPIC_ALREADY_EXISTS},
             )
         self._await_from_now({spec.name for spec in specs})
-        self.partitions()
+        self.partitions([spec.name for spec in specs])
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """Delete these topics, and wait until they are gone."""
@@ -159,7 +159,7 @@ class KafkaLog:
             deleted = self._attempt("Delete", name)
             self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', deleted, fine=UNKNOWN)
         deadline = time.monotonic() + self.timeout_s
-        while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
+        while self.partitions(names) and time.monotonic() < deadline:
             time.sleep(RETRY_S)
 
     def topic_config(self, topic: str) -> dict[str, str]:
@@ -286,7 +286,8 @@ class KafkaLog:
             if self._closed:
                 raise LogError("this log is closed")
             if self._brokers is None:
-                self._known()  # raises the usual error if the brokers are unreachable or refuse us
+                # It raises the usual error if the brokers are unreachable or refuse us; the topic does not matter.
+                self._ask(lambda seconds: self._consumer.list_topics(OFFSETS_TOPIC, seconds), "asking for the brokers")
                 try:
                     connection = connected(self._settings, self.timeout_s)
                 except GroupError as error:

@@ -70,7 +70,10 @@ def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return
         if error.code() == KafkaError.NON_EMPTY_GROUP:
-            raise GroupError(f"share group {group} has members: stop all instances, then try again") from exception
+            raise GroupError(
+                f"share group {group} has members: stop all instances, then try again; one that died is removed after "
+                "group.share.session.timeout.ms (45 s by default)"
+            ) from exception
         raise translated(
             error, f"share group {group}: deleting it", Attempt(errors.login, "Delete", "", group)
         ) from exception
