@@ -53,7 +53,6 @@ SOME = 3
 """How many partitions of a request are named in messages."""
 NO_ID = "A" * 22
 """The zero topic id: brokers answer with it if their cluster is set to a format without ids."""
-
 SETTLE_S = 3.0
 """How long an opener may wait for `settle`."""
 
@@ -91,8 +90,8 @@ class KafkaLog:
         self._made: set[str] = set()
         self._made_until = 0.0
         """The time (`time.monotonic`) until which topics created here may be unknown to a broker."""
-        self._listed: Collection[str] | None = None
-        """The topics in a broker's last list. None: it was not asked yet."""
+        self._listed: set[str] | None = None
+        """The topics in a broker's last list, and what was heard of single ones since. None: it was not asked yet."""
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False
@@ -308,20 +307,22 @@ class KafkaLog:
     def _known(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition counts of these topics (None: of all), as one of the brokers knows them."""
         if topics is not None:
-            counts = {name: self._count(name) for name in topics}
-            return {name: count for name, count in counts.items() if count is not None}
+            known = {name: count for name in topics if (count := self._count(name)) is not None}
+            if self._listed is not None:
+                self._listed = self._listed - set(topics) | known.keys()
+            return known
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
         known = {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
-        self._listed = known.keys()
+        self._listed = set(known)
         return known
 
     def _count(self, topic: str) -> int | None:
         """Return a topic's partition count; None: there is no such topic. A consumer's request does not create it."""
         what = f'asking for topic "{topic}"'
         found = self._ask(lambda seconds: self._consumer.list_topics(topic, seconds), what).topics[topic]
-        if found.error is not None and found.error.code() not in UNKNOWN:
-            raise translated(found.error, what, self._attempt("Describe", topic))
-        return None if found.error is not None else len(found.partitions)
+        if found.error is not None:  # `_described` repeats the request if the error may pass, and raises it if not
+            found = None if found.error.code() in UNKNOWN else self._described(topic, fine=UNKNOWN)
+        return None if found is None else len(found.partitions)
 
     def _await_from_now(self, topics: Collection[str]) -> None:
         """Take it that these topics exist, also if a broker does not know them yet."""
