@@ -27,8 +27,9 @@ from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import DamagedManifestError, File, Manifest, Slice, cut
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
 from coopstreams.state.storage import Heard, Storage, nobody
-from coopstreams.topology.errors import SnapshotError, StateCorruptError
+from coopstreams.topology.errors import SnapshotError, StateCorruptError, TopologyError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import check_name
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OURS = re.compile(r"[^/]+/(.+\.sst|manifest\.json|\.manifest\.json-[0-9a-f]{32})|\.CURRENT-[0-9a-f]{32}")
+"""The files of an application that `sweep` may delete; those with a dot in front were left by a crash."""
 
 
 def new_run() -> str:
@@ -111,7 +114,7 @@ def publish(url: str, manifest: Manifest) -> None:
 
 def current_run(url: str, application: str) -> str | None:
     """Return the published run; None if there is none."""
-    found = Storage(url).read(f"{application}/{CURRENT}")
+    found = Storage(url).read(f"{_checked(application)}/{CURRENT}")
     return None if found is None else found.decode(errors="replace").strip()
 
 
@@ -138,9 +141,15 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
     return manifest
 
 
+def applications(url: str) -> list[str]:
+    """Return the names of the folders that may be those of applications, ascending."""
+    names = {name.partition("/")[0] for name in Storage(url).names() if "/" in name}
+    return sorted(name for name in names if _is_legal(name))
+
+
 def runs(url: str, application: str) -> list[str]:
     """Return the runs that have files, in the order of time."""
-    names = (name.split("/") for name in Storage(url).names(application))
+    names = (name.split("/") for name in Storage(url).names(_checked(application)))
     return sorted({parts[1] for parts in names if len(parts) > 2})
 
 
@@ -216,7 +225,7 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
 
     Files named by a kept manifest stay, whatever run they are of. A run without a manifest may still be at work: it
     stays if it is newer than the published one. A run whose manifest is damaged is not kept, also if it is the
-    published one; a warning names it. `doing` False: only return the names.
+    published one; a warning names it. Other files than those of snapshots stay. `doing` False: only return the names.
     """
     storage = Storage(url)
     counts = current_run(url, application)
@@ -233,12 +242,31 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     doomed = [
         name
         for name in (full.removeprefix(f"{application}/") for full in storage.names(application))
-        if name != CURRENT and name not in mentioned and name.partition("/")[0] not in working
+        if _OURS.fullmatch(name) and name not in mentioned and name.partition("/")[0] not in working
     ]
     if doing:
         for name in doomed:
             storage.delete(f"{application}/{name}")
     return doomed
+
+
+def _checked(application: str) -> str:
+    """Return the id if it names one folder of the storage: an empty one would name the folders of all applications.
+
+    Raises:
+        SnapshotError: it is not legal as an application id.
+    """
+    try:
+        return check_name(application, "the application id")
+    except TopologyError as error:
+        raise SnapshotError(f"{error} (`coopstreams snapshots ls` lists the applications)") from None
+
+
+def _is_legal(application: str) -> bool:
+    try:
+        return bool(_checked(application))
+    except SnapshotError:
+        return False
 
 
 def _undamaged(url: str, application: str, run: str) -> list[Manifest]:

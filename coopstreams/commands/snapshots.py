@@ -22,7 +22,7 @@ Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The app
 @app.command("ls")
 def list_(url: Url) -> None:
     """Print the applications in a storage with their runs; the published one has a star."""
-    names = sorted({name.partition("/")[0] for name in Storage(url).names() if "/" in name})
+    names = snapshot.applications(url)
     table = new_table()
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
         # Users copy a run's name into other commands: never cut it short, however narrow the terminal is.

@@ -364,6 +364,31 @@ def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_name
         assert f'snapshot "{run}" of app at {url}: its bytes are not those that were written' in caplog.text
 
 
+@pytest.mark.parametrize("typed", ["", ".", "..", "app/", "other/../app", "/app"])
+def test_what_is_no_application_id_is_refused_before_anything_is_read_or_deleted(url: str, typed: str) -> None:
+    for application in ("app", "other"):
+        snapshot.publish(url, replace(manifest_of({}, "run-1"), application=application))
+    before = Storage(url).names()
+    for ask in (snapshot.sweep, snapshot.load, snapshot.runs, snapshot.current_run):
+        with pytest.raises(SnapshotError, match=r"the application id .* is not a legal name"):
+            ask(url, typed)
+    assert Storage(url).names() == before
+    assert snapshot.applications(url) == ["app", "other"]
+
+
+def test_a_sweep_deletes_no_files_but_those_of_snapshots(url: str) -> None:
+    strange = ["app/main.py", "app/notes/text.md", "app/src/main.py", "app/instance-0/lock"]
+    left = [f"app/.CURRENT-{'0' * 32}", f"app/run-1/.manifest.json-{'0' * 32}"]  # by a crash
+    for name in [*strange, *left]:
+        Storage(url).write(name, b"x")
+    for run in ("run-1", "run-2", "run-3"):
+        snapshot.publish(url, manifest_of({}, run))
+    assert sorted(snapshot.sweep(url, "app")) == sorted(
+        [*(name.removeprefix("app/") for name in left), "run-1/manifest.json", "run-2/manifest.json"]
+    )
+    assert Storage(url).names() == sorted([*strange, "app/CURRENT", "app/run-3/manifest.json"])
+
+
 def test_a_manifest_of_a_newer_coopstreams_is_not_swept(url: str) -> None:
     for run in ("run-1", "run-2"):
         snapshot.publish(url, manifest_of({}, run))
