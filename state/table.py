@@ -25,6 +25,7 @@ from coopstreams.state.engine import Change, Rows
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.keys import KeyGroups, key_hash
+from coopstreams.topology.schemas import RegistryUnavailableError, registry_is_away
 from coopstreams.topology.serde import reason, within
 from coopstreams.topology.stores import SUBSCRIBER_BYTES, Entry, StoreSpec
 
@@ -257,6 +258,8 @@ class Table:
         try:
             value = self._decode(stored)
         except Exception as error:
+            if registry_is_away(error):
+                raise self._not_yet(at[1:], error) from error
             raise SerdeError(
                 f'store "{self.spec.name}": the value of key {at[1:]!r} is not of serde {self.spec.value}: '
                 f"{reason(error)}. If it was written with another serde or type, go back to that, or start the "
@@ -291,13 +294,20 @@ class Table:
                 add_value(stored)
                 add_timestamp(entry.timestamp)
         except Exception as error:
-            raise self._unwritable(entry.at[1:], error) from error
+            away = registry_is_away(error)
+            raise (self._not_yet if away else self._unwritable)(entry.at[1:], error) from error
         return columns
 
     def _unwritable(self, key: bytes, error: Exception) -> SerdeError:
         return SerdeError(
             f'store "{self.spec.name}": the value of key {key!r} cannot be written with serde {self.spec.value}: '
             f"{reason(error)}. It was not committed: mend the value or its type, and start again."
+        )
+
+    def _not_yet(self, key: bytes, error: Exception) -> RegistryUnavailableError:
+        return RegistryUnavailableError(
+            f'store "{self.spec.name}": the value of key {key!r} cannot be read before the registry has said its '
+            f"schema: {reason(error)}"
         )
 
     def _stray(self, place: bytes) -> StateError:

@@ -13,7 +13,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -24,7 +25,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.errors import LogError, ProcessingError
+from coopstreams.topology.errors import LogError, ProcessingError, SerdeError
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.schemas import registry_is_away
@@ -54,6 +55,21 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
     """Return all topics to which dead letters may go."""
     of_all = config["errors.dead.letter.queue.topic.name"]
     return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
+
+
+@contextmanager
+def paused_without_registry(task: TaskId) -> Iterator[None]:
+    """Turn the error of a row whose schema the registry does not say now into the one that pauses the task.
+
+    Raises:
+        TriedLaterError: the schema registry does not answer.
+    """
+    try:
+        yield
+    except SerdeError as error:
+        if registry_is_away(error):
+            raise TriedLaterError(f"task {task}: {error}", task, UNAVAILABLE_PAUSE_S) from error
+        raise
 
 
 def may_drop(config: Config, phases: Iterable[Phase] = ("deserialization", "processing")) -> bool:

@@ -1,17 +1,24 @@
-"""A row that its serde could not read again is never committed: the program is mended, and goes on."""
+"""Rows that cannot be read. One that its serde could not read again is never committed: the program is mended, and goes
+on. One whose schema the registry does not say now is waited for.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
+from coopstreams.tasks.events import Aborted
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.serde import Serde
+from tests.tasks.called import until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 SOURCE = TopicPartition("in", 0)
@@ -55,3 +62,50 @@ def test_a_mended_program_goes_on_where_a_row_could_not_have_been_read_again(gua
     assert made.log.committed("app")[SOURCE][0] == 2
     rows = [serdes.json(Ratio).deserialize(row or b"") for row in made.read(made.changelog("ratios")).values]
     assert rows == [Ratio(1, 0.5), Ratio(2, -1.0)]
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+@pytest.mark.parametrize("handler", ["fail", "continue"])
+@pytest.mark.parametrize("history", [None, timedelta(hours=1)])
+def test_a_row_is_waited_for_while_the_registry_does_not_say_its_schema(
+    guarantee: str, handler: str, history: timedelta | None
+) -> None:
+    away = False
+
+    def decode(data: bytes) -> str:
+        if away:
+            raise RegistryUnavailableError("no answer")
+        return data.decode()
+
+    builder = StreamsBuilder("app")
+    row = Serde("registered", str.encode, decode)
+    table = builder.table("rows", key=serdes.text, value=row, store="kept", history=history)
+    sold = builder.stream("in", key=serdes.text, value=serdes.int64)
+    sold.group_by_key().count(store="counts").to_stream().to("counted")
+    sold.join(table, lambda pieces, each: f"{pieces} of {each}", value=serdes.text).to("out")
+    topics = {"rows": 1, "in": 1, "counted": 1, "out": 1}
+    made = Engine(
+        builder.build(), topics, processing_guarantee=guarantee, processing_exception_handler=handler, interval_s=0.01
+    )
+    made.write("rows", [(b"tea", b"one", 0), (b"tea", b"two", 10)])
+    task = made.task(WHOLE)
+    made.process(task)
+    made.committers[0].commit([task])
+    made.write("in", [(b"tea", serdes.int64.encode(2), 5)])
+    away = True
+    made.open(WHOLE)
+    made.start()
+    until(lambda: not made.events.empty(), made)
+    event = made.events.get()
+    assert isinstance(event, Aborted)
+    assert event.held is not None
+    assert "the value of key b'tea" in event.held.why
+    assert "cannot be read before the registry has said its schema: no answer" in event.held.why
+    made.take(event)
+    away = False
+    task = made.open(WHOLE)
+    until(lambda: len(made.read("out")) > 0, made)
+    made.stop()
+    assert sum(task.tally.failed.values()) == 0
+    assert list(made.read("out").values) == [b"2 of two" if history is None else b"2 of one"]
+    assert made.read("counted").values[-1] == serdes.int64.encode(1)
