@@ -26,6 +26,10 @@ _MOST_REFUSED = 10_000
 AWAY_S = 1.0
 """How long it is remembered that the registry does not answer: a reader extracts timestamps of whole batches."""
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_NO_SUCH = range(40400, 40500)
+"""The error codes of a registry that has no such subject, version or schema. A 404 without one is from something else,
+as a proxy whose registry is away: taken for the registry's, it would drop records that can be read a moment later.
+"""
 
 
 _refused: dict[tuple[RegistryClient, int], float] = {}
@@ -98,16 +102,19 @@ class RegistryClient:
         return _ours(found)
 
     def _unknown(self, number: int) -> SerdeError:
-        return SerdeError(f"the schema registry {self.url} has no schema with id {number}")
+        return SerdeError(
+            f"the schema registry {self.url} has no schema with id {number}: it must keep each that a value was "
+            "written with"
+        )
 
     def _ask(self, request: Callable[[Any], R], absent: int | None = None) -> R | None:
-        """Return the answer; None if its status is `absent`."""
+        """Return the answer; None if the registry says that there is none, with the status `absent`."""
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:
             return request(_client(self.settings))
         except SchemaRegistryError as error:
-            if error.http_status_code == absent:
+            if error.http_status_code == absent and error.error_code in _NO_SUCH:
                 return None
             said = f"the schema registry {self.url} answers {error.http_status_code}: {error.error_message}"
             if error.http_status_code in (_CONFLICT, _INVALID):
