@@ -23,6 +23,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
+from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import Entry, VersionTableStore, split_window_key, window_key
 
@@ -145,6 +146,8 @@ def versions_of(inner: Serde[Any]) -> Histories:
         while position < len(data):
             timestamp, length = _HEAD.unpack_from(data, position)
             position += _HEAD.size + max(length, 0)
+            if length < _DELETED or position > len(data):  # a row without versions may look like one
+                raise SerdeError("these are no versions, each with its timestamp and length")
             versions.append(
                 (timestamp, None if length == _DELETED else inner.decode(data[position - length : position]))
             )

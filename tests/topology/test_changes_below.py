@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import orjson
+import pytest
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.graph.changes import Verdict, changes
+from coopstreams.topology.graph.changes import Verdict, changes, weighed
 from coopstreams.topology.graph.outline import outline, read_outline
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import key_value_store
@@ -106,6 +107,40 @@ def test_the_past_of_a_store_that_had_it_in_its_rows_is_not_missed() -> None:
         "rows-history": Verdict.NEW,
         "in": KEEPS,
     }
+
+
+def kept(history: timedelta | None, value: Any = serdes.text, topic: str = "in") -> Program:
+    """A table whose rows are kept, with their past or without."""
+    return lambda b: b.table(topic, key=serdes.text, value=value, history=history, store="rows")
+
+
+@pytest.mark.parametrize(("was", "now"), [(None, MINUTE), (MINUTE, None)])
+def test_rows_with_versions_and_without_do_not_read_each_other_whatever_is_accepted(
+    was: timedelta | None, now: timedelta | None
+) -> None:
+    found = {change.name: change for change in changes(of(kept(was)), of(kept(now)))}
+    assert found["rows"].verdict is UNREADABLE
+    assert found["rows"].cure == (
+        "give it another name (then it starts empty), or have its rows made again: stop all instances, "
+        "`coopstreams rebuild NEW --from source --store rows`, and accept the change"
+    )
+
+
+def test_a_past_that_was_left_when_a_table_had_none_is_not_taken_up_again() -> None:
+    """Its versions are not in the rows of the version since, so it has a gap."""
+    found = weighed(changes(of(kept(None)), of(kept(MINUTE))), lambda _: True)
+    assert {change.name: change.verdict for change in found if change.what == "store"} == {
+        "rows": UNREADABLE,
+        "rows-history": MIXED,
+    }
+
+
+def test_the_cure_of_a_past_is_that_of_its_store() -> None:
+    for program, verdict in (kept(MINUTE, serdes.int64), UNREADABLE), (kept(MINUTE, topic="another"), MIXED):
+        found = {change.name: change for change in changes(of(kept(MINUTE)), of(program))}
+        assert found["rows"].verdict is found["rows-history"].verdict is verdict
+        assert "rows-history" not in found["rows"].cure
+        assert found["rows-history"].cure.endswith("that of store rows, with which it is named and made again")
 
 
 def test_the_sides_of_a_join_of_streams_are_made_from_what_is_above_them_alone() -> None:

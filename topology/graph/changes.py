@@ -181,9 +181,13 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
 
 def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
     """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
+    of = store.removesuffix(past_name(""))
+    if new.stores[store].kind == "versions":
+        return f"that of store {of}, with which it is named and made again"
     if new.stores[store].kind == "subscribers":  # left rows subscribe only when they change; no rebuild knows the order
         return "stop all instances and begin anew with `coopstreams reset`; or give the program another application id"
     all_ = [name for name in causes if name == store or causes[name] & causes[store]]
+    all_ = [name for name in all_ if new.stores[name].kind != "versions"]
     others = [name for name in all_ if name != store]
     logged = [name for name in all_ if new.stores[name].changelog == _changelog_of(new, name)]
     bare = [name for name in all_ if name not in logged]
@@ -275,7 +279,9 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
     values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
     if values[0] != values[1]:
         why = f"its values are read as {values[1]}, and were written as {values[0]}"
-        cure = f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
+        # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
+        never = _has_versions(was) != _has_versions(now)
+        cure = another if never else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
     if changed := _changed_class(was, now):
         cure = f"give new fields a default, and a field of another type another name; else {another}"
@@ -336,6 +342,11 @@ def _changed_key(was: Store | RepartitionOutline, now: Store | RepartitionOutlin
     return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
 
 
+def _has_versions(store: Store) -> bool:
+    """Whether its rows are lists of versions, see `versions.versions_of`."""
+    return store.value.startswith("versions(")
+
+
 def _shown(store: Store) -> str:
     words = dict(store.windows)
     kind = words.pop("type", "none")
@@ -389,7 +400,7 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
     if not old.meets(new.outside(now.reads), new, old.sources):
         return TopologyChange("store", now.name, Verdict.NEW)
     of = now.name.removesuffix(past_name(""))
-    if of in old.stores and now.name == past_name(of):
+    if of in old.stores and now.name == past_name(of) and _has_versions(old.stores[of]):
         why = f"the versions that {of} has in its rows are brought there as the rows change"
         return TopologyChange("store", now.name, Verdict.NEW, why)
     why = (

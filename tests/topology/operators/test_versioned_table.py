@@ -15,7 +15,7 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
 from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
@@ -259,6 +259,14 @@ def test_versions_that_are_deleted_need_not_be_readable() -> None:
         "rows": [(b"k", [(300, 3)])],
         "rows-history": [(window_key(b"k", 10), None), (window_key(b"k", 300), [(200, 2)])],
     }
+
+
+@pytest.mark.parametrize(
+    "row", [b"a plain text that is long enough", b"short", b"\0" * 11, b"\0" * 8 + b"\xff" * 3 + b"\xfe"]
+)
+def test_a_row_that_has_no_versions_is_refused_and_not_taken_for_one(row: bytes) -> None:
+    with pytest.raises(SerdeError, match="versions"):
+        versions_of(serdes.raw).deserialize(row)
 
 
 def test_what_records_since_the_last_commit_may_ask_for_again_is_not_deleted() -> None:
