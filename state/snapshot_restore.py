@@ -57,7 +57,7 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
     if store.topic_id != changelog.topic_id:
         return (
             f"it follows another topic than {changelog.topic} is now (id {store.topic_id}, not {changelog.topic_id}): "
-            "that was made anew"
+            "that was made anew, or the snapshot is of another cluster"
         )
     if store.partitions != changelog.partitions:
         return f"{changelog.topic} had {store.partitions} partitions then and has {changelog.partitions} now"

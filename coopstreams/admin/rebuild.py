@@ -217,6 +217,14 @@ class Rebuilder:
                 f"{', '.join(changed)}: deleted and made anew during the rebuild; the records read so far are "
                 "useless. Rebuild it again."
             )
+        if older is not None and (others := _of_other_topics(older, now)):
+            log.warning(
+                'snapshot "%s", which was published, followed other topics than %s are now: they were made anew, or it '
+                "is of another cluster. Two clusters with one application id need a storage each: only the snapshot "
+                "that is published last is used, and `coopstreams snapshots gc` deletes the other.",
+                older.run,
+                ", ".join(others),
+            )
         manifest = assembled(self.run, self._application, older, found, specs, now)
         snapshot.publish(self._url, manifest)
         return manifest
@@ -243,6 +251,13 @@ class Rebuilder:
 
     def _changelog(self, store: StoreSpec) -> str:
         return internal_topic(self._application, changelog_topic(store.name))
+
+
+def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]:
+    """Return the changelogs that had another id when the older manifest was made, ascending."""
+    return sorted(
+        now[name].topic for name, store in older.stores.items() if name in now and store.topic_id != now[name].topic_id
+    )
 
 
 def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host = SYSTEM) -> None:

@@ -110,3 +110,21 @@ def test_a_changelog_that_is_made_anew_meanwhile_does_not_get_the_slices_of_the_
     log.create_topics([TopicSpec("app-counts-changelog", 1)])
     with pytest.raises(SnapshotError, match="app-counts-changelog: deleted and made anew during the rebuild"):
         rebuilder.publish(slices)
+
+
+def test_a_snapshot_of_another_cluster_is_not_replaced_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rebuilt = topology()
+    names = [f"app-{store}-changelog" for store in logged(rebuilt)]
+    for _ in "one", "other":
+        log = MemoryLog()
+        log.create_topics([TopicSpec(name, 1) for name in ["words", "app-by-word-repartition", *names]])
+        for _ in range(2):
+            rebuilder = Rebuilder(log, rebuilt, "app", str(tmp_path))
+            made = [rebuilder.rebuild(each) for each in rebuilder.to_rebuild(RebuildScope(["counts"]))]
+            rebuilder.publish({store: slices for each in made for store, slices in each.items()})
+    told = [each.getMessage() for each in caplog.records if "which was published" in each.getMessage()]
+    assert len(told) == 1
+    assert "followed other topics than app-counts-changelog are now" in told[0]
+    assert "Two clusters with one application id need a storage each" in told[0]
