@@ -7,6 +7,8 @@ retention are not found, and are deleted with a later update of their row.
 
 Invariant: the versions of a key have no gaps: each but the latest ends where the next begins. A second value with the
 same timestamp replaces the first.
+Invariant: a version that is committed keeps its bytes where it is moved: while a program runs whose class has fewer
+fields, what ends meanwhile loses none of the others.
 Turned down: all versions in one row (each update would write all again, and a row larger than a record of the changelog
 may be would end the application).
 Turned down: windows by the ends of versions (the brokers would delete their changelog by its clock: of a history that
@@ -45,6 +47,16 @@ class Histories(Serde[list[Version]]):
     one: Serde[Any]
 
 
+class _Written(list[Version]):
+    """Versions with the bytes that a row has of them."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, versions: list[Version], data: bytes) -> None:
+        super().__init__(versions)
+        self.data = data
+
+
 _HEAD = Struct(">qi")
 _DELETED = -1
 _FORGOTTEN = 8
@@ -64,14 +76,15 @@ def put_version(
     past.old_ms = max(past.old_ms, oldest)
     versions = row.value or [(timestamp, value)]
     for version, following in pairwise(versions):
-        _end(past, key, version, following[0])
+        _end(past, key, [version], following[0])
     latest = versions[-1]
-    row.value, row.timestamp = [latest], latest[0]
+    ended = _as_written(row) if len(versions) == 1 else [latest]
+    row.value, row.timestamp = ended, latest[0]
     if timestamp < latest[0]:
         _put_past(past, key, timestamp, value, latest[0])
         return False
     if timestamp > latest[0]:
-        _end(past, key, latest, timestamp)
+        _end(past, key, ended, timestamp)
         step_ms = max(history_ms // _FORGOTTEN, 1)
         if timestamp // step_ms > latest[0] // step_ms:
             past.forget(key)
@@ -134,6 +147,8 @@ def versions_of(inner: Serde[Any]) -> Histories:
     """
 
     def encode(versions: list[Version]) -> bytes:
+        if type(versions) is _Written:
+            return versions.data
         parts: list[bytes] = []
         for timestamp, value in versions:
             data = None if value is None else inner.encode(value)
@@ -168,13 +183,20 @@ def _put_past(past: VersionTableStore, key: bytes, timestamp: int, value: Any, e
             # At-least-once, a record may come again after a crash that left the first rows of its batch in the
             # changelog. One that ends here is such a row, and newer than the version that was found.
             if version[0] < timestamp and past.load(window_key(key, timestamp)).value is None:
-                _end(past, key, version, timestamp)
-    _end(past, key, (timestamp, value), end)
+                _end(past, key, _as_written(row[1]), timestamp)
+    _end(past, key, [(timestamp, value)], end)
 
 
-def _end(past: VersionTableStore, key: bytes, version: Version, end: int) -> None:
-    """Keep a version that has ended."""
-    past.put(window_key(key, end), [version], end)
+def _end(past: VersionTableStore, key: bytes, version: list[Version], end: int) -> None:
+    """Keep a version that has ended, as a list of one."""
+    past.put(window_key(key, end), version, end)
+
+
+def _as_written(row: Entry) -> list[Version]:
+    """Return the versions of a row, with their bytes if they are committed."""
+    if row.dirty or row.stored is None or row.value is None:
+        return row.value or []
+    return _Written(row.value, row.stored)
 
 
 def _timestamp(version: Version) -> int:

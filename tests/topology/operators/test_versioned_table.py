@@ -1,6 +1,7 @@
 """Versioned tables: rows have a history, and the latest is the latest by timestamp."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
 from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
 from tests.durations import ms
@@ -281,15 +283,49 @@ def test_what_records_since_the_last_commit_may_ask_for_again_is_not_deleted() -
     assert rows.all(b"k")[0] == (10, 10)
 
 
+@dataclass
+class Narrow:
+    cents: int
+
+
+@dataclass
+class Wide:
+    cents: int
+    currency: str = "EUR"
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_versions_keep_the_fields_that_a_program_without_them_moves(commits: bool) -> None:
+    database = Database(Memory(), Rows().specs)
+    newer = Rows(value=serdes.json(Wide), database=database)
+    newer.put(b"k", 10, Wide(1, "USD"))
+    newer.put(b"k", 20, Wide(2, "USD"))
+    newer.put(b"late", 20, Wide(3, "USD"))
+    newer.commit()
+    older = Rows(value=serdes.json(Narrow), database=database)
+    older.put(b"late", 15, Narrow(4))  # the latest stays, and is written again
+    if commits:
+        older.commit()
+    older.put(b"k", 30, Narrow(5))
+    older.put(b"late", 40, Narrow(6))
+    older.commit()
+    newer = Rows(value=serdes.json(Wide), database=database)
+    assert newer.all(b"k") == [(10, Wide(1, "USD")), (20, Wide(2, "USD")), (30, Wide(5))]
+    assert newer.all(b"late") == [(15, Wide(4)), (20, Wide(3, "USD")), (40, Wide(6))]
+
+
 class Rows:
     """A versioned store over a database in memory."""
 
-    def __init__(self, history_ms: int = HOUR_MS) -> None:
-        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(serdes.json), history_ms=history_ms)
+    def __init__(
+        self, history_ms: int = HOUR_MS, value: Serde[Any] = serdes.json, database: Database | None = None
+    ) -> None:
+        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(value), history_ms=history_ms)
         self._history_ms = history_ms
         assert spec.past is not None
-        self._database = Database(Memory(), [spec, spec.past])
-        self._state = TaskState(self._database, [spec, spec.past], WHOLE, 1 << 20)
+        self.specs = [spec, spec.past]
+        self._database = database or Database(Memory(), self.specs)
+        self._state = TaskState(self._database, self.specs, WHOLE, 1 << 20)
         self._read = spec.value.deserialize
         self.latest = self._state.stores["rows"]
         self._past: Any = self._state.stores["rows-history"]
