@@ -211,9 +211,11 @@ class Task:
         """Make the processors, and initialise them. Call it on the thread that owns the task, before anything else.
 
         Raises:
+            TriedLaterError: a row cannot be read while the schema registry does not answer.
             Whatever they raise.
         """
-        self.program.begin()
+        with paused_without_registry(self.id):
+            self.program.begin()
 
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader."""

@@ -251,9 +251,9 @@ class StreamThread:
             self._commit_or_abort()  # its processors may take long to begin, and a transaction must not wait for them
         self._have([*self._tasks, task])
         began = self._host.now()
-        task.begin()
-        self._note_slow(self._host.now() - began, f"{task}: the beginning of its processors")
         try:
+            task.begin()
+            self._note_slow(self._host.now() - began, f"{task}: the beginning of its processors")
             self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:
             # All tasks: the writer's undelivered records may be those of any of them.

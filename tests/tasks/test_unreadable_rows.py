@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 
+from coopstreams import Processor, ProcessorContext, Record, key_value_store
 from coopstreams.tasks.events import Aborted
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -19,7 +20,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serde import Serde
 from tests.tasks.called import until
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 SOURCE = TopicPartition("in", 0)
 
@@ -109,3 +110,46 @@ def test_a_row_is_waited_for_while_the_registry_does_not_say_its_schema(
     assert sum(task.tally.failed.values()) == 0
     assert list(made.read("out").values) == [b"2 of two" if history is None else b"2 of one"]
     assert made.read("counted").values[-1] == serdes.int64.encode(1)
+
+
+def test_a_processor_that_reads_a_row_as_it_begins_waits_for_the_registry_too() -> None:
+    away = False
+
+    def decode(data: bytes) -> str:
+        if away:
+            raise RegistryUnavailableError("no answer")
+        return data.decode()
+
+    class Remembering(Processor[str, str, str, str]):
+        def init(self, context: ProcessorContext[str, str]) -> None:
+            super().init(context)
+            self.rows = context.store("rows")
+            self.known = dict(self.rows.all())
+
+        def process(self, record: Record[str, str]) -> None:
+            self.rows.put(record.key, record.value)
+            self.context.forward(record.with_value(f"{self.known.get(record.key)} -> {record.value}"))
+
+    builder = StreamsBuilder("app")
+    kept = key_value_store("rows", key=serdes.text, value=Serde("registered", str.encode, decode))
+    read = builder.stream("in", key=serdes.text, value=serdes.text)
+    read.process(Remembering, stores=[kept], by_key=False, key=serdes.text, value=serdes.text).to("out")
+    made = Engine(builder.build(), {"in": 1, "out": 1})
+    made.write("in", [(b"tea", b"one", 0)])
+    task = made.task(WHOLE)
+    made.process(task)
+    made.committers[0].commit([task])
+    made.write("in", [(b"tea", b"two", 1)])
+    away = True
+    made.start()
+    made.open(WHOLE)
+    event = made.events.get(timeout=PATIENCE_S)
+    assert isinstance(event, Aborted)
+    assert event.held is not None
+    assert "before the registry has said its schema: no answer" in event.held.why
+    made.take(event)
+    away = False
+    made.open(WHOLE)
+    until(lambda: len(made.read("out")) > 1, made)
+    made.stop()
+    assert list(made.read("out").values) == [b"None -> one", b"one -> two"]
