@@ -3,6 +3,7 @@
     <state.dir>/<application id>/instance-<n>/
         lock                 held while the process lives; has its process id
         format               version of everything below
+        application          the application id, for which the folder was made
         process-id           names this folder for ever: transactional ids are made of it
         member-id            the member id that the folder's last process had in the group
         <sub>_<partition>/   a database, shared by the tasks of that partition, if they have stores
@@ -77,6 +78,7 @@ class StateDirectory:
             self._lock_file = _take_lock(self.folder)
             try:
                 _check_format(self.folder)
+                _check_application(self.folder, application_id)
                 self.process_id = _process_id(self.folder)
                 member = self.folder / MEMBER_ID
                 self.last_member = member.read_text(errors="replace").strip() if member.exists() else ""
@@ -343,9 +345,7 @@ def _check_format(folder: Path) -> None:
     if not written.isdecimal():
         raise StateCorruptError(f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it')
     if int(written) < FORMAT:
-        for path in folder.iterdir():
-            if path.is_dir() and _PARTITION.fullmatch(path.name):
-                _remove(path)
+        _empty(folder)
         log.warning(
             'state folder "%s" was of format %s: it is emptied once, the changelogs restore it', folder, written
         )
@@ -356,6 +356,32 @@ def _check_format(folder: Path) -> None:
             "coopstreams, "
             "give this one another state.dir, or delete the folder (changelogs restore it)"
         )
+
+
+def _check_application(folder: Path, application_id: str) -> None:
+    """Empty a folder that was copied or renamed from another application's.
+
+    The rows of its stores without a changelog are checked by nothing else: those of others are refused by topic ids.
+    """
+    file = folder / "application"
+    said = file.read_text(errors="replace").strip() if file.exists() else ""
+    if said == application_id:
+        return
+    if said:
+        _empty(folder)
+        log.warning(
+            'state folder "%s" was one of application "%s": it is emptied, the changelogs of "%s" restore it',
+            folder,
+            said,
+            application_id,
+        )
+    _write(file, application_id)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and _PARTITION.fullmatch(path.name):
+            _remove(path)
 
 
 def _process_id(folder: Path) -> str:

@@ -248,6 +248,37 @@ def test_a_format_that_has_not_reached_the_disk_is_no_reason_to_refuse_each_star
     assert (again.folder / "format").read_text() == f"{FORMAT}\n"
 
 
+def test_a_folder_that_was_copied_from_another_application_is_emptied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of a store without a changelog name no topic from which they came."""
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 0, [SPEC]))
+    directory.close()
+    shutil.copytree(tmp_path / "app", tmp_path / "other")
+    with caplog.at_level(logging.WARNING):
+        other = StateDirectory(tmp_path, "other", 0)
+    assert 'was one of application "app": it is emptied' in caplog.text
+    assert other.partitions() == []
+    fill(other.open(0, 0, [SPEC]), keys=3)
+    other.close()
+    for application, keys in ("other", 3), ("app", 1000):
+        again = StateDirectory(tmp_path, application, 0)
+        assert len(keys_of(again.open(0, 0, [SPEC]))) == keys
+        again.close()
+    assert caplog.text.count("it is emptied") == 1
+
+
+def test_a_folder_of_before_it_named_its_application_is_kept(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 0, [SPEC]))
+    directory.close()
+    (directory.folder / "application").unlink()
+    again = StateDirectory(tmp_path, "app", 0)
+    assert again.partitions() == [(0, 0)]
+    again.close()
+
+
 def test_a_process_id_that_is_no_id_is_made_anew(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.close()
