@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coopstreams)/cargo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-slow demo pictures demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,11 +102,14 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones, about 15 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## the quick tests, about 8 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+	$(PYTEST) -m "not slow and not ci" $(ARGS)
+
+test-ci: setup ## these and the longer ones, all that CI runs: about 15 minutes on two cores
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 50 minutes on two cores (the sum of its parts)
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -n 2 -m slow $(ARGS) # each has brokers, workers or executors of its own: four at once take longer, and wait too long
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m examples.demo.scenes $(ARGS)

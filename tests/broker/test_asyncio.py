@@ -46,6 +46,7 @@ async def owners(client: AsyncQueryClient) -> set[str | None]:
     return {owner and owner["url"] for owner in found}
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_instances_in_one_event_loop_find_each_other_by_the_servers_of_the_program(
     kafka: Kafka, tmp_path: Path

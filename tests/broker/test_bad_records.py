@@ -118,6 +118,7 @@ def check_outputs(case: Case) -> None:
     assert numbers == [offset for offset in range(GOOD + len(BAD)) if offset not in BAD]
 
 
+@pytest.mark.ci
 @one_of_three("processing")
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     kafka: Kafka, tmp_path: Path, phase: str

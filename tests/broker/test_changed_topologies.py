@@ -149,6 +149,7 @@ def word_in(why: str) -> str:
     return found[1]
 
 
+@pytest.mark.ci
 def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(kafka: Kafka, tmp_path: Path) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
@@ -204,6 +205,7 @@ def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp
     changed.counts(both)
 
 
+@pytest.mark.ci
 def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka: Kafka, tmp_path: Path) -> None:
     """A sub-topology is inserted before the others, over the same folder, whose local state is in folders by number."""
 
@@ -218,6 +220,7 @@ def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka
         changed.counts(version)
 
 
+@pytest.mark.ci
 def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path: Path) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
@@ -231,6 +234,7 @@ def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path
     changed.counts(folded(serdes.int64))
 
 
+@pytest.mark.ci
 def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
     """No version was recorded as the last one at its start; another instance records one before it opens tasks."""
     changed = Application(kafka, tmp_path)

@@ -50,6 +50,7 @@ def await_homes(app: CoopStreams, fits: Callable[[Counter[int]], bool]) -> None:
     eventually(lambda: fits(Counter(homes(app).values())), 120, lambda: str(homes(app)))
 
 
+@pytest.mark.ci
 def test_threads_come_and_go_while_records_come_and_nothing_is_lost(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0)
@@ -87,6 +88,7 @@ def test_a_thread_that_is_added_gets_its_share_of_partitions_that_the_group_does
         await_table(app, counting.write(KEYS))
 
 
+@pytest.mark.ci
 def test_a_paused_instance_keeps_its_tasks_through_a_rebalance_and_goes_on(kafka: Kafka, tmp_path: Path) -> None:
     counting, token = Counting.make(kafka), "t" * 20
     settings: dict[str, Any] = {"http_token_read": token, "processing_guarantee": "exactly_once_v2"}

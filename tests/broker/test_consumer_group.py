@@ -148,6 +148,7 @@ def test_five_consumers_share_three_partitions(
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
 
+@pytest.mark.ci
 def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assigned(
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.broker
 LEFT, RIGHT = KeyRange.split(2)
 
 
+@pytest.mark.ci
 def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(orders: Orders) -> None:
     orders.write(300)
     first = orders.member()
@@ -101,6 +102,7 @@ def test_after_the_deadline_it_is_lost(orders: Orders) -> None:
     assert sorted(record.offset for record in again) == list(range(100))
 
 
+@pytest.mark.ci
 def test_a_member_that_does_not_poll_loses_everything_and_comes_back(orders: Orders) -> None:
     orders.write(50)
     first = orders.make(max_poll_interval_ms=3000)
@@ -128,6 +130,7 @@ def test_whoever_does_not_share_gets_whole_partitions(orders: Orders) -> None:
     assert [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)]
 
 
+@pytest.mark.ci
 def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> None:
     orders = Orders(kafka, partitions=2)
     try:

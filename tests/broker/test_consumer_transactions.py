@@ -122,6 +122,7 @@ def test_transactions_need_a_group(orders: Orders) -> None:
         pass
 
 
+@pytest.mark.ci
 def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders, out: str) -> None:
     """The proposal's purgatory: A has the smaller offsets, B the larger ones; B's commit waits for A's."""
     first, second = orders.make(commit_order="offset"), orders.make(commit_order="offset")
@@ -191,6 +192,7 @@ def test_nothing_is_committed_beside_an_open_transaction(orders: Orders, out: st
     arrives(orders, out, b"x")
 
 
+@pytest.mark.ci
 def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str) -> None:
     orders.write(10)
     consumer = orders.make(max_poll_interval_ms=3000)

@@ -74,6 +74,7 @@ def topic(kafka: Kafka) -> str:
     return topic
 
 
+@pytest.mark.ci
 def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
     """Records are written as fast as they are processed, until each member, even a late one, has had some."""
     group, records = kafka.unique("share"), 0

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.broker
 KEYS = [f"key-{number}" for number in range(40)]
 
 
+@pytest.mark.ci
 def test_two_processes_on_copies_of_one_state_folder_say_so(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka, partitions=2)
     with counting.app(tmp_path / "first", processing_guarantee="exactly_once_v2") as app:

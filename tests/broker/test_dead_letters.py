@@ -40,6 +40,7 @@ def dlq(kafka: Kafka, *arguments: str) -> Result:
     return done
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
     kafka: Kafka, tmp_path: Path, waits: bool
@@ -101,6 +102,7 @@ def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
         assert record.partition == places[record.key]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("native", ["0", pytest.param("1", marks=needs_native)])
 def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_time_of_1970(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
@@ -168,6 +170,7 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
         dlq(kafka, "show", "nowhere")
 
 
+@pytest.mark.ci
 def test_what_was_held_back_does_not_go_back_as_a_record_of_the_topic_behind_which_it_was(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_record_that_failed_twice_has_two_letters_and_goes_back_once(kafka: Ka
     assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"3", b"4"]
 
 
+@pytest.mark.ci
 def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None:
     """A transaction that hangs would have no end; the next replay finds what was committed meanwhile."""
     dead, to = kafka.topic("dead"), kafka.topic("to")

@@ -33,6 +33,7 @@ def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **set
     return [CoopStreams(topology, kafka.config(folder, instance=i, **settings)) for i in range(number)]
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 @pytest.mark.parametrize(
     ("ranges", "number", "guarantee", "partitions"),
@@ -88,6 +89,7 @@ def test_ranges_and_instances_do_not_change_the_result(
     check_outputs(kafka, topics, expected)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_a_backlog_loses_nothing_behind_a_repartition_topic(kafka: Kafka, tmp_path: Path) -> None:
     """Windows without grace count new keys of twenty hours in order, which four threads could share."""

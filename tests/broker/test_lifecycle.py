@@ -57,6 +57,7 @@ class Heard(RestoreListener):
         self.ended.append((partition, store, records))
 
 
+@pytest.mark.ci
 def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(f"key-{number}" for number in range(500))
@@ -115,6 +116,7 @@ def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], Coo
     return topic, instance
 
 
+@pytest.mark.ci
 def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tmp_path: Path) -> None:
     asked, states = list[BaseException](), list[StreamsState]()
 
@@ -170,6 +172,7 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
     assert states[-2:] == [StreamsState.PENDING_SHUTDOWN, StreamsState.ERROR]
 
 
+@pytest.mark.ci
 def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path: Path) -> None:
     """Their results are in its last commit, so the next process makes only the other calls."""
     builder = StreamsBuilder(kafka.unique("calling"))
@@ -241,6 +244,7 @@ def both_work(apps: list[CoopStreams]) -> bool:
     return all(status is not None and len(status["tasks"]) == 1 for status in told)
 
 
+@pytest.mark.ci
 def test_an_error_while_it_ends_does_not_leave_a_member_behind(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def await_end(counting: Counting) -> None:
         eventually(lambda: not admin.describe().members, 60, lambda: "the group has members")
 
 
+@pytest.mark.ci
 def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_where_it_is_told(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.conftest import Kafka
 KEYS = [f"key-{number}" for number in range(24)]
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_records_of_another_partitioner_are_noticed(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -123,6 +123,7 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
         process.wait()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("number", "guarantee"),
     [
@@ -155,6 +156,7 @@ def test_a_signal_drains_and_commits_and_nothing_is_done_again(
     assert program.found().exactly_once, "at least once repeats after a crash, not after an end in good order"
 
 
+@pytest.mark.ci
 def test_a_record_that_cannot_be_read_ends_the_process_with_status_1_and_a_sentence(program: Program) -> None:
     program.write(1, b"short")
     running = program.run()
@@ -202,6 +204,7 @@ def test_a_changelog_that_was_deleted_is_not_made_anew_by_the_restarts_of_a_supe
     assert changelog not in program.kafka.topics()
 
 
+@pytest.mark.ci
 def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     program.write(2000)
     running = program.run(

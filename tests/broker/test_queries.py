@@ -229,6 +229,7 @@ def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: 
         assert queries.as_of("past", key, running.at(-1)) is None
 
 
+@pytest.mark.ci
 def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(running: Running) -> None:
     paths = {"sessions": "sessions", "ever": "windows", "prices": "versions"}
     for store, form in paths.items():

@@ -67,6 +67,7 @@ def copying(application: str, source: str, sink: str) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     source, sink, dead = topics(kafka)
@@ -99,6 +100,7 @@ def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tm
     assert b"max.message.bytes" in (said[b"23"] or b"")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_names_the_record_that_the_refused_result_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str
@@ -126,6 +128,7 @@ def repartitioned(application: str, source: str, sink: str) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     """One with a future timestamp is not: internal topics are created to take any timestamp."""
@@ -152,6 +155,7 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tm
         eventually(lambda: buried() == expected, 120, lambda: str(buried()))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_says(
     kafka: Kafka, tmp_path: Path, guarantee: str
@@ -189,6 +193,7 @@ def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_pat
     assert sum(counts_of(kafka.bootstrap, f"{topology.application_id}-counts-changelog").values()) == RECORDS
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(
     kafka: Kafka, tmp_path: Path, guarantee: str
@@ -222,6 +227,7 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
         assert keys(sink) == [b"key-%d" % number for number in range(40)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_what_the_settings_of_a_topic_do_not_explain_ends_the_instance_with_the_offset_it_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str

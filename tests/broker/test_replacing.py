@@ -58,6 +58,7 @@ class Failing:
         return written
 
 
+@pytest.mark.ci
 def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path) -> None:
     bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
 

@@ -70,6 +70,7 @@ def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafk
     assert not list(tmp_path.rglob("CURRENT"))
 
 
+@pytest.mark.ci
 def test_a_damaged_database_is_made_anew_from_its_changelog(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_damaged_database_is_made_anew_from_its_changelog(
     assert "Deleting it" in caplog.text
 
 
+@pytest.mark.ci
 def test_stores_may_all_be_in_an_engine_of_the_users(kafka: Kafka, tmp_path: Path) -> None:
     """Stores of several engines in one task: `tests/state/test_mixed_engines.py`."""
     counting = Counting.make(kafka)

@@ -26,6 +26,7 @@ def ranges(*apps: CoopStreams) -> list[KeyRange]:
     return sorted(task.key_range for app in apps for task in instance_of(app).tasks)
 
 
+@pytest.mark.ci
 def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_counts_once(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -
     check_once(counting, written)
 
 
+@pytest.mark.ci
 def test_a_function_that_takes_too_long_each_time_ends_the_process(kafka: Kafka, tmp_path: Path) -> None:
     """The process is no member any more whenever the call has ended; its error counts nevertheless."""
     source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("outlasts")
@@ -192,6 +193,7 @@ def test_a_function_that_takes_too_long_each_time_ends_the_process(kafka: Kafka,
     assert "longer than max.poll.interval.ms (3 s): its results were void 3 times" in str(error)
 
 
+@pytest.mark.ci
 def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_else(
     kafka: Kafka, tmp_path: Path
 ) -> None:

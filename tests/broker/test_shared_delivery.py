@@ -40,6 +40,7 @@ def words(kafka: Kafka, topic: str) -> list[list[str]]:
     return [(record.value or b"").decode().split() for record in read_topic(kafka.bootstrap, topic)]
 
 
+@pytest.mark.ci
 def test_instances_share_a_partition_until_a_reset_begins_anew(
     kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] 
     return written
 
 
+@pytest.mark.ci
 def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:

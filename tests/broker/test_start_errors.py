@@ -78,6 +78,7 @@ def test_no_broker(tmp_path: Path) -> None:
         assert part in str(error)
 
 
+@pytest.mark.ci
 def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> None:
     """The broker has no TLS, the application requires it."""
     builder = StreamsBuilder("tls")
@@ -125,6 +126,7 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
         stranger.close()
 
 
+@pytest.mark.ci
 def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
     """Retention deleted unprocessed records: an error, not a skip; the command in its message skips them."""
     counting = Counting.make(kafka)
@@ -143,6 +145,7 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
         await_table(app, {"a": 5, "b": 3})
 
 
+@pytest.mark.ci
 def test_offsets_that_the_log_no_longer_has_of_one_key_only(kafka: Kafka, tmp_path: Path) -> None:
     """A call had not ended when its record was deleted. What others had done further on is not done again."""
     source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("waiting")
@@ -172,6 +175,7 @@ def test_offsets_that_the_log_no_longer_has_of_one_key_only(kafka: Kafka, tmp_pa
         await_table(app, dict(written + more - Counter(["stuck"])))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     """Kafka deletes the group's offset with the topic, and state without a position is not continued from; individual

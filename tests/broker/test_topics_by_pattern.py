@@ -54,6 +54,7 @@ def reads(app: CoopStreams) -> set[str]:
     return {source.topic for task in list(instance_of(app).tasks.values()) for source in task.sources}
 
 
+@pytest.mark.ci
 def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(
     shop: Shop,
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
         await_table(again, shop.written)
 
 
+@pytest.mark.ci
 def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     with shop.app(0) as first, shop.app(1) as second:
         eventually(

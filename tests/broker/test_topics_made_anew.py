@@ -55,6 +55,7 @@ def health(app: CoopStreams) -> list[str]:
     ]
 
 
+@pytest.mark.ci
 def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_restored_from_its_beginning(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
         assert metric(app, "coopstreams_restored_records_total") == 0, "from then on it is the topic of the checkpoints"
 
 
+@pytest.mark.ci
 def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_was_made_anew(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
     assert "its checkpoint is of another topic than its changelog is now" in caplog.text
 
 
+@pytest.mark.ci
 def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_next_opening_has_what_was_written_since(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_ne
         assert health(app) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
 def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no_start_makes_it_anew(
     kafka: Kafka, tmp_path: Path, guarantee: str
@@ -187,6 +191,7 @@ def test_a_changelog_that_was_deleted_is_not_made_anew_where_only_individual_com
     assert counting.changelog not in kafka.topics()
 
 
+@pytest.mark.ci
 def test_a_changelog_from_which_brokers_delete_rows_is_refused_until_its_policy_is_put_back(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def await_waits(app: CoopStreams) -> None:
     )
 
 
+@pytest.mark.ci
 def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier_one_stops(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

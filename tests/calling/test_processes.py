@@ -155,6 +155,7 @@ def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_cal
         parent.communicate(timeout=PATIENCE_S)  # until nobody has the pipe any more
 
 
+@pytest.mark.ci
 def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
     ended([Call(here, (number,), None) for number in range(MOST_PROCESSES)], executor="process")  # they are started
     made = [[Call(naps, (number,), None) for number in range(MOST_PROCESSES)] for _ in range(4)]

@@ -129,6 +129,7 @@ def test_a_refused_start_is_not_tried_again() -> None:
     assert exit_status(TopologyChangedError("no")) == WRONG
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_a_version_alone_is_compared_with_the_one_that_ran_last_and_run_refuses_what_is_told(
     kafka: Kafka, tmp_path: Path

@@ -44,6 +44,7 @@ def topic(kafka: Kafka) -> str:
     return topic
 
 
+@pytest.mark.ci
 def test_a_group_without_members_shows_its_lag_and_can_be_put_elsewhere(kafka: Kafka, topic: str) -> None:
     group = kafka.unique("group")
     settings = {"bootstrap.servers": kafka.bootstrap}
@@ -86,6 +87,7 @@ def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not
         assert "stop them" in str(refused.exception)
 
 
+@pytest.mark.ci
 def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_order(kafka: Kafka) -> None:
     orders = Orders(kafka)
     members = [orders.member(), orders.member()]

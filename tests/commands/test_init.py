@@ -75,6 +75,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "orders").read_text() == "mine"
 
 
+@pytest.mark.ci
 def test_its_own_test_passes(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder],
@@ -87,6 +88,7 @@ def test_its_own_test_passes(folder: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_what_the_readme_types_are_commands(folder: Path) -> None:
     [block] = re.findall(r"```sh\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     typed = [shlex.split(command.rpartition("|")[2], comments=True) for command in block.splitlines()]
@@ -170,6 +172,7 @@ def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an
     assert "Would install coopstreams-0.1.0 server-1.0.0" in told
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
     """The application runs with its own settings, and with environment variables, as in a container."""
@@ -209,6 +212,7 @@ def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
             process.kill()
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_a_line_is_written_when_it_is_typed_as_its_bytes(kafka: Kafka) -> None:
     topic = kafka.topic("typed")

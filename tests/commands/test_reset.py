@@ -81,6 +81,7 @@ class WordCount:
         return CliRunner().invoke(app, command, env={"COLUMNS": "250"}, input=typed)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(kafka: Kafka, tmp_path: Path) -> None:
     counting, now_ms = WordCount.make(kafka, tmp_path), int(time.time() * 1000)
@@ -170,6 +171,7 @@ def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_p
         await_table(running, written)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 @pytest.mark.parametrize("guarantee", [pytest.param("at_least_once", marks=pytest.mark.slow), "exactly_once_v2"])
 def test_after_a_reset_a_sink_begins_anew_and_later_another_one_is_refused(

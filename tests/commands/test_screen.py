@@ -123,6 +123,7 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
         yield terminal, write
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(started: tuple[Terminal, Any]) -> None:
     terminal, write = started

@@ -38,6 +38,7 @@ def program(kafka: Kafka, tmp_path: Path) -> tuple[Counting, Path]:
     return counting, file
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line(
     program: tuple[Counting, Path], kafka: Kafka, tmp_path: Path

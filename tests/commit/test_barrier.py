@@ -74,6 +74,7 @@ class Model:
         return Assigned(self.generation, self.generation, 0, (), (), (), Cluster(living))
 
 
+@pytest.mark.ci
 @given(st.randoms(use_true_random=False))
 def test_a_hunt_never_ends_the_transaction_of_a_member_that_lives(rng: Random) -> None:
     group = Model(rng)

@@ -35,6 +35,7 @@ def test_it_is_a_dict_in_order(steps: list[tuple[bytes, bytes | None]], prefix: 
     assert list(packed.items(prefix)) == sorted((key, value) for key, value in plain.items() if key.startswith(prefix))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("topics", "pieces"), [(1, 1), (20, 1), (2, 256)])
 def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int) -> None:
     each = 2560 // topics // pieces

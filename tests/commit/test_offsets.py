@@ -146,6 +146,7 @@ def test_where_a_key_range_never_committed_nothing_is_said(group: Group) -> None
     assert list_consumer_group_offsets(group.settings, group.name, asked) == {group.partition: None}
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -> None:
     group.individual(1, Segment(WHOLE, 5))

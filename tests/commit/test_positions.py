@@ -70,6 +70,7 @@ class Busy:
         )
 
 
+@pytest.mark.ci
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
 def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Random, partitions: int) -> None:
     log = MemoryLog()

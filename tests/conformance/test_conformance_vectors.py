@@ -37,11 +37,13 @@ def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level:
     assert differences(outcomes) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("ranges", "level", "backend"), [(1, "strict", "memory"), (4, "per-key", "rocksdb")])
 def test_a_difference_that_was_found_is_gone(ranges: int, level: Level, backend: Backend) -> None:
     assert differences([run(case, ranges=ranges, level=level, backend=backend) for case in FOUND]) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranges", "level", "backend"),
     [

@@ -102,6 +102,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.ci
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=4),
     st.integers(1, 30),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.consumer.history import Group
 
 
+@pytest.mark.ci
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_no_complete_commit_is_lost_and_nothing_is_covered_that_was_not_processed(dice: Random, alone: bool) -> None:
     live(dice, alone)

@@ -64,6 +64,7 @@ def test_commits_in_the_topic_before_do_not_count_in_the_new_one(
         assert f"auto.offset.reset={reset}" in caplog.text
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("more", [0, 5, 20])
 def test_a_consumer_whose_topic_is_made_anew_loses_its_key_ranges_and_opens_them_in_the_new_topic(more: int) -> None:
     """It read on at its position: an error, or the records from there on only."""

@@ -121,6 +121,7 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
     assert "equal: 2 aircraft" in said
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
     departures = list(itertools.islice(data.departures(), 0, 33_600, 28))
@@ -240,6 +241,7 @@ def assert_is_a_small_picture(path: Path) -> None:
     assert len(data) < 150_000
 
 
+@pytest.mark.ci
 def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_nothing_running(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "demo", "--departures", "30000")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -118,6 +118,7 @@ def test_settings_of_another_broker_are_not_written_over(broker_of_own: BrokerFa
     assert config.read_text() == "log.dirs=/var/lib/kafka\n"
 
 
+@pytest.mark.ci
 def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
     with pytest.raises(DevError, match=r"num\.io\.threads"):
         broker_of_own(tmp_path, num_io_threads="none")

@@ -22,6 +22,7 @@ def coopstreams(*arguments: str, environment: dict[str, str] | None = None) -> R
     return CliRunner().invoke(app, arguments, env=environment)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_dev_starts_finds_and_stops_one_broker(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "data"))

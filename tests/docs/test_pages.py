@@ -78,6 +78,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     run_python(page, tmp_path, monkeypatch, None)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 @pytest.mark.parametrize("page", WITH_KAFKA, ids=name_of)
 def test_the_python_of_a_page_runs_on_kafka(

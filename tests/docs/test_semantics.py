@@ -15,6 +15,7 @@ FIGURES = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranges", "level", "passed", "explained", "total", "backend"),
     [

@@ -106,6 +106,7 @@ def test_slow_work_is_committed_in_the_order_in_which_it_is_finished(orders: Ord
     assert committed(orders, f"{orders.topic}-asyncio") == COUNT
 
 
+@pytest.mark.ci
 def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> None:
     example, seen = load("consumer_delayed_revoke"), Seen()
     blocked = threading.Event()

@@ -43,6 +43,7 @@ def alarms_of(example: Any, some: list[tuple[str, dict[str, float]]]) -> Counter
     return Counter(machine for (machine, _), said in zip(some, verdicts, strict=True) if said["failing"] > 0.5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [1, 3])
 def test_the_alarms_are_those_of_the_model(example: Any, ranges: int) -> None:
     some = readings(60)
@@ -52,6 +53,7 @@ def test_the_alarms_are_those_of_the_model(example: Any, ranges: int) -> None:
         assert driver.output("alarms").latest() == alarms_of(example, some)
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_on_kafka_the_model_is_asked_for_many_at_once(example: Any, kafka: Kafka, tmp_path: Path) -> None:
     topics = {name: kafka.topic(name) for name in ("readings", "judgements", "alarms")}

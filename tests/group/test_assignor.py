@@ -293,6 +293,7 @@ def after(
     return threads, held
 
 
+@pytest.mark.ci
 @settings(max_examples=75, deadline=None)
 @given(shapes, groups, histories, cuts)
 def test_at_rest_nothing_moves_without_a_cause(
@@ -330,6 +331,7 @@ def test_when_one_of_equal_members_leaves_whole_partitions_only_its_own_move(
     assert moved(before, settle(partitions, rest, before, rounds=1)) == size(before[gone])
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 24), st.integers(2, 12))
 def test_when_one_joins_equal_members_with_whole_partitions_only_its_own_move(members: int, times: int) -> None:
@@ -339,6 +341,7 @@ def test_when_one_joins_equal_members_with_whole_partitions_only_its_own_move(me
     assert moved(before, now) == size(now["new"]) == times
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 40), cuts, st.data())
 def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(

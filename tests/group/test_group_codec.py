@@ -56,6 +56,7 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
     assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
 
 
+@pytest.mark.ci
 @given(
     clusters,
     st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4),

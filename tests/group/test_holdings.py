@@ -4,6 +4,7 @@ ignored.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,7 @@ tasks = st.sets(st.sampled_from([A, B, C]))
 steps = st.lists(st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "release"])), max_size=40)
 
 
+@pytest.mark.ci
 @settings(max_examples=500)
 @given(steps)
 def test_whatever_may_be_open_is_held_however_late_the_control_thread_is(history: list[set[TaskId] | str]) -> None:

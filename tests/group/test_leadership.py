@@ -132,6 +132,7 @@ def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
         yield broker
 
 
+@pytest.mark.ci
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2**32), st.integers(5, 80), st.integers(1, 12))
 def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_later(

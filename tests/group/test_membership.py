@@ -231,6 +231,7 @@ def test_commits_of_several_threads_go_on_while_members_come_and_go(
     assert not a.heard(Lost)
 
 
+@pytest.mark.ci
 def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Application, partition: TopicPartition) -> None:
     short = Timings(session=6000, heartbeat=200)
     a, b = app.start("a", timings=short), app.start("b", timings=short)

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.broker
 # --- losing the membership --------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     app: Application, partition: TopicPartition
 ) -> None:

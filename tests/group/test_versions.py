@@ -257,6 +257,7 @@ class Mixed(Group):
 step = st.one_of(st.tuples(st.just("start"), st.integers(0, 2)), *EVENTS)
 
 
+@pytest.mark.ci
 @settings(max_examples=300, deadline=None)
 @given(st.lists(programs, min_size=1, max_size=3), st.sampled_from([1, 1, 2, 8]), st.lists(step, max_size=40))
 def test_whatever_happens_no_key_of_a_source_partition_has_two_owners_in_any_version_and_the_group_comes_to_rest(

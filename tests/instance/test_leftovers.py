@@ -59,6 +59,7 @@ def windows(database: Database) -> set[int]:
     return {int.from_bytes(key[-8:]) // MINUTE_MS for key, _ in database.scan("counts", range(256), None, None)}
 
 
+@pytest.mark.ci
 def test_an_instance_that_got_other_key_ranges_deletes_its_former_ones_after_a_while(
     databases: Databases, directory: StateDirectory
 ) -> None:

@@ -207,6 +207,7 @@ step = st.one_of(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([1, 4]), st.lists(step, max_size=40), st.booleans())
 def test_whenever_members_hear_of_it_no_key_has_two_owners_and_in_the_end_the_policy_is_obeyed(

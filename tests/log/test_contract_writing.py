@@ -284,6 +284,7 @@ def test_a_fence_that_would_not_be_checked_is_refused(log: Log, topic: MakeTopic
     writer.abort()
 
 
+@pytest.mark.ci
 def test_topics_are_created_once_listed_and_deleted(log: Log, unique: Unique) -> None:
     first, second = unique("made"), unique("made")
     log.create_topics([TopicSpec(first, 3, {"cleanup.policy": "compact"}), TopicSpec(second, 1)])

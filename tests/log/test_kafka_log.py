@@ -103,6 +103,7 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
     assert committed.offset == 44
 
 
+@pytest.mark.ci
 def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_on(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
@@ -237,6 +238,7 @@ def test_while_all_partitions_are_held_what_the_client_has_fetched_is_not_discar
     assert values(records(seen)) == numbers(2000)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("plane")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_assigning_seeking_and_holding_reads_each_record_once(
@@ -320,6 +322,7 @@ def test_settings_that_cannot_be_are_refused_before_any_connection(settings: dic
         KafkaLog(({"bootstrap.servers": "127.0.0.1:1"} if settings else {}) | settings)
 
 
+@pytest.mark.ci
 def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
     log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=1.0)
     spec = TopicSpec("t", 1)

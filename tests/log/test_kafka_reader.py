@@ -91,6 +91,7 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(
     log.close()
 
 
+@pytest.mark.ci
 def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     topic = kafka.topic("overlooked", partitions=2)

@@ -20,6 +20,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.ci
 def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
     """A broker with old metadata reports new topics as missing."""
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
@@ -34,6 +35,7 @@ def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
     log.close()
 
 
+@pytest.mark.ci
 def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(broker_to_break: KafkaBroker) -> None:
     log = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})
     assert log.partitions(["asked-for"]) == {}

@@ -32,6 +32,7 @@ def test_queries_beyond_the_share_wait_and_health_does_not() -> None:
         assert ask("/v1/stores/counts/keys/w1").status_code == 200
 
 
+@pytest.mark.ci
 def test_an_export_waits_for_its_turn_before_each_page() -> None:
     limits = dataclasses.replace(LIMITS, cpu_share=1e-6, entries=1)
     lines = {"accept": "application/x-ndjson"}

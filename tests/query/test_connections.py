@@ -102,12 +102,14 @@ def test_a_body_that_never_ends_is_not_waited_for(cluster: Cluster) -> None:
         send_for_ever(client)
 
 
+@pytest.mark.ci
 def test_who_never_reads_a_long_answer_is_closed(cluster: Cluster) -> None:
     request = b"GET /v1/stores/counts/range HTTP/1.1\r\nhost: a\r\naccept: application/x-ndjson\r\n\r\n"
     with answered(cluster, request):
         wait_for_the_end_of_all(cluster)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lines", [b"", b"accept: application/x-ndjson\r\n"], ids=["json", "lines"])
 @pytest.mark.parametrize("chosen", ["", "0"], ids=["front", "no front"])
 def test_who_reads_slowly_gets_all_of_a_long_answer(chosen: str, lines: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

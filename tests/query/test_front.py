@@ -158,6 +158,7 @@ def cut(head: bytes, at: list[int]) -> tuple[bytes, ...]:
     return tuple(head[start:end] for start, end in itertools.pairwise(bounds))
 
 
+@pytest.mark.ci
 @settings(
     max_examples=MOST,
     deadline=None,

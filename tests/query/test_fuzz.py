@@ -114,6 +114,7 @@ queries = st.builds(
 )
 
 
+@pytest.mark.ci
 @settings(fuzzed, max_examples=150)
 @given(
     path=st.sampled_from([f"/v1/stores/{store}/{what}" for store in [*INFOS, "nope"] for what in ("keys/w1", "range")]),

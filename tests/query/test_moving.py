@@ -110,6 +110,7 @@ def judge(answer: httpx.Response, right: Callable[[Any], bool]) -> str | None:
     return None if answer.status_code == 200 and right(answer.json()) else f"{answer.status_code}: {answer.text}"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("engine", [Memory, Rocks])
 def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Rocks], tmp_path: Path) -> None:
     rng, stop, wrong = random.Random(7), threading.Event(), []

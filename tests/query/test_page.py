@@ -70,6 +70,7 @@ def same_as_metadata(page: Page, url: str) -> bool:
     )
 
 
+@pytest.mark.ci
 def test_the_bars_are_what_the_metadata_says_also_after_the_ranges_are_cut_anew(page: Page) -> None:
     with Cluster(2, AGAIN) as cluster:
         cluster.deal(2, DATA)
@@ -137,6 +138,7 @@ def test_instances_that_are_started_again_at_their_addresses_keep_their_letters(
         assert page.complaints() == []
 
 
+@pytest.mark.ci
 def test_a_status_that_cannot_be_shown_holds_no_stream(page: Page) -> None:
     """The page asks for a stream again after each error, and a browser has six connections to a host."""
     with Cluster(1, dataclasses.replace(AGAIN, streams=4)) as cluster:

@@ -110,6 +110,7 @@ def test_the_ranges_that_answered_cover_the_store_and_name_their_owners(cluster:
     )
 
 
+@pytest.mark.ci
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from("abc"),
@@ -322,6 +323,7 @@ def lines(node: Node, store: str, query: str = "") -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in response.content.splitlines()]
 
 
+@pytest.mark.ci
 def test_ndjson_streams_everything_over_many_pages_and_says_that_it_is_all() -> None:
     many: Data = {"counts": {f"{i:05}": (i, i) for i in range(2500)}}
     with Cluster(3, replace(LIMITS, entries=100)) as cluster:

@@ -80,11 +80,13 @@ def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: K
     assert isinstance(route(placement, STORE, at), Here | There)
 
 
+@pytest.mark.ci
 @given(placements(), locations)
 def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at: KeyLocation) -> None:
     assert owner_of(placement, replace(STORE, subtopology=2), at) is None
 
 
+@pytest.mark.ci
 @given(placements())
 def test_a_range_query_asks_exactly_the_owners_or_is_moving(placement: Placement) -> None:
     everything = [(t.partition, t.key_range) for i in placement.instances for t in i.tasks]

@@ -187,6 +187,7 @@ def test_a_rebuild_finds_the_stores_of_an_optimised_application(
     assert counted == sum(result.seeded["pairs"] for result in done.results) == len(PEOPLE)
 
 
+@pytest.mark.ci
 def test_a_table_that_is_restored_from_its_topic_must_have_its_history_there(shop: Shop, spark: SparkSession) -> None:
     rows = TableHistory(spark.createDataFrame([(b"k", b"v", 1)], "key binary, value binary, timestamp bigint"))
     with pytest.raises(ConfigError, match=f'the table "people" is restored from its topic "{shop.people}"'):

@@ -128,6 +128,7 @@ def closing() -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
     spark: SparkSession, tmp_path: Path, ranges: int
@@ -187,6 +188,7 @@ def totals() -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 def test_punctuations_by_stream_time_are_called_at_the_records_of_a_live_task(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def numbers(spark: SparkSession) -> TableHistory:
     return TableHistory(spark.createDataFrame(rows, "key binary, value binary, timestamp bigint"))
 
 
+@pytest.mark.ci
 def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_counted_dead_letter(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.ci
 def test_a_run_is_looked_at_done_and_published_and_then_refused(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
     return tuple(made)
 
 
+@pytest.mark.ci
 @given(st.integers(1, 12), st.lists(segments(), max_size=3))
 def test_each_task_lies_within_one_segment_and_fewer_would_not_do(
     wanted: int, stands: list[tuple[Segment, ...]]

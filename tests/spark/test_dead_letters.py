@@ -22,6 +22,7 @@ def at_of(record: TimestampedRecord[Any, Any]) -> int:
     return value["at"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.ci
 def test_a_letter_has_kafkas_timestamp_if_none_could_be_extracted(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

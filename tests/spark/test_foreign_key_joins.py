@@ -185,6 +185,7 @@ class Hourly(Processor[str, Any, str, Any]):
         self.context.forward(record)
 
 
+@pytest.mark.ci
 def test_questions_that_depend_on_the_time_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     builder = StreamsBuilder("foreign")
     orders = (

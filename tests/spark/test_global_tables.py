@@ -50,6 +50,7 @@ def write(kafka: Kafka, topic: str, records: Iterable[tuple[str, str | None]]) -
     return written
 
 
+@pytest.mark.ci
 def test_every_task_sees_the_whole_table_as_of_the_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     orders, out = (kafka.topic(name, 2) for name in ("orders", "out"))
     places = kafka.topic("places", 3, cleanup_policy="compact")

@@ -133,6 +133,7 @@ def test_behind_a_table_live_goes_on_at_an_offset_that_the_topic_still_has(kafka
         goes_on(continues_at={"0": 4})
 
 
+@pytest.mark.ci
 def test_a_program_that_reads_what_it_writes_is_told_that_its_results_are_missing_there(
     kafka: Kafka, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +209,7 @@ def timed(application: str, source: str, ticks: str, windows: str) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     source, ticks, windows = (kafka.topic(name, retention_ms="-1") for name in ("in", "ticks", "windows"))
     topology = timed(kafka.unique("timed"), source, ticks, windows)
@@ -269,6 +271,7 @@ def total(metrics: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name}{{"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("orders", [4000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(
     kafka: Kafka, spark: SparkSession, tmp_path: Path, orders: int

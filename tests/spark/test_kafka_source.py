@@ -114,6 +114,7 @@ def test_a_read_ends_exactly_at_its_cut_and_leaves_out_what_was_aborted(kafka: K
     assert split.rdd.getNumPartitions() == 5
 
 
+@pytest.mark.ci
 def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, spark: SparkSession) -> None:
     topic = kafka.topic("source", retention_ms="-1")
     with transactions(kafka) as producer:
@@ -141,6 +142,7 @@ def test_time_marks_are_read_if_they_are_asked_for(kafka: Kafka, time_marks: boo
     assert [row["offset"] for row in rows] == ([0, 1, 2] if time_marks else [0, 2])
 
 
+@pytest.mark.ci
 def test_a_backfill_closes_windows_at_the_time_marks_of_a_topic(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> N
         read(spark, kafka, topic, 0, 6).count()
 
 
+@pytest.mark.ci
 def test_records_that_are_gone_are_an_error(kafka: Kafka, spark: SparkSession) -> None:
     topic = kafka.topic("source", retention_ms="-1")
     with transactions(kafka) as producer:
@@ -173,6 +176,7 @@ def test_records_that_are_gone_are_an_error(kafka: Kafka, spark: SparkSession) -
         read(spark, kafka, topic, 0, 10).count()
 
 
+@pytest.mark.ci
 def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(kafka: Kafka, spark: SparkSession) -> None:
     topic = kafka.topic("sink", 3, retention_ms="-1")
     spark.dataSource.register(KafkaSource)

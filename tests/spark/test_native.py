@@ -57,6 +57,7 @@ def counted_by_second_and_added() -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("topology", "ranges"),
     [
@@ -76,6 +77,7 @@ def test_spark_folds_what_python_folds_row_for_row(
     assert sum(count for why, count in dropped.items() if why.endswith("null-key")) > 20
 
 
+@pytest.mark.ci
 def test_records_of_which_none_is_late_are_not_put_in_order(spark: SparkSession, tmp_path: Path) -> None:
     builder = StreamsBuilder("native")
     delays = builder.stream("flights", key=serdes.text, value=serdes.json).map_values(
@@ -112,6 +114,7 @@ def test_where_the_order_of_a_table_leaves_open_which_key_comes_first_the_same_r
     assert sum(native.counts[1].values()) > 20
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("native", "partition"), [(True, 2), (True, None), (False, -1)])
 def test_a_record_in_a_partition_that_the_topic_does_not_have_ends_the_run(
     spark: SparkSession, tmp_path: Path, native: bool, partition: Any

@@ -112,6 +112,7 @@ def check(conditions: list[Condition], values: list[bytes | None], told: list[li
     return certain
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_comparison_that_sql_decides_is_decided_as_in_python(spark: SparkSession, every: int) -> None:
     values: list[bytes | None] = [f'{{"x": {text}, "other":1}}'.encode() for text in tokens()]

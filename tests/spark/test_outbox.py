@@ -37,6 +37,7 @@ def filled(topic: str, value: bytes) -> Output:
     return output
 
 
+@pytest.mark.ci
 def test_an_attempt_after_a_commit_finds_the_result_and_has_nothing_to_write(kafka: Kafka) -> None:
     config, topic = config_for(kafka, 2), kafka.topic("out")
     changelog = kafka.topic("changelog", 2)

@@ -150,6 +150,7 @@ def driven(topology: Topology, records: Iterable[tuple[int, str, str, str]]) -> 
     return told
 
 
+@pytest.mark.ci
 def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_table(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

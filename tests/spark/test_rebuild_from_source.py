@@ -50,6 +50,7 @@ def right(found: RebuiltFromSource) -> None:
     assert {store: each.wrong for store, each in found.stores.items()} == dict.fromkeys(found.stores, 0)
 
 
+@pytest.mark.ci
 def test_state_is_the_fold_of_what_each_key_range_has_committed(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

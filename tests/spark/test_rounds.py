@@ -153,6 +153,7 @@ def test_a_topic_that_is_written_because_of_its_own_records_is_refused() -> None
         planning.check(builder.build())
 
 
+@pytest.mark.ci
 @given(st.data())
 def test_any_joins_of_joins_come_to_an_end(data: st.DataObject) -> None:
     builder = StreamsBuilder("app")

@@ -85,6 +85,7 @@ def expected() -> dict[tuple[str, str], list[tuple[int, int]]]:
     return found
 
 
+@pytest.mark.ci
 def test_failing_tasks_and_a_driver_that_died_twice_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
     table, work = tmp_path / "table", tmp_path / "work"
     plan = replace(

@@ -125,6 +125,7 @@ def logs(draw: st.DrawFn) -> Log:
     return log
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("made", "ranges"), [(windows, 1), (windows, 4), (alarms, 1)])
 @settings(max_examples=10, deadline=None)
 @given(logs())

@@ -53,6 +53,7 @@ def made_anew(cluster: KafkaLog, topic: str, partitions: int) -> None:
     cluster.create_topics([TopicSpec(topic, partitions, {}, 1)])
 
 
+@pytest.mark.ci
 def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_published(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:

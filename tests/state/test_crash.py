@@ -98,6 +98,7 @@ def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
     return reached
 
 
+@pytest.mark.ci
 def test_after_a_kill_each_range_stands_where_its_checkpoint_says(tmp_path: Path) -> None:
     moments = random.Random(7)
     reached: list[int] = []

@@ -82,6 +82,7 @@ def test_after_a_restart_memory_is_restored_and_what_is_on_disk_stands_where_it_
     directory.close()
 
 
+@pytest.mark.ci
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.dictionaries(st.sampled_from(["disk", "heap", "own"]), st.integers(1, 400)), max_size=6),

@@ -363,6 +363,7 @@ LOG = st.lists(
 CUTS = st.lists(st.tuples(st.integers(0, 90), st.sets(st.integers(0, 3))), max_size=6)
 
 
+@pytest.mark.ci
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(LOG, CUTS, st.booleans())
 def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_prefix(

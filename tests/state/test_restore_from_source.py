@@ -88,6 +88,7 @@ def test_a_key_that_the_task_refused_is_refused_again() -> None:
     assert stored(database, "people").keys() == {b"good"}
 
 
+@pytest.mark.ci
 @settings(max_examples=200, deadline=None)
 @given(LOG, st.lists(st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=4))
 def test_each_range_holds_what_its_task_had_read(

@@ -59,6 +59,7 @@ def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
     assert columns(tmp_path) == {"windows/0", "windows/1", "windows/2", "windows/3"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("chunk_bytes", [1, rocks._CHUNK_BYTES])  # 1: each row is large
 @given(
     keys=st.sets(st.binary(max_size=2), max_size=60),

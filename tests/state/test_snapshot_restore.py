@@ -347,6 +347,7 @@ def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(
     assert "older than the changelog keeps tombstones" in caplog.text
 
 
+@pytest.mark.ci
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -134,6 +134,7 @@ def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
     ).keys
 
 
+@pytest.mark.ci
 def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
     published: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

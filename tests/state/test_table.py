@@ -254,6 +254,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(OPERATIONS, st.sampled_from([1, 1200, BYTES]))
 def test_a_table_is_a_dict_whatever_is_committed_discarded_evicted_or_opened_again(

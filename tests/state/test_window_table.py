@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(OPERATIONS, st.sampled_from([1, BYTES]))
 def test_a_window_table_is_a_dict_that_forgets_old_windows(

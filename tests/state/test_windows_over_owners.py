@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,7 @@ APART = (0, 5, 20, 61, 130, 200)
 STEPS = st.lists(st.tuples(st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)), max_size=25)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=400)
 @given(st.integers(0, 63), STEPS)
 @example(37, [("commit", 17), ("assign", 14), ("commit", 0), ("assign", 1), ("assign", 1)])  # mended in `Restore`

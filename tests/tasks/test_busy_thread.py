@@ -83,6 +83,7 @@ def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(gu
     assert seen.index(b"right") <= 2 * MOST_AT_ONCE, "one turn of the other, and the one under way"
 
 
+@pytest.mark.ci
 def test_a_message_costs_nothing_for_each_of_the_other_tasks_of_its_thread() -> None:
     """With a thousand tasks on a thread, a look at each of them took fifty times as long as the message (measured)."""
     called: Counter[CodeType] = Counter()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Literal
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def play(history: list[Step], *, cut: bool) -> dict[bytes, list[bytes | None]]:
     return dict(found)
 
 
+@pytest.mark.ci
 @settings(max_examples=30, deadline=None)
 @given(steps)
 @example([("record", 0, 0), ("cut", 0, 0), ("mark", 13, 0)])

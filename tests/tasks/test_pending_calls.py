@@ -95,6 +95,7 @@ def _named(name: str, window: Windowed[str], _: object) -> str:
     return f"{name} {window.key}"
 
 
+@pytest.mark.ci
 @settings(max_examples=15, deadline=None, phases=NOT_SHRUNK)
 @given(
     records=RECORDS,
@@ -123,6 +124,7 @@ def key_program(called: Called) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None, phases=NOT_SHRUNK)
 @given(
     records=RECORDS,

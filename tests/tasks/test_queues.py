@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, compress, pairwise
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,6 +194,7 @@ def pieces(
 times = st.lists(st.integers(0, 50), max_size=30)
 
 
+@pytest.mark.ci
 @given(times, times, st.randoms(use_true_random=False))
 def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random: Random) -> None:
     """For any batches of the two logs, records come out in the order of (stream time, source)."""
@@ -211,6 +213,7 @@ def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int],
     assert seen == expected
 
 
+@pytest.mark.ci
 @given(times, times, st.randoms(use_true_random=False))
 def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
     left: list[int], right: list[int], random: Random
@@ -263,6 +266,7 @@ def test_a_source_that_is_held_because_of_a_sibling_lets_the_others_pass_up_to_i
 owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 
 
+@pytest.mark.ci
 @given(owned, owned, st.randoms(use_true_random=False))
 def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
@@ -282,6 +286,7 @@ def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
     ]
 
 
+@pytest.mark.ci
 @given(owned, owned, st.randoms(use_true_random=False))
 def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random

@@ -77,6 +77,7 @@ def by_key(rows: list[tuple[bytes, bytes]] | list[tuple[bytes | None, bytes | No
 records = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30)), max_size=12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [1, 4])
 @given(records, records, st.integers(0, 1 << 32))
 def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
@@ -146,6 +147,7 @@ word = st.builds(
 )
 
 
+@pytest.mark.ci
 @given(st.lists(st.lists(word, min_size=1, max_size=8).map(b" ".join), min_size=1, max_size=3))
 @example([b"right/a@1", b"left/a@0 left/c@1 right/a@1 right/c@0"])
 @example([b"left/a@5", b"right/c@9 left/a@9 left/d@10", b"right/d@8 right/a@0 right/d@5 left/b@3 left/a@2 right/b@2"])

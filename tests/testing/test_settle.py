@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def outcome(topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1
         return {**found, "dropped": driver.dropped}
 
 
+@pytest.mark.ci
 @given(sent=SENT, seed=SEEDS, ranges=st.sampled_from([1, 3]), at=st.integers(0, 12), of=st.sampled_from("ps"))
 @settings(max_examples=40)
 def test_the_results_of_each_key_are_the_same_for_any_seed(

@@ -236,6 +236,7 @@ def history(seed: int, **options: bool) -> World:
     return world
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("skips", [False, True], ids=["", "brokers that skip markers"])
 def test_what_was_acknowledged_counts_and_what_is_in_doubt_counts_whole_or_not_at_all(skips: bool) -> None:
     base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run

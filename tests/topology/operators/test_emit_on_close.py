@@ -65,6 +65,7 @@ def test_there_are_two_strategies() -> None:
         stream.group_by_key().windowed_by(TimeWindows(milliseconds=1)).emit_strategy("sometimes")  # type: ignore[arg-type]
 
 
+@pytest.mark.ci
 @given(RECORDS, st.integers(1, 10), st.integers(0, 10), st.sampled_from([1, 3]), st.booleans())
 def test_it_forwards_what_suppress_would(
     records: list[tuple[str, int]], advance: int, grace: int, ranges: int, caching: bool

@@ -150,6 +150,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(EVENTS, st.booleans(), st.sampled_from([1, 3]), st.booleans())
 def test_the_table_is_the_relational_join_of_both_tables(

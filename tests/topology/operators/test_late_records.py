@@ -248,6 +248,7 @@ def test_late_records_need_values_where_a_count_does_not() -> None:
         windowed.late()
 
 
+@pytest.mark.ci
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)), max_size=25),
     st.sampled_from([2, 3, 8]),

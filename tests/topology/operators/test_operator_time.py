@@ -8,6 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,6 +184,7 @@ def below() -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

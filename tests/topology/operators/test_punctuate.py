@@ -117,6 +117,7 @@ class Totals(Processor[str, int, str, int]):
             self.totals.delete(key)
 
 
+@pytest.mark.ci
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 100)), max_size=30))
 def test_punctuations_by_key_do_not_depend_on_the_number_of_ranges(records: list[tuple[str, int]]) -> None:
     def outputs(ranges: int) -> dict[str, list[tuple[int, int]]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +108,7 @@ def beginning(difference: int, grace: int) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(INPUTS, st.integers(1, 12), st.integers(0, 12), st.sampled_from([2, 3, 7, 16]))
 def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(

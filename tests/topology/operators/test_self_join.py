@@ -62,6 +62,7 @@ def results(
         return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
 
 
+@pytest.mark.ci
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, WINDOWS, st.sampled_from([1, 4]))
 def test_one_store_gives_the_results_of_two_in_their_order(

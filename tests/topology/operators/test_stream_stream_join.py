@@ -173,6 +173,7 @@ def test_the_stores_are_named_as_kafka_streams_names_them() -> None:
     assert [store.name for store in join_of("outer", JoinWindows(milliseconds=1)).subtopologies[0].stores] == outer
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(
     st.lists(
@@ -204,6 +205,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(
     EVENTS,

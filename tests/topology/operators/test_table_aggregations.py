@@ -129,6 +129,7 @@ def groups() -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 @given(CHANGES, st.sampled_from([1, 3]), st.booleans())
 def test_groups_equal_a_group_by_of_the_table_as_it_is(
     changes: list[tuple[str, int | None]], ranges: int, caching: bool

@@ -134,6 +134,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(EVENTS, st.sampled_from(["inner", "left", "outer"]), st.sampled_from([1, 3]), st.booleans(), st.booleans())
 def test_the_table_is_the_relational_join_of_both_tables(

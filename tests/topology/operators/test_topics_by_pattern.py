@@ -154,6 +154,7 @@ def test_a_pattern_of_bytes_is_no_pattern_of_names() -> None:
         orders(StreamsBuilder("app"), wrong)
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("abc")), max_size=15), st.sampled_from([1, 3]))
 def test_topics_that_come_one_after_the_other_make_the_same_table_as_one_topic(

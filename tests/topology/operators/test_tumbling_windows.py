@@ -4,6 +4,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_a_window_expires_from_the_store_when_its_retention_is_over() -> None:
         assert [row.key.start_ms for row in driver.store("counts").all()] == [10, 20]
 
 
+@pytest.mark.ci
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=30),
     st.integers(1, 40),
