@@ -95,11 +95,13 @@ def test_what_the_registry_says_is_what_the_one_in_memory_says(registry: Registr
         asked.schema(999_999)
 
 
-def test_an_incompatible_schema_is_refused_at_start_with_its_subject(kafka: Kafka, registry: Registry) -> None:
+def test_an_incompatible_schema_is_refused_at_start_with_its_subject(
+    kafka: Kafka, registry: Registry, tmp_path: Path
+) -> None:
     application, source, sink = kafka.unique("post"), kafka.topic("parcels"), kafka.topic("loads")
     topology = program(application, source, sink)
     client(registry).register(f"{source}-value", schema_of(serdes.json_schema(Load)))
-    config = Config.of({"bootstrap.servers": kafka.bootstrap, "schema.registry.url": registry.url}, application)
+    config = Config.of(kafka.config(tmp_path / "state", schema_registry_url=registry.url), application)
     with (
         schemas_bound(topology, config),
         pytest.raises(ConfigError, match=f'"{source}-value".*it is of type JSON, and this is PROTOBUF'),
