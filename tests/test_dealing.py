@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.nested import run_pytest
 
 MODULE = """
@@ -16,6 +18,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.ci
 def test_a_test_that_ends_its_process_fails_and_all_others_run(tmp_path: Path) -> None:
     """The others have finished whole modules before, and one of them has no work left."""
     for number in range(4):

@@ -51,6 +51,7 @@ def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
 WITHOUT_HTTPX = "import sys; sys.modules['httpx'] = None; "
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "command", ["query URL counts be", "status URL", "run examples/word_count.py --bootstrap-servers localhost:9"]
 )
@@ -65,6 +66,7 @@ def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command
     assert "does not answer" not in done.stderr
 
 
+@pytest.mark.ci
 def test_an_application_without_the_extra_can_be_made() -> None:
     """It answers no queries; the error of a request for them names the missing extra."""
     subprocess.run([sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"], check=True)

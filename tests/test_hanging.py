@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.nested import run_pytest
 
 CONFTEST = "import tests.hanging; tests.hanging.GRACE_S = 1.0"
@@ -22,6 +24,7 @@ def test_ends():
 """
 
 
+@pytest.mark.ci
 def test_a_test_that_hangs_fails_with_the_place_where_it_hung(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(MODULE)

@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = sorted(
     path.relative_to(ROOT).as_posix()
@@ -180,6 +182,7 @@ def test_a_folder_fits_on_one_screen() -> None:
     assert {folder: count for folder, count in modules.items() if count > FOLDER_MODULES} == {}
 
 
+@pytest.mark.ci
 def test_modules_import_in_one_direction() -> None:
     graph = import_graph()
     assert in_cycles(graph) == IN_A_CYCLE

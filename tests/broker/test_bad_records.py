@@ -203,6 +203,7 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafk
         assert part in str(error)
 
 
+@pytest.mark.ci
 def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
     """Two ranges, a table and a stream: bad rows of the table become dead letters, its good rows are joined."""
     orders = kafka.topic("orders")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.broker
 LEFT, RIGHT = KeyRange.split(2)
 
 
+@pytest.mark.ci
 def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
     orders.write(200)
     left, right = orders.alone([LEFT]), orders.alone([RIGHT])
@@ -44,6 +45,7 @@ def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
     assert (committed.offset, committed.ranges) == (200, ())
 
 
+@pytest.mark.ci
 def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders) -> None:
     orders.write(100)
     consumer = orders.alone([])
@@ -99,6 +101,7 @@ def test_a_commit_that_expects_another_offset_commits_nothing(orders: Orders) ->
     assert consumer.commit({orders.at: 10}, expected={orders.at: 5}).offset == {orders.at: 10}
 
 
+@pytest.mark.ci
 def test_ranges_are_cut_anew_between_two_lives(orders: Orders) -> None:
     orders.write(120)
     quarters = KeyRange.split(4)
@@ -114,6 +117,7 @@ def test_ranges_are_cut_anew_between_two_lives(orders: Orders) -> None:
     nothing_more(rest)
 
 
+@pytest.mark.ci
 def test_who_comes_last_counts_and_the_other_one_catches_up(orders: Orders) -> None:
     orders.write(50)
     old = orders.alone([LEFT])
@@ -196,6 +200,7 @@ def test_pause_resume_and_seek(orders: Orders) -> None:
     assert consumer.commit().offset == {orders.at: 20}
 
 
+@pytest.mark.ci
 def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
     """Proposal 3: a torn commit over several partitions is no commit, and the complete one before it stays."""
     orders = Orders(kafka, partitions=2)

@@ -132,6 +132,7 @@ def readers(group: list[Member]) -> dict[str, int]:
 # --- the proposal's examples ---------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("strategy", [pytest.param("roundrobin", marks=pytest.mark.slow), "cooperative-sticky"])
 def test_five_consumers_share_three_partitions(
     kafka: Kafka, members: Callable[..., list[Member]], strategy: str
@@ -165,6 +166,7 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
 
+@pytest.mark.ci
 def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
     first, second = shareable(kafka, "first", 1), shareable(kafka, "second", 1)
     name = kafka.unique("group")
@@ -183,6 +185,7 @@ def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: 
 # --- a slow key -------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
     assert all(key_hash(record.key or b"") in record.key_range for record in records)
 
 
+@pytest.mark.ci
 def test_what_is_to_be_revoked_is_finished_first_and_the_rest_goes_on(orders: Orders) -> None:
     orders.write(200)
     first = orders.member()
@@ -66,6 +67,7 @@ def test_what_is_to_be_revoked_is_finished_first_and_the_rest_goes_on(orders: Or
     assert not first.lost()
 
 
+@pytest.mark.ci
 def test_records_done_before_the_revocation_are_not_done_again(orders: Orders) -> None:
     orders.write(200)
     first = orders.member()
@@ -79,6 +81,7 @@ def test_records_done_before_the_revocation_are_not_done_again(orders: Orders) -
     assert sorted(record.offset for record in again) == list(range(1, 200, 2))
 
 
+@pytest.mark.ci
 def test_after_the_deadline_it_is_lost(orders: Orders) -> None:
     orders.write(100)
     first = orders.make(max_revoke_delay_ms=500)
@@ -186,6 +189,7 @@ def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -
     assert [record.offset for record in read(consumer, 20)] == list(range(20, 40))
 
 
+@pytest.mark.ci
 def test_a_static_member_that_starts_again_has_what_it_had(orders: Orders) -> None:
     first, second = orders.member(group_instance_id="a"), orders.member(group_instance_id="b")
     poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)

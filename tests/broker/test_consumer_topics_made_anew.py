@@ -31,6 +31,7 @@ def _certain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("start", STARTS)
 def test_a_topic_made_anew_is_read_from_its_beginning(
     start: str, orders: Orders, caplog: pytest.LogCaptureFixture

@@ -44,6 +44,7 @@ def arrives(orders: Orders, topic: str, *values: bytes) -> None:
     assert found() == list(values)
 
 
+@pytest.mark.ci
 def test_results_and_commits_count_together_or_not_at_all(orders: Orders, out: str) -> None:
     orders.write(40)
     consumer = orders.member()
@@ -78,6 +79,7 @@ def test_results_and_commits_count_together_or_not_at_all(orders: Orders, out: s
     nothing_more(consumer)
 
 
+@pytest.mark.ci
 def test_out_of_order_commits_are_part_of_the_transaction(orders: Orders, out: str) -> None:
     orders.write(10)
     consumer = orders.member()
@@ -91,6 +93,7 @@ def test_out_of_order_commits_are_part_of_the_transaction(orders: Orders, out: s
     assert (committed.offset, committed.ranges) == (0, ((2, 3), (7, 7)))
 
 
+@pytest.mark.ci
 def test_a_producer_whose_transaction_others_have_ended_is_replaced_by_a_new_one(orders: Orders, out: str) -> None:
     """The client refuses everything from then on: a program that only went on got its records again for ever."""
     orders.write(3)
@@ -159,6 +162,7 @@ def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders,
     assert order == [early[0], late[0]]
 
 
+@pytest.mark.ci
 def test_a_transaction_that_waits_for_too_long_is_aborted(orders: Orders, out: str) -> None:
     first, second = orders.member(), orders.make(commit_order="offset", transaction_timeout_ms=2000)
     second.subscribe([orders.topic])

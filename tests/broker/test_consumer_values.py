@@ -90,6 +90,7 @@ class Reading:
         ]
 
 
+@pytest.mark.ci
 def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same_order(orders: Orders) -> None:
     offsets = write_with_holes(orders)
     kept, again = Reading(orders, reserves=True), Reading(orders, reserves=False)
@@ -102,6 +103,7 @@ def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same
     assert [share.waiting.bytes for share in again.shares] == [0, 0]
 
 
+@pytest.mark.ci
 def test_what_retention_deleted_before_its_value_was_read_again_is_an_error_until_somebody_seeks(
     orders: Orders,
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_s
         assert part in str(error)
 
 
+@pytest.mark.ci
 def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_path: Path) -> None:
     source, _, dead = topics(kafka)
     write(kafka, source)
@@ -244,6 +245,7 @@ def test_what_the_settings_of_a_topic_do_not_explain_ends_the_instance_with_the_
         assert part in str(error)
 
 
+@pytest.mark.ci
 def test_limits_are_those_of_the_broker_to_the_byte_and_in_time(kafka: Kafka) -> None:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     names = {

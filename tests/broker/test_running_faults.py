@@ -97,6 +97,7 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
     assert updates(counting) == {"a": list(range(1, 11))}
 
 
+@pytest.mark.ci
 def test_a_source_topic_that_is_made_anew_with_fewer_records_ends_the_instance_with_the_cure(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_source_topic_that_is_made_anew_with_fewer_records_ends_the_instance_w
         assert part in str(error)
 
 
+@pytest.mark.ci
 def test_a_source_topic_that_grows_is_told_with_what_the_next_start_says(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

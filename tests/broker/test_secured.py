@@ -34,7 +34,7 @@ from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.secured import CONSUMER, ERRORS, SecuredKafka, documented, printed
 from tests.broker.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.ci]
 
 
 def made(secured: SecuredKafka) -> Counting:
@@ -59,7 +59,6 @@ def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: 
     return counting.app(folder, login=user, **given)
 
 
-@pytest.mark.ci
 def test_an_application_runs_with_exactly_the_acls_that_the_command_prints(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
@@ -89,7 +88,6 @@ def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls
     assert secured.refusals(counting.application, counting.sink) == set()
 
 
-@pytest.mark.ci
 def test_a_result_that_kafka_refuses_goes_to_the_handler_with_exactly_the_acls_that_the_command_prints(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:

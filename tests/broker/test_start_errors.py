@@ -42,6 +42,7 @@ def copying(kafka: Kafka, source: str, sink: str) -> Topology:
     return builder.build()
 
 
+@pytest.mark.ci
 def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
     existing = kafka.topic("departures")
     error = run(copying(kafka, existing + "s", existing), kafka.bootstrap, tmp_path)

@@ -144,6 +144,7 @@ def test_the_unit_leaves_to_the_supervisor_what_it_can_mend_and_starts_nothing_a
     assert told["OOMPolicy"] == "continue"
 
 
+@pytest.mark.ci
 def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an_index(
     folder: Path, tmp_path: Path
 ) -> None:

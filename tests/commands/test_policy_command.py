@@ -24,6 +24,7 @@ def row(result: Result, *words: str) -> list[str]:
     return line.split()
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_what_is_set_for_a_topic_is_printed_and_obeyed_until_it_is_the_default_again(kafka: Kafka) -> None:
     topic = kafka.topic("orders")
@@ -44,6 +45,7 @@ def test_what_is_set_for_a_topic_is_printed_and_obeyed_until_it_is_the_default_a
     log.close()
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_mistakes_are_errors_with_a_cure(kafka: Kafka) -> None:
     topic = kafka.topic("orders")

@@ -239,6 +239,7 @@ def test_rows_without_a_changelog_are_yours_to_delete(kafka: Kafka, tmp_path: Pa
     assert "the rows of counts: without a changelog" in last
 
 
+@pytest.mark.ci
 @pytest.mark.broker
 def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kafka: Kafka, tmp_path: Path) -> None:
     counting = WordCount.make(kafka, tmp_path)

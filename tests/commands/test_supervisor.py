@@ -157,6 +157,7 @@ def test_a_worker_that_ran_and_is_refused_when_started_again_ends_no_other_and_r
     assert caplog.records[2].message == f"{refused}0.02 s (3 ends in a row; the others go on)"
 
 
+@pytest.mark.ci
 def test_all_end_when_none_is_left_that_may_start(tmp_path: Path) -> None:
     assert Supervisor(lambda _: [sys.executable, "-c", RUNS_ONCE, "-"], [0, 1], 10, most_restarts=3).run() == WRONG
 

@@ -28,6 +28,7 @@ def run_history(seed: int, exactly_once: bool) -> Counter[str]:
     return world.seen
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("histories", [250, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly once", "at least once"])
 def test_seeded_histories_agree_with_the_set_model(exactly_once: bool, histories: int) -> None:

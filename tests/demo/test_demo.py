@@ -81,6 +81,7 @@ def test_a_departure_that_never_left_an_unknown_aircraft_and_an_unknown_carrier_
     assert found.by_hour == {("UA", 0): Delay("United", 1, 5.0, 5.0)}
 
 
+@pytest.mark.ci
 @given(by_key)
 def test_equal_answers_have_no_differences(delays: dict[str, Delay]) -> None:
     assert differences(delays, {key: replace(delay) for key, delay in delays.items()}) == []
@@ -205,6 +206,7 @@ def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 
+@pytest.mark.ci
 def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("six years")
     done = run_demo(tmp_path)

@@ -148,6 +148,7 @@ def test_without_a_network_the_error_has_the_cause_and_the_cure(repository: Repo
     assert not (tmp_path / "cache" / f"kafka-{VERSION}").exists()
 
 
+@pytest.mark.ci
 def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, tmp_path: Path) -> None:
     repository.trickles.set()
     environment = os.environ | {"COOPSTREAMS_CACHE": str(tmp_path / "cache"), REPOSITORY: repository.url}

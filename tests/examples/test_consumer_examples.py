@@ -90,6 +90,7 @@ def test_a_group_that_shares_a_partition(orders: Orders) -> None:
     assert all(key_hash(record.key or b"") in record.key_range for record in seen.records)
 
 
+@pytest.mark.ci
 def test_slow_work_is_committed_in_the_order_in_which_it_is_finished(orders: Orders) -> None:
     example, seen = load("consumer_asyncio"), Seen()
     order: list[int] = []

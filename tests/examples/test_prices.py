@@ -75,6 +75,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         server.shutdown()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
     expected: Counter[str] = Counter()

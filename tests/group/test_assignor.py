@@ -386,6 +386,7 @@ def test_when_the_first_of_four_sharers_leaves_the_others_shift_as_little_as_the
     assert moved(before, settle({0: 1}, dict.fromkeys("bcd", 1), before)) == 1 - Fraction(21 + 42 + 64, GROUPS)
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), cuts)
 def test_when_one_joins_n_sharers_its_share_and_at_most_a_third_more_moves(members: int, ranges: int) -> None:

@@ -48,6 +48,7 @@ def test_a_subscription_says_what_was_put_in(state: MemberState, nonce: int) -> 
     assert decode_subscription(encode_subscription(state, nonce, ["t"], SOURCES), "m") == state
 
 
+@pytest.mark.ci
 @given(states, st.integers(0, 99))
 def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberState, nonce: int) -> None:
     twin = MemberState(replace(state.info), state.tasks[::-1], state.generation, state.target)

@@ -172,6 +172,7 @@ def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes
     assert not a.heard(Lost)
 
 
+@pytest.mark.ci
 def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) -> None:
     a = app.start("a")
     app.complete("a")

@@ -95,6 +95,7 @@ def follow(made: Watched) -> None:
     made.follower.poll(0.01)
 
 
+@pytest.mark.ci
 def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
     watched.run(LEFT, RIGHT)
     watched.watcher.start()

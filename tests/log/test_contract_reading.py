@@ -317,6 +317,7 @@ def test_a_held_partition_waits_and_loses_nothing(log: Log, topic: MakeTopic) ->
     assert values(records(batch for batch in before + rest if batch.partition == first)) == numbers(2500)
 
 
+@pytest.mark.ci
 def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeTopic) -> None:
     parts = [TopicPartition(topic(partitions=3).topic, number) for _ in range(2) for number in range(3)]
     for i, partition in enumerate(parts):
@@ -357,6 +358,7 @@ def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTo
     assert values(records(to_end(reader, partition))) == numbers(4900, start=100)
 
 
+@pytest.mark.ci
 def test_an_unknown_topic_is_an_error_and_changes_nothing(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, ["a"])
@@ -417,6 +419,7 @@ def test_what_was_said_of_another_position_does_not_count_any_more(log: Log, top
     assert values(records(to_end(reader, partition))) == numbers(4, start=6)
 
 
+@pytest.mark.ci
 def test_a_topic_that_is_made_anew_has_another_id(log: Log, topic: MakeTopic) -> None:
     name = topic().topic
     first = log.topic_id(name)

@@ -107,6 +107,7 @@ def write(writer: KafkaWriter, partition: TopicPartition, value: str) -> None:
     writer.flush(PATIENCE_S)
 
 
+@pytest.mark.ci
 def test_what_was_committed_is_committed_everywhere_before_its_id_is_taken_over(setting: Setting) -> None:
     setting.last_transaction(commit=True)
     writer = setting.writer()

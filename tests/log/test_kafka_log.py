@@ -445,6 +445,7 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     log.close()
 
 
+@pytest.mark.ci
 def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     settings = {

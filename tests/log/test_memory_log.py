@@ -157,6 +157,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=300)
 @given(steps)
 def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once(

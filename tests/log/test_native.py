@@ -283,6 +283,7 @@ def test_nothing_but_wake_ends_the_wait_of_a_fetch(kafka: Kafka, monkeypatch: py
     log.close()
 
 
+@pytest.mark.ci
 @needs_native
 @pytest.mark.broker
 def test_a_consumer_that_has_read_everything_asks_less_often(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ class Losing(Producer):
         self._call("abort_transaction", timeout)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("flushed", "lost"), [(True, False), (False, False), (True, True)])
 def test_a_fenced_writer_says_so_from_whatever_comes_next(
     kafka: Kafka, cluster: KafkaLog, flushed: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +120,7 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
     writer.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane: str, transactional: bool) -> None:
     """The first error may be a delivery time-out; the next one is an unknown topic."""
@@ -205,6 +207,7 @@ class Counted(Producer):
         super().abort_transaction(timeout)
 
 
+@pytest.mark.ci
 def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(
     broker_to_break: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

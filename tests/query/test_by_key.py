@@ -293,6 +293,7 @@ def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
         assert "does not answer" in moving(ask(other, key_path("counts", "word-1")))
 
 
+@pytest.mark.ci
 def test_an_instance_that_hangs_holds_up_no_query_for_another_one() -> None:
     with Cluster(3) as cluster, socket.create_server(("127.0.0.1", 0), backlog=1024) as silent, ExitStack() as held:
         cluster.deal(3, DATA)
@@ -309,6 +310,7 @@ def test_an_instance_that_hangs_holds_up_no_query_for_another_one() -> None:
         assert ask(cluster["a"], key_path("counts", keys["c"])).json()["value"] == COUNTS[keys["c"]][0]
 
 
+@pytest.mark.ci
 def test_a_range_says_which_instance_does_not_answer() -> None:
     with Cluster(2, RequestLimits(request_s=4.0)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
         cluster.deal(2, DATA)

@@ -56,6 +56,7 @@ def answers(cluster: Cluster) -> bool:
     return httpx.get(cluster["a"].url + "/health/live", trust_env=False, timeout=60).status_code == httpx.codes.OK
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "beginning", [b"", b"GET /v1/stores HTTP/1.1\r\nhost: a\r\nx-", b"\x16\x03\x01"], ids=["nothing", "half", "other"]
 )

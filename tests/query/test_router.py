@@ -74,6 +74,7 @@ def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Key
         assert (decision.owner.instance, decision.url) == (owner, owner.url)
 
 
+@pytest.mark.ci
 @given(placements(whole=True), locations)
 def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: KeyLocation) -> None:
     assert owner_of(placement, STORE, at) is not None

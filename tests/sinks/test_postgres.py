@@ -132,6 +132,7 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     PostgresSink(reader, name, positions="Mine").open(partition(), 0).close()
 
 
+@pytest.mark.ci
 def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(postgres: PostgresServer) -> None:
     """A handler would have been asked for each of them. The next session says what is missing."""
     name = table(postgres, "guest text CONSTRAINT only_one UNIQUE, nights int")

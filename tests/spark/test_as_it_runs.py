@@ -198,6 +198,7 @@ def test_a_table_that_is_restored_from_its_topic_must_have_its_history_there(sho
         make_plan(shop.topology, late, {}, Options(), create=False)
 
 
+@pytest.mark.ci
 def test_names_that_are_generated_are_refused_where_the_application_would_not_start(shop: Shop) -> None:
     strict = Config.of({**shop.settings, "ensure.explicit.internal.resource.naming": True}, shop.application)
     for create in (False, True):

@@ -259,6 +259,7 @@ def test_the_error_of_a_task_is_raised_and_not_its_cause(spark: SparkSession, tm
         spark.conf.unset(setting)
 
 
+@pytest.mark.ci
 def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
     keys = [None if number % 5 == 0 else b"key-%d" % number for number in range(200)]
     rows = spark.createDataFrame(
@@ -277,6 +278,7 @@ def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record
     assert {row.partition for row in found if row.key is None} == {0, 1, 2}
 
 
+@pytest.mark.ci
 def test_a_table_whose_order_is_not_total_is_numbered_in_the_same_way_each_time(spark: SparkSession) -> None:
     """Spark may send rows in another order to a task that is tried again, or to a run that is resumed."""
     rows = [(key, f"{number}".encode(), 1000) for number in range(20) for key in (None, b"key")]
@@ -287,6 +289,7 @@ def test_a_table_whose_order_is_not_total_is_numbered_in_the_same_way_each_time(
     assert first.collect() == again.collect()
 
 
+@pytest.mark.ci
 def test_a_record_of_a_table_without_a_timestamp_ends_the_run_with_the_reason(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(b"k", b"v", 1), (b"k", b"v", None)], "key binary, value binary, timestamp bigint")
     with pytest.raises(PySparkException, match='the history of "orders": a record has no timestamp'):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 
+@pytest.mark.ci
 def test_a_worker_imports_nothing_of_ours_itself(spark: SparkSession) -> None:
     # pickled by value, so it imports nothing
     def loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

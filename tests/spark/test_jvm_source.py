@@ -88,6 +88,7 @@ def with_connector(spark: SparkSession) -> SparkSession:
     return session
 
 
+@pytest.mark.ci
 def test_a_session_beside_one_that_has_read_reads_as_well(spark: SparkSession) -> None:
     """The first session is active, and Spark looks for sources of the same name there."""
     for session in (spark, spark.newSession()):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def late_in_order(times: Sequence[int], size: int, advance: int, grace: int) -> 
     return False
 
 
+@pytest.mark.ci
 @given(TIMES, st.integers(1, 9), st.integers(1, 4), st.integers(0, 12), st.integers(1, 5))
 def test_spans_tell_what_the_order_tells(
     times: list[int], advance: int, advances: int, grace: int, pieces: int

@@ -127,6 +127,7 @@ def test_a_typed_number_that_sql_reads_is_the_one_that_msgspec_reads(
     assert certain > least
 
 
+@pytest.mark.ci
 def test_floats_of_eight_bytes_are_read_and_those_that_are_not_finite_are_in_doubt(spark: SparkSession) -> None:
     builder = StreamsBuilder("typed")
     builder.stream("records", key=serdes.text, value=serdes.float64).group_by_key().reduce(max, store="largest")

@@ -62,6 +62,7 @@ def test_an_attempt_after_a_commit_finds_the_result_and_has_nothing_to_write(kaf
     ]
 
 
+@pytest.mark.ci
 def test_an_attempt_that_lives_on_cannot_commit_any_more(kafka: Kafka) -> None:
     config, topic = config_for(kafka, 1), kafka.topic("out")
     zombie = Outbox(config, "r", 0)

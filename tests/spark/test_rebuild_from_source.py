@@ -309,6 +309,7 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
     assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
 
 
+@pytest.mark.ci
 def test_positions_in_a_source_that_was_made_anew_are_refused(kafka: Kafka, tmp_path: Path) -> None:
     """The new topic has other records there: the state would become theirs."""
     counting = Counting.make(kafka)

@@ -155,6 +155,7 @@ def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
 records = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 40)), min_size=5, max_size=20)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("made", "ranges"), [(final_counts, 1), (final_counts, 4), (counted, 4), (joined, 1), (failing, 4)]
 )

@@ -122,6 +122,7 @@ def test_of_two_runs_that_begin_at_once_no_two_go_on(
     assert backfill_runs(counting.application, cluster.partitions()) == [others[0].run]
 
 
+@pytest.mark.ci
 def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     program = tmp_path / "program.py"
@@ -141,6 +142,7 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
         publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
 
 
+@pytest.mark.ci
 def test_no_run_begins_behind_commits_that_outlive_the_offsets_of_the_group(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_no_run_begins_behind_commits_that_outlive_the_offsets_of_the_group(
     assert not backfill_runs(counting.application, cluster.partitions())
 
 
+@pytest.mark.ci
 def test_what_is_left_of_a_publication_that_died_behind_its_offsets_is_told(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

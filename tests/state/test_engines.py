@@ -130,6 +130,7 @@ def test_several_threads_write_and_read_at_once(engine: Engine) -> None:
     assert len(rows(engine)) == 80
 
 
+@pytest.mark.ci
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(

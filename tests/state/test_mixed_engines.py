@@ -145,6 +145,7 @@ while True:
 """
 
 
+@pytest.mark.ci
 def test_after_a_kill_each_store_is_what_its_own_checkpoint_says(tmp_path: Path) -> None:
     moments = random.Random(3)
     reached = [0]

@@ -310,6 +310,7 @@ def test_files_that_hold_something_else_than_the_manifest_says_are_found(publish
     ]
 
 
+@pytest.mark.ci
 def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: Path) -> None:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)

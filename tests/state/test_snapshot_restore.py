@@ -110,6 +110,7 @@ def window_log(size: int) -> list[Record]:
     return [(number, key, None if number % 17 == 0 else b"w%d" % number) for number, key in rows]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("spec", "make"), [(SPEC, some_log), (WINDOWS, window_log)], ids=["plain", "windows"])
 @pytest.mark.parametrize("engine", ["memory", "rocks"])
 def test_only_the_tail_is_replayed_and_nothing_differs(

@@ -387,6 +387,7 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
     assert (list(dead.values), list(dead.timestamps), list(dead.headers or [])) == ([b"v"], [5], [[("why", b"no")]])
 
 
+@pytest.mark.ci
 def test_a_topic_that_is_gone_is_named() -> None:
     made = engine(EXACTLY, [])
     made.committers[0].check_topics()

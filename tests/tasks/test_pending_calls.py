@@ -173,6 +173,7 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
     assert sorted(counted) == sorted([*range(1, 11)] * 10), "each record of each key once, in its order"
 
 
+@pytest.mark.ci
 def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_what_is_done_stays_done() -> None:
     """The cluster's policy may change after records have passed others: these stay processed."""
     gate = Gate(stuck=20)

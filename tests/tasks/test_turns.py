@@ -104,6 +104,7 @@ RECORDS = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     records=RECORDS,

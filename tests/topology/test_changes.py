@@ -109,6 +109,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.ci
 @given(st.lists(st.sampled_from(sorted(STEPS))), st.lists(st.sampled_from(sorted(STEPS))))
 def test_with_names_operators_may_come_and_go_in_front(before: list[str], after: list[str]) -> None:
     def program(steps: list[str]) -> Program:

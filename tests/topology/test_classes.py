@@ -156,6 +156,7 @@ def test_a_class_writes_its_keys_as_before(fields: dict[str, Any]) -> None:
     assert why_other(a_class(**fields), a_class(**fields)) == ""
 
 
+@pytest.mark.ci
 @given(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3), st.permutations("abc"), st.data())
 def test_keys_have_other_bytes_exactly_if_msgspec_writes_other_ones(
     types: list[Any], names: list[str], data: st.DataObject

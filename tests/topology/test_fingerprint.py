@@ -294,6 +294,7 @@ def topology():
 """
 
 
+@pytest.mark.ci
 def test_it_is_the_same_in_another_process_from_another_path(tmp_path: Path) -> None:
     found = set()
     for number, module in enumerate(("orders", "warehouse.orders", "__main__")):

@@ -70,6 +70,7 @@ def test_a_late_record_counts_in_the_windows_that_are_still_open() -> None:
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
 
 
+@pytest.mark.ci
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20),
     st.integers(1, 20),

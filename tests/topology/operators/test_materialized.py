@@ -181,6 +181,7 @@ UPDATES = st.lists(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("store", [None, "table"])
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("method", JOINS)

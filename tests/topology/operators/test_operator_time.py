@@ -99,6 +99,7 @@ def test_a_record_that_was_filtered_out_closes_no_window() -> None:
             assert [row.value for row in driver.store("filtered").all()] == [2]
 
 
+@pytest.mark.ci
 @settings(max_examples=60, deadline=None)
 @given(INPUTS, st.sampled_from([2, 3, 8]), st.integers(0, 5))
 def test_what_comes_out_for_a_key_does_not_depend_on_the_number_of_ranges_or_on_commits(

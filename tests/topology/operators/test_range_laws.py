@@ -155,6 +155,7 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
     assert results(topology, records, names, ranges) == results(topology, records, names)
 
 
+@pytest.mark.ci
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 10), st.sampled_from([1, 3]))
 def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(
@@ -167,6 +168,7 @@ def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_en
         assert is_subsequence(records, every[place])
 
 
+@pytest.mark.ci
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 10))
 def test_outputs_do_not_depend_on_when_commits_happen(inputs: list[Input], commit_every: int) -> None:
