@@ -108,8 +108,9 @@ test: setup ## the quick tests, about 8 minutes on two cores; starts a real Kafk
 test-ci: setup ## these and the longer ones, all that CI runs: about 15 minutes on two cores
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 50 minutes on two cores (the sum of its parts)
-	$(PYTEST) -n 2 -m slow $(ARGS) # each has brokers, workers or executors of its own: four at once take longer, and wait too long
+# Each slow test has brokers, workers or executors of its own: four at once take longer, and wait too long.
+test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about an hour on two cores
+	$(PYTEST) -n 2 -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m examples.demo.scenes $(ARGS)
