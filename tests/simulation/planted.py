@@ -16,7 +16,6 @@ from coopstreams.calling.lanes import Lane
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.inflight import InFlight
-from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.group import leadership
@@ -136,20 +135,6 @@ def _silent_opener() -> AbstractContextManager[Any]:
     return patch.object(
         Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event)
     )
-
-
-def _one_question() -> AbstractContextManager[Any]:
-    """One request fetches the offsets of all waiting tasks, the commit topic's included, and one unstable offset fails
-    it.
-    """
-    learn = Positions._learn
-
-    def all_or_none(self: Positions, asking: Any) -> None:
-        sources = {source for one in asking for source in self.sources(one.id)}
-        if not self._coordinator.fetch_offsets([*sources, *self._follower.rows()]).unstable:
-            learn(self, asking)
-
-    return patch.object(Positions, "_learn", all_or_none)
 
 
 def _one_version() -> AbstractContextManager[Any]:
@@ -380,7 +365,6 @@ PLANTED: dict[str, Planted] = {
     "a cancel that nobody hears": Planted(_silent_opener, 23, "a table on its source", oracle="progress"),
     "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
     "an error of before counts": Planted(members.hasty, 394, "a count behind a repartition", oracle="errors"),
-    "one question for all offsets": Planted(_one_question, None, "a join with a table"),
     "one version for all": Planted(_one_version, 11, "a count behind a repartition", oracle="progress"),
     "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count", oracle="progress"),
     "commits come back to life": Planted(_back_to_life, 291, "a table", oracle="results"),
