@@ -38,6 +38,7 @@ from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
+from coopstreams.tasks.failures import paused_without_registry
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
@@ -382,7 +383,8 @@ class Committer:
         changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
             began = self._host.now()
-            changes.append((task, task.flush()))
+            with paused_without_registry(task.id):
+                changes.append((task, task.flush()))
             self.flushed_s += self._host.now() - began
             self.write_outputs(task)
             self._apply(task, all_of_it=True)

@@ -59,7 +59,8 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
 
 @contextmanager
 def paused_without_registry(task: TaskId) -> Iterator[None]:
-    """Turn the error of a row whose schema the registry does not say now into the one that pauses the task.
+    """Turn the error of a row whose schema the registry does not say now into the one that pauses the task. For who can
+    open it again: in a backfill and a test driver it is an error.
 
     Raises:
         TriedLaterError: the schema registry does not answer.

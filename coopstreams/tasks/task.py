@@ -25,7 +25,6 @@ from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.query.placing import Placing
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.failures import paused_without_registry
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
@@ -211,11 +210,9 @@ class Task:
         """Make the processors, and initialise them. Call it on the thread that owns the task, before anything else.
 
         Raises:
-            TriedLaterError: a row cannot be read while the schema registry does not answer.
             Whatever they raise.
         """
-        with paused_without_registry(self.id):
-            self.program.begin()
+        self.program.begin()
 
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader."""
@@ -226,15 +223,7 @@ class Task:
         """Process records for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
 
         `single`: one record at most, so that `refused` knows the source record of an output.
-
-        Raises:
-            TriedLaterError: a row cannot be read while the schema registry does not answer.
-            ProcessingError, LogError: as the failure handler decides.
         """
-        with paused_without_registry(self.id):
-            return self._step(single=single)
-
-    def _step(self, *, single: bool) -> bool:
         began = now = self._host.now()
         first_ms, more, done = -1, False, 0
         for step in self._steps(now, single=single):
@@ -387,8 +376,7 @@ class Task:
     def punctuate(self, now_ms: int) -> None:
         """Run the wall-clock punctuations that are due. Outputs wait in `program.outputs`."""
         self._at = None
-        with paused_without_registry(self.id):
-            self.program.punctuate(now_ms)
+        self.program.punctuate(now_ms)
 
     def punctuation_due(self, now_ms: int) -> bool:
         """Whether a wall-clock punctuation is due. Called often, so that it notices a clock that is set back."""
@@ -413,15 +401,7 @@ class Task:
         return applied
 
     def flush(self) -> Sequence[ChangelogBatch]:
-        """Forward the updates of the record caches to `program.outputs`; return the changelog records to write.
-
-        Raises:
-            TriedLaterError: a row cannot be read, or read back, while the schema registry does not answer.
-        """
-        with paused_without_registry(self.id):
-            return self._flush()
-
-    def _flush(self) -> Sequence[ChangelogBatch]:
+        """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
         self._at = None
         if self.calls is not None:
             for reached in self.calls.reached():

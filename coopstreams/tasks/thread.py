@@ -23,9 +23,10 @@ from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
+from coopstreams.tasks.failures import paused_without_registry
 from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.tries import Held, TriedLaterError
+from coopstreams.tasks.tries import TriedLaterError
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     AccessDeniedError,
@@ -252,7 +253,8 @@ class StreamThread:
         self._have([*self._tasks, task])
         began = self._host.now()
         try:
-            task.begin()
+            with paused_without_registry(task.id):
+                task.begin()
             self._note_slow(self._host.now() - began, f"{task}: the beginning of its processors")
             self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:
@@ -334,7 +336,8 @@ class StreamThread:
                 break
             self.committer.begin(task)
             began = self._host.now()
-            more = task.step(single=self.committer.careful)
+            with paused_without_registry(task.id):
+                more = task.step(single=self.committer.careful)
             self._stepped[task] = None
             self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
@@ -394,7 +397,8 @@ class StreamThread:
                     self._wake()
                     self.committer.begin(task)
                     began = self.moved_at = self._host.now()
-                    task.punctuate(now_ms)
+                    with paused_without_registry(task.id):
+                        task.punctuate(now_ms)
                     self._stepped[task] = None
                     self._note_slow(self._host.now() - began, f"{task}: its punctuators")
                     self.committer.write_outputs(task)
@@ -429,9 +433,7 @@ class StreamThread:
         self._abandon()
         if refused:
             self.committer.expect_refusals()
-        held = None
-        if isinstance(error, TriedLaterError):
-            held = Held(error.task, self._host.now() + error.pause_s, str(error))
+        held = error.held(self._host.now()) if isinstance(error, TriedLaterError) else None
         self._emit(Aborted(tasks, str(error), held))
         if isinstance(error, LogError) and not isinstance(error, (FencedError, TriedLaterError)):
             self.committer.check_topics()  # the tasks are opened again meanwhile

@@ -35,6 +35,10 @@ class TriedLaterError(LogError):
         self.task = task
         self.pause_s = pause_s
 
+    def held(self, now: float) -> Held:
+        """Return until when its task is not to be opened. `now`: as `Host.now`."""
+        return Held(self.task, now + self.pause_s, str(self))
+
 
 class Attempts(Protocol):
     """Counts the attempts at a record."""

@@ -181,13 +181,12 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
 
 def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
     """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
-    of = store.removesuffix(past_name(""))
     if new.stores[store].kind == "versions":
-        return f"that of store {of}, with which it is named and made again"
+        return f"that of store {store.removesuffix(past_name(''))}, with which it is named and made again"
     if new.stores[store].kind == "subscribers":  # left rows subscribe only when they change; no rebuild knows the order
         return "stop all instances and begin anew with `coopstreams reset`; or give the program another application id"
-    all_ = [name for name in causes if name == store or causes[name] & causes[store]]
-    all_ = [name for name in all_ if new.stores[name].kind != "versions"]
+    same = [name for name in causes if name == store or causes[name] & causes[store]]
+    all_ = [name for name in same if new.stores[name].kind != "versions"]
     others = [name for name in all_ if name != store]
     logged = [name for name in all_ if new.stores[name].changelog == _changelog_of(new, name)]
     bare = [name for name in all_ if name not in logged]
