@@ -7,7 +7,7 @@ Stores may be in several engines. Each engine is an `EngineStores`, with the che
 memory is restored from the beginning of its changelog at every start, while a store on disk continues from its
 checkpoint.
 
-Invariant: state and checkpoint of a key group change atomically.
+Invariant: state and checkpoint of a key group change atomically, except for rows that the changelog brings again.
 Turned down: one batch over all engines (two engines cannot share a batch, and need not: each store has its own
 changelog, and a database may be behind its changelogs).
 Turned down: a database for each task (siblings would triple the memory, and a range that is cut again would have to
@@ -104,8 +104,8 @@ class Database:
         """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 
         Raises:
-            StateError: nothing was written; with stores in several engines, some engines may be written, with their
-                checkpoints, and others not.
+            StateError: no checkpoint was written, and no row but those that the changelog brings again; with stores in
+                several engines, some engines may be written, with their checkpoints, and others not.
         """
         if len(self._engine_stores) == 1:
             self._engine_stores[0].write(changes, checkpoints)

@@ -5,8 +5,8 @@ There are two engines: `Rocks` on disk and `Memory`. Users add others by naming 
 `coopstreams.testing.check_engine` tests an engine against this page.
 
 Invariant: a `write` is atomic over all families, and a start finds the result of the first n writes, for some n. So an
-engine may lose its latest writes, or all, when the process or the machine dies. Each write also stores, in a family of
-its own, the changelog offsets that the state stands for, so the changelog supplies the rest.
+engine may lose its latest writes, or all, when the process or the machine dies. The last write of a commit also stores,
+in a family of its own, the changelog offsets that the state stands for, so the changelog supplies the rest.
 Turned down: snapshots as a type of their own. An iterator sees the moment at which it was made; a caller that needs
 several iterators of one moment makes them while no write runs.
 """

@@ -245,8 +245,8 @@ class Restore:
         Shape: the records of a key in offset order. Those of other key groups may have been left out.
 
         Raises:
-            StateError: nothing of it was written.
-            SerdeError: likewise, because the schema registry is away: feed it again later.
+            StateError: no checkpoint of it was written.
+            SerdeError: nothing of it was written, because the schema registry is away: feed it again later.
         """
         keep = self._windows(columns) if self.spec.kind in layout.SEGMENTED else self._entries(columns)
         moved = [group for group in range(GROUPS) if self._need[group] < min(next_offset, self._stops[group])]

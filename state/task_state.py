@@ -1,7 +1,7 @@
 """The state of one task: its stores behind their buffers, and the two ways in which an interval ends.
 
     changes   serialises the dirty entries, once: for the changelogs, and kept for the database
-    commit    writes these same bytes and the changelog offsets that they stand for, in one batch
+    commit    writes these same bytes, and with the last of them the changelog offsets that they stand for
     discard   clears the buffers; the database was not touched
 
 Invariant: the database gets the same changes as the changelogs, after them: it may be behind its changelog, never
@@ -110,7 +110,7 @@ class TaskState:
         positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS,
         true_ms: int = NEVER_TRUE,
     ) -> None:
-        """Write everything that `changes` returned since the last commit, with these checkpoints, in one batch.
+        """Write everything that `changes` returned since the last commit, and with the last of it these checkpoints.
 
         Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left
         out keeps its checkpoint; a store without changelog has none. `positions`, for stores that hold their source
@@ -118,7 +118,7 @@ class TaskState:
         Units: `true_ms` is a time at which no other member could write for this task: before the commit was requested.
 
         Raises:
-            StateError: nothing was written. The task cannot be used any more: open it again from the log.
+            StateError: no checkpoint was written. The task cannot be used any more: open it again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
         stands = self._checkpoints(checkpoints, positions)

@@ -1,5 +1,6 @@
 //! Columns of Python to records of a producer.
 
+use crate::breathe;
 use crate::client::{Bytes, Client, Headers, Record, take_made};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
@@ -50,7 +51,7 @@ impl Appender {
             }
         }
         let mut held = Vec::with_capacity(2 * count.saturating_sub(start));
-        let Some(records) = records(keys, values, timestamps, partitions, headers, start, &mut held)? else {
+        let Some(records) = records(py, keys, values, timestamps, partitions, headers, start, &mut held)? else {
             return Ok(None);
         };
         let client = self.client;
@@ -114,7 +115,9 @@ fn bytes_of(item: &Bound<'_, PyAny>) -> Result<Bytes, ()> {
 }
 
 /// Returns the records from `start` on, and adds to `held` what their bytes belong to; None: see `append`.
+#[allow(clippy::too_many_arguments, reason = "the columns of a batch")]
 fn records<'py>(
+    py: Python<'py>,
     keys: &Bound<'py, PyAny>,
     values: &Bound<'py, PyAny>,
     timestamps: &Bound<'py, PyAny>,
@@ -142,6 +145,7 @@ fn records<'py>(
     }
     let mut records = Vec::with_capacity(keys.len());
     for (i, (key, value)) in keys.iter().zip(&values).enumerate() {
+        breathe(py, i);
         let (Ok(key), Ok(value), Ok(timestamp)) = (bytes_of(key), bytes_of(value), timestamps[i].extract::<i64>())
         else {
             return Ok(None);

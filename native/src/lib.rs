@@ -25,6 +25,17 @@ mod rows;
 
 use pyo3::prelude::*;
 
+/// How many records or rows a call works on between two breaths: less than a millisecond.
+const BREATH: usize = 1024;
+
+/// Lets another thread have the interpreter if it waits for it. Without that, a commit of 100 000 rows keeps queries,
+/// other tasks and the group's heartbeat waiting for a tenth of a second.
+fn breathe(py: Python<'_>, done: usize) {
+    if done % BREATH == BREATH - 1 {
+        py.detach(|| ());
+    }
+}
+
 #[pymodule]
 mod coopstreams_native {
     use pyo3::exceptions::PyRuntimeError;

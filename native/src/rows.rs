@@ -4,6 +4,7 @@
 //! number) is left to Python's own functions, row by row, so that the result is Python's. `coopstreams/state/native/table.py`
 //! is the store around it, `table.py` the reference.
 
+use crate::breathe;
 use crate::numbers::{Numbers, Value, WORD, word};
 use crate::router::SEED;
 use crate::row_table::{EMPTY, Place, Row, RowTable, placed, start_of};
@@ -121,6 +122,7 @@ impl Rows {
         let mut errors = Vec::new();
         let mut hashes = [0; BLOCK];
         for i in 0..keys.len() {
+            breathe(py, i);
             if i % BLOCK == 0 {
                 self.approach(&keys, &timestamps, i, &mut hashes)?;
             }
@@ -279,7 +281,8 @@ impl Rows {
         horizon: i64,
     ) -> PyResult<Frozen<'py>> {
         let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable_by(|&a, &b| self.rows[a].place[..].cmp(&self.rows[b].place[..]));
+        let rows = &self.rows;
+        py.detach(|| dirty.sort_unstable_by(|&a, &b| rows[a].place[..].cmp(&rows[b].place[..])));
         self.headers.clear();
         self.commits = self.commits.wrapping_add(1);
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
@@ -287,7 +290,8 @@ impl Rows {
         let mut by_segment: HashMap<Option<i64>, usize> = HashMap::new();
         let mut last: Option<(Option<i64>, usize)> = None;
         let mut database_row = [0; 2 * WORD];
-        for index in dirty {
+        for (done, index) in dirty.into_iter().enumerate() {
+            breathe(py, done);
             let (value, stored) = {
                 let row = &mut self.rows[index];
                 row.dirty = false;

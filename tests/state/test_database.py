@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
 
 import pytest
 
@@ -9,6 +12,7 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
+from coopstreams.state.engine_stores import PIECE
 from coopstreams.state.memory import Memory
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
@@ -204,3 +208,65 @@ def test_a_closed_database_says_so(new_engine: NewEngine) -> None:
     database.close()
     with pytest.raises(StateError, match="closed"):
         keys_of(database)
+
+
+class Dying(Memory):
+    """An engine that dies when it is to write once more than it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = 1_000_000
+
+    def write(self, changes: Sequence[Change]) -> None:
+        if not self.may_write:
+            raise StateError("the process died")
+        self.may_write -= 1
+        super().write(changes)
+
+
+def test_a_large_commit_that_is_cut_off_leaves_only_rows_ahead_that_the_changelog_brings_again() -> None:
+    apart = [
+        StoreSpec("unlogged", "key_value", text, int64, logged=False),
+        StoreSpec("sessions", "session", text, int64, retention_ms=MINUTE),
+        StoreSpec("expiring", "key_value", text, int64, ttl_ms=MINUTE),
+        StoreSpec("versioned", "key_value", text, int64, history_ms=MINUTE),
+        StoreSpec("past", "versions", text, int64),
+    ]
+    specs = [COUNTS, WINDOWS, StoreSpec("of-a-topic", "key_value", text, int64, logged=False, source="topic"), *apart]
+    places = [b"\x07%06d" % number for number in range(3 * PIECE)]
+
+    def write(database: Database, number: int) -> None:
+        rows = [b"%d" % number] * len(places)
+        families = {
+            spec.name: layout.segment_family(spec.name, 0)
+            if spec.kind in layout.SEGMENTED
+            else layout.family_of(spec.name)
+            for spec in specs
+        }
+        at = Checkpoint(0, 255, number)
+        database.write([Change(families[name], places, rows) for name in families], {name: [at] for name in families})
+
+    def stands(database: Database, store: str) -> set[bytes]:
+        families = database.rows(store, ALL_GROUPS)
+        return {value for _, rows in families for _, value in rows}
+
+    seen = set[frozenset[bytes]]()
+    for writes in count():
+        engine = Dying()
+        write(Database(engine, specs), 1)
+        engine.may_write = writes
+        with suppress(StateError):
+            write(Database(engine, specs), 2)
+        ended, engine.may_write = engine.may_write > 0, 1_000_000
+        database = Database(engine, specs)
+        reached = b"2" if database.checkpoints("counts").offset(ALL_GROUPS) == 2 else b"1"
+        for spec in apart:
+            assert stands(database, spec.name) == {reached}, spec.name
+        for spec in specs:
+            assert database.checkpoints(spec.name).offset(ALL_GROUPS) == int(reached)
+        seen |= {frozenset(stands(database, spec.name)) for spec in specs}
+        write(database, 2)  # what a restore does
+        assert all(stands(database, spec.name) == {b"2"} for spec in specs)
+        if ended:
+            break
+    assert seen == {frozenset([b"1"]), frozenset([b"1", b"2"]), frozenset([b"2"])}
