@@ -375,7 +375,6 @@ PLANTED: dict[str, Planted] = {
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table", oracle="results"),
     "what has passed is called again": Planted(_called_again, 2, "calls before a table", oracle="results"),
     "rows of who was ahead": Planted(times.newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"),
-    "windows of who was ahead": Planted(times.observed_by_others, None, "calls before a left join of streams"),
     "windows that others have closed": Planted(
         times.closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
     ),

@@ -67,11 +67,6 @@ def newest_of_all_rows() -> AbstractContextManager[Any]:
     return patch.object(_Side, "__init__", newest)
 
 
-def observed_by_others() -> AbstractContextManager[Any]:
-    """Windows expire by the observed start that key groups are restored with, whatever stream time a task begins at."""
-    return patch.object(TaskState, "begin", lambda *_: None)
-
-
 def begun_with_the_partition() -> AbstractContextManager[Any]:
     """Windows below a filter expire by the stream time of their partition when a task begins."""
     return patch.object(tasks_at_work, "operators_of", lambda _: {})
