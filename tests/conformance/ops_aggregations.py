@@ -115,6 +115,7 @@ def _cut(world: World, op: Op, grouped: Any) -> tuple[Any, dict[str, Any]]:
     more: dict[str, Any] = {"retention": ms(op["retention_ms"])} if "retention_ms" in op else {}
     if op["window"]["type"] == "session":
         world.untimed.add(op.get("store", ""))
+        world.sessions.add(op.get("store", ""))
         if "merger" in op:
             more["merger"] = lambda _, one, other: vocab.merged(op["merger"], one, other)
     return grouped.windowed_by(_windows(op["window"])), more

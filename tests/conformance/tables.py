@@ -63,10 +63,14 @@ def _prefix_scan(world: World, name: str, view: StoreView, query: Row) -> list[R
 def _fetch(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
     """The sessions of a key are requested without a time."""
     reverse = query["query"] == "backward_fetch"
-    if name in world.untimed:
+    if name in world.sessions:
         return [_row(world, name, row) for row in view.fetch(query["key"], reverse=reverse)]
     found = view.fetch(query["key"], query["time_from"], query["time_to"], reverse=reverse)
-    return [{"window_start": row.key.start_ms, "value": row.value, "timestamp": row.timestamp} for row in found]
+    return [
+        {"window_start": row.key.start_ms, "value": row.value}
+        | ({} if name in world.untimed else {"timestamp": row.timestamp})
+        for row in found
+    ]
 
 
 def _fetch_all(world: World, name: str, view: StoreView, query: Row) -> list[Row]:

@@ -31,14 +31,15 @@ class World:
     """One case while it is translated and run.
 
     Shape: `nodes` are the objects of the ids. `windowed` are the ids whose keys are windows. `untimed` are the stores
-    whose rows have no timestamp. `side_effects`: the records of `peek` and `foreach`, each with the number of records
-    forwarded before it.
+    whose rows have no timestamp, among them `sessions`. `side_effects`: the records of `peek` and `foreach`, each with
+    the number of records forwarded before it.
     """
 
     builder: StreamsBuilder
     nodes: dict[str, Any] = field(default_factory=dict)
     windowed: set[str] = field(default_factory=set)
     untimed: set[str] = field(default_factory=set)
+    sessions: set[str] = field(default_factory=set)
     side_effects: list[tuple[int, OutputRecord[Any, Any]]] = field(default_factory=list)
     driver: TopologyTestDriver | None = None
 

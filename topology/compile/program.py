@@ -6,8 +6,7 @@
 Invariant: between two calls a bound program holds no record: all its state is in its stores, its outputs and its stream
 times.
 Invariant: for the same records in the same order a program gives the same outputs, however they are cut into batches.
-Turned down: a callback for each output record (a call per record), and one pair of lists for all topics (a writer takes
-the columns of one topic).
+Turned down: a callback for each output record, and one pair of lists for all topics (a writer takes those of one).
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ class Program:
     foresees: bool = False
     """Whether tasks are to be told where stream time advances: see `foreseen.foresees`."""
     idle_ms: Mapping[str, int] = field(default_factory=dict)
-    """The silence after which the stream time of a source topic's partitions advances. With any, tasks get operator
-    times even for whole partitions, because a time mark advances them without a record.
-    """
+    """The silence after which a topic's stream time advances. With any, whole partitions get operator times, too."""
 
     def operator_times_of(self, topic: str, *, may_drop: bool = True) -> OperatorTimeColumns | None:
         """Return the function by which the reader computes a shared topic's operator times; None if it has none.
@@ -176,8 +173,7 @@ class BoundProgram:
         """Run the records through the nodes, one after the other, each to its end.
 
         Raises:
-            Whatever the failure handler raises. The batch is then processed in part: discard the task's state and
-                outputs.
+            Whatever the failure handler raises. The batch is then processed in part: discard state and outputs.
         """
         if not columns.keys:
             return
@@ -196,6 +192,9 @@ class BoundProgram:
             keys = self._giving_headers(keys, columns.headers)
         try:
             run(keys, values, columns.timestamps, columns.stream_times, *operator_times)
+        except BaseException:
+            self._give_headers(self.headers)  # what was written for the record before it failed
+            raise
         finally:
             self._columns = self.headers = None
         self.advance(source, columns.stream_times[-1])

@@ -17,6 +17,7 @@ from struct import Struct
 from typing import Any
 
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Aggregate, Node
 from coopstreams.topology.operators import folding, windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
@@ -298,7 +299,9 @@ def _add_to_moving_windows(
         with function.loop(f"for update in {updates}:"):
             compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
     elif isinstance(windows, SessionWindows):
-        _forward_without_headers(compiler, function, node, updates, operator_time)
+        looked_up = any(isinstance(other, TableTableJoin) for other in compiler.analysis.nodes)
+        told = f"{name}.in_turn({updates})" if looked_up else updates
+        _forward_without_headers(compiler, function, node, told, operator_time)
     else:
         _forward_updates(compiler, function, node, updates, record.stream_time)
 

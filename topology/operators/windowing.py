@@ -13,7 +13,7 @@ Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
@@ -255,6 +255,21 @@ class Sessions:
         store.put(row, total, end)
         updates.append(Update(row, snapshot(total, self._serde), None, end))
         return True
+
+    def in_turn(self, updates: list[Update]) -> Iterator[Update]:
+        """Yield the updates of a record. While a session is told as absorbed it has no row, as in Kafka Streams, also
+        if the session that absorbs it has the same window.
+        """
+        for update in updates:
+            entry = self._store.entries.get(update.key)
+            if entry is None or update.value is not None:
+                yield update
+                continue
+            value, entry.value = entry.value, None
+            try:
+                yield update
+            finally:
+                entry.value = value
 
 
 class Closing:
