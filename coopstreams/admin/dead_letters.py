@@ -5,7 +5,11 @@ it, without these headers, to the partition that it came from, and commits its p
 group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
 
 A record that failed at two operators, or of whose values two failed, has two letters. It goes back once: a replay
-leaves out what it has just written. Letters of one record lie close together, because one commit has written them.
+leaves out what it has written, and what those before it have written (`replays`). Two that run at once do not know of
+each other.
+
+A letter that cannot be written (its topic is gone, or refuses it) ends the replay with an error that names it. What is
+before it in its partition has gone back: the transaction in which it was met is done again, letter by letter.
 
 Letters of what was held back (a row of the record cache, a window that closed) have no offset: they are no records of
 any topic. Written to one, such a letter would be a tombstone for its key. So a replay passes it.
@@ -17,23 +21,27 @@ them, nor those of transactions that were open then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from coopstreams.commit.offsets import list_consumer_group_offsets
-from coopstreams.consumer.consumer import CooperativeConsumer
+from coopstreams.admin.replays import Turn, Wanted, continued, is_passed, metadata_of, was_wanted
+from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
+from coopstreams.consumer.consumer import CooperativeConsumer, Partition
 from coopstreams.consumer.share import ConsumerRecord
+from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, refuses_records, translated
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.producer import transactional_producer
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import LogError, MembershipLostError, UnknownTopicError
 
 PREFIX = "__coopstreams.errors."
 AT_ONCE = 500
 """Letters in one transaction."""
 MOST_KNOWN = 100_000
-"""The latest records that a replay has written, of which it knows further letters."""
+"""The latest records that replays have written of which further letters are known, and for each partition how far back
+from its position a replay looks for them.
+"""
 
 
 _Record: TypeAlias = tuple[TopicPartition, int, int]
@@ -92,10 +100,16 @@ def letters(log: KafkaLog, topic: str) -> Iterator[DeadLetter]:
     Raises:
         UnknownTopicError: there is no such topic.
     """
-    ends = ends_of(log, topic)
+    yield from _between(log, {}, ends_of(log, topic))
+
+
+def _between(
+    log: KafkaLog, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> Iterator[DeadLetter]:
+    """Yield the records from these offsets on, or from the first, up to the others, partition after partition."""
     reader = log.reader()
     try:
-        starts = {at: log.start_offset(at) for at in ends}
+        starts = {at: max(log.start_offset(at), begins.get(at, 0)) for at in ends}
         positions = {at: Position(start, NO_STREAM_TIME) for at, start in starts.items() if start < ends[at]}
         reader.assign(positions)
         while positions:
@@ -154,11 +168,19 @@ class Replayed:
     passed: int = 0
 
 
+class _RefusedLetterError(Exception):
+    """A letter that cannot be written, with the reason. Within `replay` only."""
+
+    def __init__(self, letter: DeadLetter, why: str) -> None:
+        super().__init__(f"{letter.at}@{letter.offset}: {why}")
+        self.letter, self.why = letter, why
+
+
 def replay(
     log: KafkaLog,
     settings: Mapping[str, Any],
     topic: str,
-    wanted: Callable[[DeadLetter], bool],
+    wanted: Wanted,
     to: str | None = None,
     on_progress: Callable[[Replayed], None] = lambda _: None,
 ) -> Replayed:
@@ -169,49 +191,150 @@ def replay(
 
     Raises:
         UnknownTopicError: there is no such topic.
-        LogError: a topic that a letter came from is gone, or refuses it; nothing of the last transaction counts. The
-            next replay goes on there.
+        LogError: a topic that a letter came from is gone, or refuses it: the message names the letter, and what can be
+            done. The next replay goes on there.
     """
     ends = {at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end}
-    done, known = Replayed(), dict[_Record, None]()
+    if to is not None and to not in log.partitions([to]):
+        raise UnknownTopicError(f'there is no topic "{to}", to which letters are to go: create it, or correct --to')
     connection = {**settings, "group.id": replay_group(topic), "auto.offset.reset": "earliest"}
     with CooperativeConsumer(connection) as consumer:
         consumer.subscribe([topic])
-        producer = transactional_producer(settings, consumer.transactional_id)
+        passed = consumer.committed(ends)
+        turns = {at: continued(passed[at], wanted) for at in ends}
+        metadata: dict[Partition, str] = {at: metadata_of(each) for at, each in turns.items()}
+        done, known, most = Replayed(), _written_before(log, passed, turns), AT_ONCE
+        writing = _Writing(log, transactional_producer(settings, consumer.transactional_id), to)
         while any((at.offset if at else 0) < ends[place] for place, at in consumer.committed(ends).items()):
-            records = [record for record in consumer.consume(AT_ONCE) if record.offset < ends.get(_place(record), 0)]
+            records = [record for record in consumer.consume(most) if record.offset < ends.get(_place(record), 0)]
             if not records:
-                consumer.commit()  # past the transaction markers at the end
+                consumer.commit(metadata=metadata)  # past the transaction markers at the end
                 continue
             now, fresh = Replayed(done.written, done.passed), dict[_Record, None]()
             try:
-                with consumer.transaction(producer):
+                with consumer.transaction(writing.producer, metadata=metadata):
                     for record in records:
-                        letter = dead_letter(
-                            _place(record), record.offset, record.timestamp, record.key, record.value, record.headers
-                        )
+                        letter = _letter(record)
                         failed = letter.record
-                        if failed is not None and wanted(letter) and failed not in known and failed not in fresh:
-                            _write(producer, letter, failed[0], to)
+                        if (
+                            failed is not None
+                            and wanted.fits(letter.why)
+                            and failed not in known
+                            and failed not in fresh
+                        ):
+                            writing.write(letter, failed[0])
                             now.written += 1
                             fresh[failed] = None
                         else:
                             now.passed += 1
+                    writing.check()
+                    for record in records:
                         consumer.done(record)
             except MembershipLostError:
                 continue  # another replay has them now, or this one reads them again
+            except _RefusedLetterError as refused:
+                if len(records) == 1:
+                    raise LogError(_cure(refused)) from refused
+                most = 1  # what is before this letter goes back: all are read again
+                # A producer whose records a broker has refused may fail at the next ones, too (seen: _STATE).
+                writing.producer = transactional_producer(settings, consumer.transactional_id)
+                continue
             done, known = now, dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
             on_progress(done)
     return done
+
+
+def _written_before(
+    log: KafkaLog,
+    passed: Mapping[TopicPartition, OffsetAndRanges | None],
+    turns: Mapping[TopicPartition, tuple[Turn, ...]],
+) -> dict[_Record, None]:
+    """Return the records that replays have written, as far as the letters that they have passed are still there."""
+    found: dict[_Record, None] = {}
+    stands = {at: one for at, one in passed.items() if one is not None}
+    ends = {
+        at: max(part.runs[-1][1] + 1 if part.runs else part.position for part in one.key_ranges)
+        for at, one in stands.items()
+    }
+    begins = {at: max(turns[at][0].begin, end - MOST_KNOWN) for at, end in ends.items()}
+    for letter in _between(log, begins, {at: end for at, end in ends.items() if begins[at] < end}):
+        failed = letter.record
+        if failed is None or not is_passed(stands[letter.at], letter.key, letter.offset):
+            continue
+        if was_wanted(turns[letter.at], letter.offset, letter.why):
+            found[failed] = None
+    return found
 
 
 def _place(record: ConsumerRecord) -> TopicPartition:
     return TopicPartition(record.topic, record.partition)
 
 
-def _write(producer: Any, letter: DeadLetter, source: TopicPartition, to: str | None) -> None:
-    where = {"topic": to} if to is not None else {"topic": source.topic, "partition": source.partition}
-    headers: list[Any] = letter.headers
-    # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0 for "now".
-    timestamp = 0 if letter.timestamp < 0 else max(1, letter.timestamp)
-    producer.produce(**where, key=letter.key, value=letter.value, headers=headers, timestamp=timestamp)
+def _letter(record: ConsumerRecord) -> DeadLetter:
+    return dead_letter(_place(record), record.offset, record.timestamp, record.key, record.value, record.headers)
+
+
+@dataclass(slots=True)
+class _Writing:
+    """Writes letters back with the producer of their transaction. `to`: another topic than they came from."""
+
+    log: KafkaLog
+    producer: Any
+    to: str | None
+    _counts: dict[str, int] = field(default_factory=dict)
+    """The partitions of topics, as far as they were needed."""
+    _refused: list[_RefusedLetterError] = field(default_factory=list)
+
+    def write(self, letter: DeadLetter, source: TopicPartition) -> None:
+        """Queue a letter's record.
+
+        Raises:
+            _RefusedLetterError: its topic is gone, or has not so many partitions.
+        """
+        where: dict[str, Any] = {"topic": self.to}
+        if self.to is None:
+            where = {"topic": source.topic, "partition": source.partition}
+            if source.topic not in self._counts:
+                self._counts[source.topic] = self.log.partitions([source.topic]).get(source.topic, 0)
+            if source.partition >= (count := self._counts[source.topic]):
+                there = f"the topic has {count} partitions now." if count else "there is no such topic now."
+                raise _RefusedLetterError(letter, there)
+        headers: list[Any] = letter.headers
+        # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0 for "now".
+        timestamp = 0 if letter.timestamp < 0 else max(1, letter.timestamp)
+
+        def on_delivery(error: Any, _: Any) -> None:
+            if error is not None and refuses_records(error):
+                self._refused.append(_RefusedLetterError(letter, str(translated(error, "writing it"))))
+
+        record = {"key": letter.key, "value": letter.value, "headers": headers, "timestamp": timestamp}
+        while True:
+            try:
+                self.producer.produce(**where, **record, on_delivery=on_delivery)
+            except BufferError:  # many large ones: the queue is full
+                self.producer.poll(1.0)
+            except CLIENT_ERRORS as error:
+                raise _RefusedLetterError(letter, str(translated(error_of(error), "writing it"))) from error
+            else:
+                return
+
+    def check(self) -> None:
+        """Wait until all that is queued is in the log.
+
+        Raises:
+            _RefusedLetterError: it takes some of it not: the first one.
+        """
+        self.producer.flush()
+        if refused := self._refused[:1]:
+            self._refused.clear()
+            raise refused[0]
+
+
+def _cure(refused: _RefusedLetterError) -> str:
+    letter, group = refused.letter, replay_group(refused.letter.at.topic)
+    return (
+        f"the letter {letter.at}@{letter.offset} cannot go back to {letter.source}: {refused.why} What is before it "
+        "has gone back. Mend that and replay again; or send letters elsewhere, with --to; or pass this one: "
+        f"coopstreams group reset {group} --topic {letter.at.topic} --partition {letter.at.partition} "
+        f"--to {letter.offset + 1} --forwards"
+    )

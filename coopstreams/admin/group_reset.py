@@ -67,7 +67,8 @@ def reset_offsets(
     """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
 
     `unnamed`: the partitions whose topics are about to be made anew: their positions are those in the new topics.
-    `forwards`: it does not process that again. Only key ranges that stand before an offset are put there.
+    `forwards`: it does not process that again. Only key ranges that stand before an offset are put there; the metadata
+    of a consumer stays.
 
     Raises:
         ConfigError: forwards, and what the group had done is not known, or was done in a topic that was made anew.
@@ -96,11 +97,13 @@ def reset_offsets(
             generation = MADE_ANEW if partition in unnamed else NO_GENERATION
             key = reset_key(coordinator.group, partition, next_term, generation)
             topic_id = ids.get(partition.topic, "")
-            segments = [Segment(WHOLE, offset)]
+            segments, text = [Segment(WHOLE, offset)], ""
             if forwards:
                 segments = _forwards(follower, partition, committed, offset, topic_id)
+                live = follower.live(partition)
+                text = live[-1].metadata if live and live[-1].metadata != topic_id else ""
             # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
-            metadata = consumer_metadata(topic_id, "") if topic_id else ""
+            metadata = consumer_metadata(topic_id, text) if topic_id else text
             for segment in segments:
                 writer.append(
                     follower.partition.topic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
+from coopstreams.admin.replays import Wanted
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
 from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.topology.errors import ConfigError
@@ -39,14 +40,14 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Print how many records failed where and why, and the newest of them."""
-    wanted, reasons = _wanted(node, phase), Counter[tuple[str, str, str]]()
+    wanted, reasons = Wanted(node, phase), Counter[tuple[str, str, str]]()
     newest: deque[DeadLetter] = deque(maxlen=last)
     others = 0
     with cluster(connection(bootstrap_servers, config)) as log:
         for letter in letters(log, topic):
             if not letter.why:
                 others += 1
-            elif wanted(letter):
+            elif wanted.fits(letter.why):
                 newest.append(letter)
                 reasons[letter.why.get("node", ""), letter.why.get("phase", ""), letter.why.get("exception", "")] += 1
     if format_ == "json":
@@ -79,9 +80,9 @@ def replay_(
     """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
-        wanted = _wanted(node, phase)
+        wanted = Wanted(node, phase)
         if node or phase or not yes:  # otherwise nobody would see what a look ahead finds
-            found = Counter((_reason(letter), wanted(letter)) for letter in ahead(log, settings, topic))
+            found = Counter((_reason(letter), wanted.fits(letter.why)) for letter in ahead(log, settings, topic))
             chosen = Counter({reason: n for (reason, fits), n in found.items() if reason and fits})
             if found and not chosen and (node or phase):
                 raise ConfigError(_nothing_chosen({reason: n for (reason, _), n in found.items() if reason}))
@@ -114,11 +115,6 @@ def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
         "no letter that a replay would read failed at this node and in this phase, so nothing was written or passed. "
         f"There are: {there or 'none, only records that cannot go back'}"
     )
-
-
-def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]:
-    """Return whether a letter is of this node and phase."""
-    return lambda letter: node in (None, letter.why.get("node")) and phase in (None, letter.why.get("phase"))
 
 
 def letters_table(newest: Iterable[DeadLetter]) -> Table:

@@ -99,9 +99,11 @@ class Committing:
         self._commit_again(shares, ownership, claim=True)
 
     def commit(
-        self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]
+        self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str] | None
     ) -> CommitResult:
         """Commit the done records of these key ranges in a transaction of its own; write nothing if nothing changed.
+
+        `metadata`: what the user says; None: the user has not asked for this commit, and that of the last one stays.
 
         Raises:
             MembershipLostError: the group has removed this member; uncommitted work is void.
@@ -109,19 +111,30 @@ class Committing:
         """
         for share in shares:
             share.stand(in_order=self.in_order)
-            share.progress.metadata = metadata.get(share.at, "")
+            share.progress.metadata = "" if metadata is None else metadata.get(share.at, "")
         moved = [
             share
             for share in shares
             if share.progress.metadata or share.progress.moved or share.progress.mirror_due(self._follower)
         ]
+        if metadata is None:
+            for share in moved:
+                share.progress.metadata = share.metadata
         news = _news(shares)
         if moved:
             self._in_own_transaction(moved, ownership)
         return self._result(shares, moved, news)
 
-    def commit_in(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership) -> CommitResult:
+    def commit_in(
+        self,
+        transaction: Transaction,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        metadata: Mapping[TopicPartition, str],
+    ) -> CommitResult:
         """Add the commit of these key ranges (at least one) to an open transaction, and commit the transaction.
+
+        `metadata`: what the user says of the key ranges that move.
 
         Raises:
             MembershipLostError | LogError: abort the transaction.
@@ -132,6 +145,8 @@ class Committing:
         for share in shares:
             share.stand(in_order=self.in_order)
         moved = [share for share in shares if share.progress.moved]
+        for share in moved:
+            share.progress.metadata = metadata.get(share.at, "")
         # The fence is sent even if nothing moved: it fences the user's results, too.
         self._write(transaction, moved, ownership, shares[0].epoch)
         return self._result(shares, moved, news)

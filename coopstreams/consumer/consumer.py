@@ -189,14 +189,14 @@ class CooperativeConsumer:
         offsets: Mapping[Partition, int] | None = None,
         *,
         expected: Mapping[Partition, int] | None = None,
-        metadata: str = "",
+        metadata: str | Mapping[Partition, str] = "",
     ) -> CommitResult:
         """Commit everything done, in all partitions or none; with `offsets`, also everything below them.
 
         With `offsets`, only these partitions are committed.
 
-        Shape: `metadata` is stored beside each offset. `expected`: commit only if this consumer's key ranges of a
-        partition are committed up to exactly this offset.
+        Shape: `metadata` is stored beside each offset: one for all, or by partition. `expected`: commit only if this
+        consumer's key ranges of a partition are committed up to exactly this offset.
 
         Raises:
             CommitConflictError: they are not; nothing was committed.
@@ -217,7 +217,7 @@ class CooperativeConsumer:
             for share in shares:
                 if named.get(share.at, 0) > 0:
                     share.inflight.done_by_name(((0, named[share.at] - 1),))
-            return session.commit(shares, {share.at: metadata for share in shares})
+            return session.commit(shares, _beside(shares, metadata))
 
     def commit_ranges(
         self,
@@ -265,13 +265,14 @@ class CooperativeConsumer:
             return group_offsets(session.ownership, session.follower, asked, self._wiring.host)
 
     @contextmanager
-    def transaction(self, producer: Any) -> Iterator[None]:
+    def transaction(self, producer: Any, *, metadata: str | Mapping[Partition, str] = "") -> Iterator[None]:
         """Commit what the body produces and marks `done`, both or neither.
 
         If neither counts, everything since the last commit is handed out again.
 
         Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after
-        `init_transactions`.
+        `init_transactions`. `metadata` is stored beside each offset that this commit moves: one for all, or by
+        partition.
 
         Raises:
             MembershipLostError | LogError: the transaction was aborted; go on consuming.
@@ -293,7 +294,7 @@ class CooperativeConsumer:
                         raise MembershipLostError(
                             "key ranges of this transaction have another owner by now; what is uncommitted is void"
                         )
-                    session.committing.commit_in(transaction, shares, session.ownership)
+                    session.committing.commit_in(transaction, shares, session.ownership, _beside(shares, metadata))
             except BaseException:
                 session.reopen()
                 raise
@@ -398,3 +399,10 @@ class CooperativeConsumer:
             if stands != offset:
                 raise CommitConflictError(f"{at} is committed up to {stands}, not {offset}; nothing was committed")
         self._session.check_overtaken(shares)
+
+
+def _beside(shares: Iterable[Share], metadata: str | Mapping[Partition, str]) -> dict[TopicPartition, str]:
+    """Return the metadata for the partition of each share."""
+    if isinstance(metadata, str):
+        return {share.at: metadata for share in shares}
+    return {TopicPartition(*at): text for at, text in metadata.items()}

@@ -140,7 +140,7 @@ class ConsumerSession:
         return self.fetching.records(most)
 
     def commit(self, shares: Collection[Share], metadata: Mapping[TopicPartition, str] | None = None) -> CommitResult:
-        """Commit the done records of these key ranges.
+        """Commit the done records of these key ranges. `metadata` None: that of their last commit stays.
 
         Raises:
             MembershipLostError: the group has removed this member; the next poll fills `lost`.
@@ -149,12 +149,12 @@ class ConsumerSession:
         in_order = sorted(shares, key=lambda share: share.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
-                return self.committing.commit(in_order, self.ownership, metadata or {})
+                return self.committing.commit(in_order, self.ownership, metadata)
             # The group has a new generation. As long as this is a member, it still owns its key ranges: commit again.
             except FencedError as error:
                 log.info("committing again: %s", error)
                 self._host.sleep(AGAIN_S)
-        return self.committing.commit(in_order, self.ownership, metadata or {})
+        return self.committing.commit(in_order, self.ownership, metadata)
 
     def take_done(self) -> bool:
         """Take over the records marked done; return False if some belong to key ranges that were given up.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.admin import dead_letters
+from coopstreams.admin.replays import Wanted
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
-from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.records import TimestampedRecord
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -204,6 +210,108 @@ def test_a_record_that_failed_twice_has_two_letters_and_goes_back_once(kafka: Ka
         kafka.write(dead, [(b"k", offset.encode())], timestamp=1_700_000_000_000, headers=headers)
     assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "2 written, 2 passed"
     assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"3", b"4"]
+
+
+def write_letter(producer: Producer, dead: str, letter: tuple[str, int, int, str], value: bytes, at: int = 0) -> None:
+    """Write a letter of a topic, partition, offset and node into this partition of the dead letters."""
+    why = dict(zip(("topic", "partition", "offset", "node"), map(str, letter), strict=True)) | {"phase": "processing"}
+    producer.produce(
+        dead,
+        value,
+        b"k",
+        at,
+        headers=[(f"__coopstreams.errors.{name}", text) for name, text in why.items()],
+        timestamp=1_700_000_000_000,
+    )
+
+
+class InterruptedReplayError(Exception):
+    """Raised where Ctrl-C would be."""
+
+
+def interrupted_replay(kafka: Kafka, dead: str, wanted: Wanted) -> None:
+    """Replay one transaction of a letter or a few, and be interrupted."""
+
+    def interrupt(_: object) -> None:
+        raise InterruptedReplayError
+
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    with closing(KafkaLog(settings)) as log, pytest.raises(InterruptedReplayError):
+        dead_letters.replay(log, settings, dead, wanted, on_progress=interrupt)
+
+
+def test_a_record_with_two_letters_goes_back_once_though_the_replay_was_interrupted_between_them(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may lie in two partitions, as those of records without a key do."""
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 3)
+    dead, to = kafka.topic("dead", 2), kafka.topic("to")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for offset in range(8):
+        for partition, node in enumerate("ab"):
+            write_letter(producer, dead, (to, 0, offset, node), b"%d" % offset, partition)
+    producer.flush()
+    for _ in range(2):
+        interrupted_replay(kafka, dead, Wanted())
+    before = len(read_topic(kafka.bootstrap, to))
+    assert 2 <= before < 8
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1].startswith(f"{8 - before} written")
+    assert sorted(record.value or b"" for record in read_topic(kafka.bootstrap, to)) == [b"%d" % i for i in range(8)]
+
+
+@pytest.mark.ci
+def test_what_an_interrupted_replay_of_one_node_has_passed_does_not_count_as_written(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 1)
+    dead, to = kafka.topic("dead"), kafka.topic("to")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for offset, node in [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "b")]:
+        write_letter(producer, dead, (to, 0, offset, node), b"%d" % offset)
+    producer.flush()
+    interrupted_replay(kafka, dead, Wanted(node="b"))  # has passed the first letter
+    interrupted_replay(kafka, dead, Wanted())  # has written the second
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "2 written, 1 passed"
+    assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"0", b"1", b"2"]
+    # Who puts the position back wants all that is written from there on.
+    reset = ["group", "reset", f"{dead}-replay", "--topic", dead, "--to", "3", "--yes"]
+    assert CliRunner().invoke(app, [*reset, "--bootstrap-servers", kafka.bootstrap]).exit_code == 0
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "2 written, 0 passed"
+
+
+def test_a_letter_that_cannot_go_back_is_named_and_what_is_before_it_has_gone_back(kafka: Kafka) -> None:
+    """Its topic is gone, has fewer partitions, or takes no record of that size: nothing at all went back."""
+    dead, to = kafka.topic("dead"), kafka.topic("to")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 2_000_000})
+    gone = [(kafka.unique("gone"), 0, "there is no such topic now"), (to, 7, "the topic has 1 partitions now")]
+    for number, (topic, partition, _) in enumerate(gone):
+        write_letter(producer, dead, (to, 0, number, "a"), b"%d" % number)
+        write_letter(producer, dead, (topic, partition, 9, "a"), b"bad")
+    write_letter(producer, dead, (to, 0, 2, "a"), b"2")
+    producer.flush()
+    for number, (_, _, why) in enumerate(gone):
+        with pytest.raises(LogError, match=why) as caught:
+            dlq(kafka, "replay", dead)
+        assert f"the letter {dead}-0@{2 * number + 1} cannot go back" in str(caught.value)
+        assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"%d" % i for i in range(number + 1)]
+        (cure,) = re.findall(r"coopstreams (group reset .*)", str(caught.value))
+        done = CliRunner().invoke(app, [*shlex.split(cure), "--yes", "--bootstrap-servers", kafka.bootstrap])
+        assert done.exit_code == 0
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "1 written, 0 passed"
+    with pytest.raises(UnknownTopicError, match="to which letters are to go"):
+        dlq(kafka, "replay", dead, "--to", "nowhere")
+
+
+@pytest.mark.ci
+def test_a_letter_that_is_too_large_for_its_topic_is_named(kafka: Kafka) -> None:
+    dead, to = kafka.topic("dead"), kafka.topic("to", max_message_bytes="2000")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for offset, value in enumerate([b"0", b"1", b"x" * 3000, b"3"]):
+        write_letter(producer, dead, (to, 0, offset, "a"), value)
+    producer.flush()
+    with pytest.raises(LogError, match=rf"the letter {dead}-0@2 cannot go back.*max.message.bytes.*--to 3 --forwards"):
+        dlq(kafka, "replay", dead)
+    assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"0", b"1"]
 
 
 @pytest.mark.ci

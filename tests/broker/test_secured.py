@@ -19,6 +19,7 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.dead_letters import ahead, replay
+from coopstreams.admin.replays import Wanted
 from coopstreams.commit.policy import Policy, PolicyTopic
 from coopstreams.common.acls import Acl, adding
 from coopstreams.common.config import Config
@@ -153,12 +154,12 @@ def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(secured: 
     user = secured.user(who, [acl for acl in acls if acl != lost])
     with closing(KafkaLog(user)) as cluster:
         with pytest.raises(AccessDeniedError) as caught:
-            replay(cluster, user, dead, lambda _: True)
+            replay(cluster, user, dead, Wanted())
         (command,) = re.findall(r"kafka-acls\.sh .*", str(caught.value))
         assert adding(f"User:{who}", [lost]) == command
         secured.allow(who, [lost])
         assert [letter.value for letter in ahead(cluster, user, dead)] == [b"v"]
-        assert replay(cluster, user, dead, lambda _: True).written == 1
+        assert replay(cluster, user, dead, Wanted()).written == 1
     # Its consumer asks for the coordinator of a group that it never joins, and does without the answer.
     refused = secured.refusals(who) - {"DESCRIBE Group:LITERAL:coopstreams"}
     assert [one for one in refused if "TransactionalId" not in one] == []

@@ -190,6 +190,11 @@ def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
     return error.code() not in FINAL or (login.by_token and error.code() in _LOGIN)
 
 
+def refuses_records(error: KafkaError) -> bool:
+    """Whether brokers, or the client, do not take a record as it is, or have not the topic or partition it is for."""
+    return error.code() in _REFUSED | UNKNOWN
+
+
 def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> LogError:
     """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one.
 
