@@ -1,14 +1,19 @@
 """The command line, for `python -m coopstreams` and the script `coopstreams`."""
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Run a command. `run` handles SIGTERM and Ctrl-C from here on, before imports; the others end as usual."""
+    """Run a command. `run` handles SIGTERM and Ctrl-C from here on, before imports. The others are ended by Ctrl-C at
+    once while they are imported, without a traceback: nothing has begun.
+    """
     if sys.argv[1:2] == ["run"]:
         from coopstreams.common.interrupts import listen
 
         listen()
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from coopstreams.commands.cli import main as command_line
 
     command_line()

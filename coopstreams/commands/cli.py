@@ -5,6 +5,7 @@ A command loads what it needs itself: all of them together take 0.5 to 2 s of CP
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -63,7 +64,10 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 def main() -> None:
     """Run a command."""
     asked = sys.argv[1:2]
-    run_command(command_line(asked) if asked and asked[0] in COMMANDS else command_line())
+    app = command_line(asked) if asked and asked[0] in COMMANDS else command_line()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __main__ leaves it for the imports
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_command(app)
 
 
 def _options(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,3 +173,34 @@ def test_every_command_explains_itself(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+STANDS = """
+import sys, time
+from importlib.abc import MetaPathFinder
+
+module = sys.argv[1]
+
+class Stands(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            print(name, flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Stands())
+from coopstreams.__main__ import main
+sys.argv = ["coopstreams", "policy", "get"]
+main()
+"""
+"""Runs a command whose import stands still at a module, which it prints."""
+
+
+@pytest.mark.parametrize("module", ["typer", "coopstreams.commands.policy"])
+def test_ctrl_c_ends_a_command_that_is_imported_without_a_traceback(module: str) -> None:
+    command = [sys.executable, "-c", STANDS, module]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == module
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
