@@ -1,7 +1,7 @@
 """The schemas of an application: finds their subjects and checks their compatibility before the first record.
 
-Invariant: while an application runs, its serdes are bound to its registry. In a test driver they are bound to the
-registry in memory.
+Invariant: while an application runs, all its serdes are bound to its registry. In a test driver they are bound to the
+registry in memory. (An id of that one in a topic would stand for any other schema.)
 Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have subjects, too.
 """
 
@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeVar
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.topology.errors import ConfigError, LogError, SerdeError
-from coopstreams.topology.graph.nodes import Sink, Source, Structure
+from coopstreams.topology.graph.aggregate_nodes import Suppress
+from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk
+from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.schemas import IN_MEMORY, Codec, RegistryUnavailableError, SchemaRegistry, SchemaSerde
 from coopstreams.topology.serde import Serde, within
@@ -25,29 +27,38 @@ S = TypeVar("S", bound=Structure)
 
 @dataclass(frozen=True, slots=True)
 class SchemaUse:
-    """A topic whose keys or values have a schema. `written`: the application writes them."""
+    """A topic whose keys or values have a schema. `written`: the application writes them.
 
-    topic: str
+    `topic` None: a function chooses it for each record.
+    """
+
+    topic: str | None
     part: Literal["key", "value"]
     codec: Codec
     written: bool
 
     def subject(self, strategy: str) -> str:
-        """Return the subject in the registry."""
-        if strategy == "RecordNameStrategy":
+        """Return the subject in the registry. Topics that a function chooses have the schema's name for a subject."""
+        if self.topic is None or strategy == "RecordNameStrategy":
             return self.codec.name
         return f"{self.topic}-{self.codec.name if strategy == 'TopicRecordNameStrategy' else self.part}"
 
+    def __str__(self) -> str:
+        topic = "topics that a function chooses" if self.topic is None else f'topic "{self.topic}"'
+        return f"the {self.part}s of {topic}"
+
 
 def schema_uses(topology: Structure) -> list[SchemaUse]:
-    """Return where a topology uses schemas, except in sinks that choose the topic by the record."""
-    places: list[tuple[str, Serde[Any], Serde[Any], bool]] = []
+    """Return where a topology uses schemas."""
+    places: list[tuple[str | None, Serde[Any], Serde[Any], bool]] = []
     for part in topology.subtopologies:
         for node in part.nodes:
             if isinstance(node, Source) and not node.internal:
                 places += [(topic, node.key, node.value, False) for topic in node.topics]
             elif isinstance(node, Sink):
                 places.append((node.topic, node.key, node.value, True))
+            elif isinstance(node, DynamicSink):
+                places.append((None, node.key, node.value, True))
         places += [
             (internal_topic(topology.application_id, changelog_topic(store.name)), store.key, store.value, True)
             for store in part.stores
@@ -60,7 +71,22 @@ def schema_uses(topology: Structure) -> list[SchemaUse]:
     for topic, key, value, written in places:
         found += [SchemaUse(topic, "key", codec, written) for codec in _codecs(key)]
         found += [SchemaUse(topic, "value", codec, written) for codec in _codecs(value)]
-    return list(dict.fromkeys(found))
+    known = {use.codec for use in found if use.written}
+    wrapped = [(topic, codec) for topic, serde in _wrapped(topology) for codec in _codecs(serde) if codec not in known]
+    return list(dict.fromkeys([*found, *(SchemaUse(topic, "value", codec, written=True) for topic, codec in wrapped)]))
+
+
+def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
+    """Yield internal topics with the serdes of values that are written within others, as those of the rows that a
+    suppression holds, and of right rows in answers of a foreign-key join. Of left rows, the topic has a hash.
+    """
+    for part in topology.subtopologies:
+        for node in part.nodes:
+            if isinstance(node, Suppress):
+                yield internal_topic(topology.application_id, changelog_topic(node.buffer.name)), node.value
+            elif isinstance(node, ForeignKeyAsk | ForeignKeyAnswer):
+                behind = (sink for sink in part.nodes if isinstance(sink, Sink) and node.name in sink.parents)
+                yield next(behind).topic, node.value
 
 
 @contextmanager
@@ -104,7 +130,7 @@ def check_schemas(topology: Structure, config: Config) -> None:
             raise LogError(f'subject "{subject}": {error}', retryable=True) from error
         except SerdeError as error:
             raise ConfigError(
-                f'subject "{subject}", the schema of the {use.part}s of topic "{use.topic}": {error}. Change the '
+                f'subject "{subject}", the schema of {use}: {error}. Change the '
                 f"schema {use.codec.name} so that it fits (give new fields a default), or write to a new topic"
             ) from error
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from coopstreams import Processor, Record, StreamsBuilder, TopologyBuilder, key_value_store, serdes
+from coopstreams import (
+    Processor,
+    Record,
+    StreamsBuilder,
+    TopologyBuilder,
+    key_value_store,
+    serdes,
+    until_time_limit,
+)
 from coopstreams.commands.processes.restarts import FAILED, exit_status
 from coopstreams.common.config import Config
 from coopstreams.log.kafka import schema_registry
@@ -156,6 +165,54 @@ def test_what_is_written_is_registered_at_start(registry: InMemoryRegistry) -> N
         assert registry.latest("orders-value") is None
         number = registry.lookup("paid-value", text_of(TOTAL))
         assert int.from_bytes(serdes.avro(TOTAL).serialize({"cents": 1})[1:5], "big") == number
+
+
+SENT, HELD, LEFT, RIGHT = (record(f"shop.{name}", cents="long") for name in ("Sent", "Held", "Left", "Right"))
+
+
+def within_others() -> Topology:
+    """Schemas of records in topics that a function chooses, and of values that are written within others."""
+    builder = StreamsBuilder("shop")
+    builder.stream("sent", key=serdes.text, value=serdes.json).map_values(
+        lambda cents: {"cents": cents}, value=serdes.avro(SENT)
+    ).to(lambda key, _: key)
+    tables = [
+        builder.table(name, key=serdes.text, value=serdes.json).map_values(
+            lambda cents: {"cents": cents}, value=serdes.avro(schema)
+        )
+        for name, schema in (("held", HELD), ("left", LEFT), ("right", RIGHT))
+    ]
+    tables[0].suppress(until_time_limit(timedelta(seconds=1)), name="wait").to_stream().map_values(
+        lambda row: row["cents"], value=serdes.json
+    ).to("out")
+    tables[1].join(
+        tables[2],
+        lambda *rows: [row["cents"] for row in rows],
+        foreign_key=lambda _: "r",
+        value=serdes.json,
+        name="named",
+    ).to_stream().to("out")
+    return builder.build()
+
+
+def test_what_is_written_to_topics_by_a_function_and_within_other_values_has_ids_of_the_registry(
+    registry: InMemoryRegistry,
+) -> None:
+    """Of the registry in memory, they would be ids of other schemas to all who read them."""
+    topology = within_others()
+    for number in range(7):
+        registry.register(f"other-{number}", text_of(record(f"Other{number}", n="int")))
+    with schemas_bound(topology, config()):
+        check_schemas(topology, config())
+        for subject, schema in (
+            ("shop.Sent", SENT),
+            ("shop-wait-store-changelog-value", HELD),
+            ("shop-named-subscription-registration-topic-value", LEFT),
+            ("shop-named-subscription-response-topic-value", RIGHT),
+        ):
+            number = registry.lookup(subject, text_of(schema)) or 0
+            assert number > 7
+            assert int.from_bytes(serdes.avro(schema).serialize({"cents": 1})[1:5], "big") == number, subject
 
 
 def test_a_version_that_cannot_be_read_is_refused_at_start(registry: InMemoryRegistry) -> None:
