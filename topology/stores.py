@@ -131,6 +131,11 @@ class Entry:
         self.headers: Headers | None = None
 
 
+def as_written(row: Entry) -> bytes | None:
+    """Return the bytes that the store has of a row; None: it has changed since the last commit, or is absent."""
+    return None if row.dirty else row.stored
+
+
 class TableStore(Protocol):
     """The timestamped store of one task, behind its write buffer. Window stores use `window_key` bytes as keys.
 

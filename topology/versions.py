@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import Entry, VersionTableStore, split_window_key, window_key
+from coopstreams.topology.stores import Entry, VersionTableStore, as_written, split_window_key, window_key
 
 Version: TypeAlias = tuple[int, Any]
 
@@ -95,6 +95,13 @@ def put_version(
 def latest_value(versions: list[Version] | None) -> Any:
     """Return the value of the latest version; None if there is no version or the latest is a deletion."""
     return versions[-1][1] if versions else None
+
+
+def latest_as_written(row: Entry) -> bytes | None:
+    """Return the bytes that a row has of its latest version; None: it has changed since the last commit."""
+    versions = row.value
+    data = versions.data if type(versions) is _Written else as_written(row)
+    return data[_HEAD.size :] if data is not None and len(versions) == 1 else None
 
 
 def version_at(

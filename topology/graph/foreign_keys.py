@@ -113,6 +113,15 @@ def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | No
     return Answer(asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value)
 
 
+def is_current(hash_: bytes | None, data: bytes | None, stored: bytes | None) -> bool:
+    """Return whether an answer with this hash answers the left row as it is now, of which `data` are the bytes.
+
+    `stored`: the bytes that the store has of it, if there are some. They are those with which a program whose class had
+    other fields has asked: written again, the row would be another one, and each answer stale until it changes.
+    """
+    return hash_of(data) == hash_ or (hash_ is not None and stored is not None and hash_of(stored) == hash_)
+
+
 def _optional(data: bytes | None) -> bytes:
     return b"\0" if data is None else b"\1" + data
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from coopstreams.topology.graph.aggregate_nodes import Suppress
-from coopstreams.topology.graph.foreign_keys import Answer, answer_to, hash_of, questions, subscribe, subscribers_of
+from coopstreams.topology.graph.foreign_keys import Answer, answer_to, is_current, questions, subscribe, subscribers_of
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
@@ -138,7 +138,10 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
             f"{data} = None if {row.value} is None else "
             f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
         )
-    function.drop_if(f"{unit.constant('hash_of', hash_of)}({data}) != {said}.hash", node, "stale-answer")
+    current = (
+        f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
+    )
+    function.drop_if(f"not {current}", node, "stale-answer")
     with function.guard("deserialization", node.name):
         function.line(
             f"{right} = None if {said}.value is None else "

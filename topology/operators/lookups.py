@@ -13,18 +13,23 @@ from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.operators.suppressing import buffer
-from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.versions import version_at
+from coopstreams.topology.stores import StoreSpec, as_written
+from coopstreams.topology.versions import latest_as_written, version_at
 
 LATEST = 1 << 62
 """A timestamp after all others."""
 
 
 class RowVariables(NamedTuple):
-    """The variables of a row that was looked up: its value and its timestamp, undefined if the value is None."""
+    """The variables of a row that was looked up: its value and its timestamp, undefined if the value is None.
+
+    `stored`: the expression of the bytes in which the store has the value, None if it has changed since the last
+    commit; undefined, too. The value of a table without a store has none, unless it is that of a row upstream.
+    """
 
     value: str
     timestamp: str
+    stored: str = "None"
 
 
 def look_up(
@@ -85,7 +90,9 @@ def _stored(
     said: bool = False,
 ) -> RowVariables:
     name, entry = compiler.unit.store(store), function.fresh("entry")
-    row = RowVariables(function.fresh("row"), f"{entry}.timestamp")
+    written = compiler.unit.constant("as_written", as_written if store.history_ms is None else latest_as_written)
+    stored = f"{entry}.stored" if said else f"{written}({entry})"
+    row = RowVariables(function.fresh("row"), f"{entry}.timestamp", stored)
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
     function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
     function.line(
@@ -114,7 +121,8 @@ def _version(
     now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
     assert store.past is not None
     version, past = unit.constant("version_at", version_at), unit.store(store.past)
-    found = RowVariables(function.fresh("row"), function.fresh("timestamp"))
+    stored = row.stored if as_of is None else "None"
+    found = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
     asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
     function.line(f"{entry} = {version}({row.value}, {past}, {key_bytes}, {asked[0]}, {asked[1]})")
     function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
@@ -132,14 +140,17 @@ def _seen(
         seen = f"{row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None"
     else:
         seen = f"None if {row.value} is None else {call}"
-    return RowVariables(function.guarded("row", seen, step), row.timestamp)
+    stored = row.stored if isinstance(step, Filter) else "None"
+    return RowVariables(function.guarded("row", seen, step), row.timestamp, stored)
 
 
 def _let_go(
     compiler: Compiler, function: Function, node: Suppress, record: RecordVariables, key_bytes: str, row: RowVariables
 ) -> RowVariables:
     """Generate code: if an update of a row is held, the row is as before the update, with an unknown timestamp."""
-    held, seen = function.fresh("held"), RowVariables(function.fresh("row"), function.fresh("timestamp"))
+    held = function.fresh("held")
+    stored = f"({row.stored} if {held} is None else {held}.before)"
+    seen = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
     decode = compiler.unit.constant("decode_value", node.value.decode)
     found = f"{buffer(compiler, node)}.held({key_bytes})"
     function.line(f"{held} = {found}" if record.has_key else f"{held} = None if {key_bytes} is None else {found}")

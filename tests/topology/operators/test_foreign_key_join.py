@@ -1,8 +1,12 @@
 """Foreign-key joins: each row of one table is joined with the row of another that it names."""
 
+from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +14,11 @@ from hypothesis import strategies as st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.suppressed import until_time_limit
 
 Event = tuple[str, str, Any]
 
@@ -228,3 +234,56 @@ def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(ri
         driver.commit()
         expected = {"ann": ["ann", "Anna"]} | ({"cy": ["bob", None], "bob": ["bob", None]} if left else {})
         assert driver.output("out").latest() == expected
+
+
+class Order(msgspec.Struct):
+    person: str
+
+
+class NotedOrder(msgspec.Struct):
+    person: str
+    note: str = "-"
+
+
+CHANGES: dict[str, Callable[[KTable[str, Any], Any], KTable[str, Any]]] = {
+    "itself": lambda orders, _: orders,
+    "filtered": lambda orders, _: orders.filter(lambda _, order: order.person != ""),
+    "reduced": lambda orders, value: orders.group_by(
+        lambda key, order: (key, order), key=serdes.text, value=value
+    ).reduce(lambda _, order: order, lambda order, _: order),
+    "held": lambda orders, _: orders.suppress(until_time_limit(timedelta(milliseconds=5))),
+}
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("history", [None, timedelta(hours=1)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_left_rows_of_a_class_with_fewer_fields_are_joined_until_they_change(
+    change: str, history: timedelta | None, caching: bool, tmp_path: Path
+) -> None:
+    """They asked with the hash of other bytes than those that this class writes."""
+
+    def program(order: Any) -> Topology:
+        builder = StreamsBuilder("app")
+        orders = builder.table("orders", key=serdes.text, value=serdes.json(order), history=history)
+        people = builder.table("people", key=serdes.text, value=serdes.text)
+        CHANGES[change](orders, serdes.json(order)).join(
+            people,
+            lambda order, person: [getattr(order, "note", None), person],
+            foreign_key=lambda order: order.person,
+            value=serdes.json,
+        ).to_stream().to("out")
+        return builder.build()
+
+    with TopologyTestDriver(program(Order), state_dir=tmp_path, caching=caching) as driver:
+        driver.input("people", serdes.text, serdes.text).send("ann", "Ann", 0)
+        driver.input("orders", serdes.text, serdes.json(Order)).send("1", Order("ann"), 1)
+        driver.input("orders", serdes.text, serdes.json(Order)).send("2", Order(""), 9)
+        driver.commit()
+        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": [None, "Ann"]}
+    with TopologyTestDriver(program(NotedOrder), state_dir=tmp_path, caching=caching) as driver:
+        if history is not None and change != "held":  # the latest version stays, and is written again
+            driver.input("orders", serdes.text, serdes.json(Order)).send("1", Order("late"), 0)
+        driver.input("people", serdes.text, serdes.text).send("ann", "Anna", 11)
+        driver.commit()
+        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": ["-", "Anna"]}
