@@ -111,7 +111,8 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
     def unreadable(written: str) -> str:
         return why_unreadable(schema, parse_schema(orjson.loads(written)))
 
-    if _has_map(schema):
+    has_map = _has_map(schema)  # other serializers write its entries in any order
+    if has_map:
         write_sorted, write = write, lambda value: write_sorted(_sorted(value))
     codec = Codec(
         name, Schema(text, "AVRO"), write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_))
@@ -124,7 +125,7 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
         codec.decode,
         codec,
         decoder.decode,
-        check_key=codec.check_key,
+        check_key=codec.check_form if has_map else codec.check_key,
         read_back=type_ is not None,  # the schema may allow what the class does not
     )
 

@@ -123,15 +123,6 @@ def _serde(
 
     codec = Codec(name, Schema(text, "JSON"), write, reader, unreadable, remade)
 
-    def check_key(data: bytes | None) -> None:
-        codec.check_key(data)
-        if data is not None and (ours := codec.encode(codec.decode(data))) != data:
-            raise SerdeError(
-                f"the key {data[5:]!r} is not written as this application writes it, {ours[5:]!r}: equal keys "
-                "would have other bytes, and lie in other partitions. Read the topic with key=serdes.raw, and make "
-                "the key by select_key"
-            )
-
     shown = name if len(name) < 60 else f"{name[:60]}..."
     return SchemaSerde(
         f"json_schema({shown})",
@@ -139,6 +130,6 @@ def _serde(
         codec.decode,
         codec,
         read,
-        check_key=check_key,
+        check_key=codec.check_form,
         read_back=read_back,
     )

@@ -2,10 +2,11 @@
 
 Behind the id stand the indexes that lead to the message within its file, as zigzag varints; for the first message, one
 zero byte. A message of any version is read by its field numbers, so the writer's schema only identifies the message.
-Registries have the source text of a file, or its descriptor in base64. Only the latter is read here; with a text that
-is not ours, the indexes must equal ours.
+Registries have the source text of a file, or its descriptor in base64. If neither can be read here, the indexes must
+equal ours.
 
-Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys).
+Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys). A key
+with other bytes is refused where a topic is read: other serializers write maps in any order.
 Turned down: requesting descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
 Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
 from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
 from coopstreams.topology.compatibility.protobuf_source import source_of
+from coopstreams.topology.compatibility.protobuf_text import parsed, plain
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde, read_varint, varint
@@ -95,8 +98,14 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         schema = Schema(source_of(mine), "PROTOBUF")
     except ValueError as error:
         raise SerdeError(f"serdes.protobuf: {described.file.name} cannot be given to a registry: {error}") from error
-    codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path))
-    return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_key)
+    bare = plain(mine)
+
+    def same(written: str) -> bool:
+        file = _file(written)
+        return file is not None and plain(file) == bare
+
+    codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path), same)
+    return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_form)
 
 
 def _path_of(name: str, file: Any) -> tuple[int, ...]:
@@ -109,14 +118,15 @@ def _path_of(name: str, file: Any) -> tuple[int, ...]:
 
 
 def _file(text: str) -> Any:
-    """Return the described file; None: the registry has source text, which is not read here."""
+    """Return the file that a registry has, as a descriptor or as source text; None: it is neither."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
-    try:
+    with suppress(binascii.Error, ValueError, DecodeError):
         return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError, DecodeError):
-        return None
+    with suppress(ValueError):
+        return parsed(text)
+    return None
 
 
 def _indexes(path: tuple[int, ...]) -> bytes:
@@ -128,6 +138,8 @@ def _indexes(path: tuple[int, ...]) -> bytes:
 def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return the indexes of a record, and where its message begins."""
     count, at = read_varint(data, 5)
+    if count & 1:
+        raise SerdeError("its message indexes are not zigzag varints (the deprecated format of Confluent's client)")
     if not count >> 1:
         return (0,), at
     path = []

@@ -115,7 +115,9 @@ class Codec:
 
     `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
     which is called with the whole record. `unreadable`: why this schema cannot read values of a writer's schema; empty
-    if it can. `name` is the schema's full name. `prefix` stands between the head and each record.
+    if it can. `name` is the schema's full name. `prefix` stands between the head and each record. `same`: whether a
+    text says what this schema says. A subject has the text of whoever registered it first, perhaps with comments and
+    options; its id is used then. None: users give the text.
     """
 
     def __init__(
@@ -127,8 +129,10 @@ class Codec:
         unreadable: Callable[[str], str],
         remade: tuple[Any, ...],
         prefix: bytes = b"",
+        same: Callable[[str], bool] | None = None,
     ) -> None:
         self.name, self.schema = name, schema
+        self._same = same
         self._unreadable, self._prefix = unreadable, prefix
         self._write, self._reader, self._remade = write, reader, remade
         self._users: set[object] = set()
@@ -164,13 +168,37 @@ class Codec:
                 "the key by select_key"
             )
 
+    def check_form(self, data: bytes | None) -> None:
+        """Check the same of a format that has several forms for equal values: it reads the key and writes it again.
+
+        Raises:
+            SerdeError: it has another id, or another form.
+        """
+        self.check_key(data)
+        if data is not None and (ours := self.encode(self.decode(data))) != data:
+            raise SerdeError(
+                f"the key {data[5:]!r} is not written as this application writes it, {ours[5:]!r}: equal keys "
+                "would have other bytes, and lie in other partitions. Read the topic with key=serdes.raw, and make "
+                "the key by select_key"
+            )
+
+    def registered(self) -> Schema:
+        """Return the schema as its subjects have it: as it is here, or the latest version of one that says the same."""
+        if self._same is None or any(
+            self._registry.lookup(subject, self.schema) is not None for subject in self._all()
+        ):
+            return self.schema
+        known = [self._registry.latest(subject) for subject in self._all()]
+        kind = self.schema.kind
+        return next((each for each in known if each and each.kind == kind and self._same(each.text)), self.schema)
+
     def pin(self, *subjects: str) -> bytes:
         """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
         self._subjects = tuple(sorted({*self._subjects, *subjects}))
-        numbers = []
-        for subject in self._subjects or (self.name,):
-            number = self._registry.lookup(subject, self.schema)
-            numbers.append(self._registry.register(subject, self.schema) if number is None else number)
+        numbers, schema = [], self.registered()
+        for subject in self._all():
+            number = self._registry.lookup(subject, schema)
+            numbers.append(self._registry.register(subject, schema) if number is None else number)
         self._head = _HEAD.pack(0, min(numbers)) + self._prefix  # most registries give a schema one id in all subjects
         return self._head
 
@@ -204,6 +232,9 @@ class Codec:
         self._registry, self._subjects = registry, subjects
         self._head = b""
         self._readers: dict[bytes, Callable[[bytes], Any]] = {}
+
+    def _all(self) -> tuple[str, ...]:
+        return self._subjects or (self.name,)
 
     def _learn(self, data: bytes) -> Callable[[bytes], Any]:
         """Return the reader of records of a schema that is new here."""

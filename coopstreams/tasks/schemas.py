@@ -122,10 +122,10 @@ def check_schemas(topology: Structure, config: Config) -> None:
     """
     uses = schema_uses(topology)
     registry = registry_of(config) if uses else IN_MEMORY
-    for use in uses:
+    for step, use in ((step, use) for step in (_check, _pin) for use in uses):  # what is refused registers nothing
         subject = use.subject(config["subject.name.strategy"])
         try:
-            _check(use, subject, registry)
+            step(use, subject, registry)
         except RegistryUnavailableError as error:
             raise LogError(f'subject "{subject}": {error}', retryable=True) from error
         except SerdeError as error:
@@ -138,16 +138,18 @@ def check_schemas(topology: Structure, config: Config) -> None:
 def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
     latest = registry.latest(subject)
     if use.part == "key":
-        if latest is not None and registry.lookup(subject, use.codec.schema) is None:
+        if latest is not None and registry.lookup(subject, use.codec.registered()) is None:
             raise SerdeError(
                 f"its keys have another schema, {latest}. Equal keys must be equal bytes, and the id is among them: "
                 "use that schema"
             )
-        use.codec.pin(subject)
-    elif use.written:
-        use.codec.pin(subject)
-    elif latest is not None and (why := use.codec.why_unreadable(latest)):
+    elif not use.written and latest is not None and (why := use.codec.why_unreadable(latest)):
         raise SerdeError(f"its latest version cannot be read as {use.codec.name}: {why}")
+
+
+def _pin(use: SchemaUse, subject: str, _: SchemaRegistry) -> None:
+    if use.part == "key" or use.written:
+        use.codec.pin(subject)
 
 
 def _codecs(whole: Serde[Any]) -> list[Codec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -46,6 +47,7 @@ from coopstreams.topology.schemas import (
     registry_is_away,
 )
 from coopstreams.topology.task_id import TaskId
+from tests.parcels import FILE, Depot
 
 
 def record(name: str, **fields: Any) -> dict[str, Any]:
@@ -229,6 +231,55 @@ def test_keys_of_another_schema_are_refused_at_start(registry: InMemoryRegistry)
     registry.register("orders-key", text_of(record("shop.Customer", id="int")))
     topology = totals()
     with schemas_bound(topology, config()), pytest.raises(ConfigError, match=r'"orders-key".*keys have another schema'):
+        check_schemas(topology, config())
+
+
+def test_a_refused_application_has_registered_nothing(registry: InMemoryRegistry) -> None:
+    """It made its schema a version of the keys that were compared next, which then seemed to fit."""
+    key = serdes.avro(KEY)
+    builder = StreamsBuilder("shop")
+    for topic in ("a", "b"):
+        builder.stream(topic, key=key, value=serdes.raw).to("out")
+    other = text_of(record("shop.Customer", id="int"))
+    registry.register("b-key", other)
+    topology = builder.build()
+    with schemas_bound(topology, config()):
+        with pytest.raises(ConfigError, match=r'subject "b-key"'):
+            check_schemas(topology, config())
+        assert (registry.latest("a-key"), registry.latest("b-key")) == (None, other)
+
+
+AS_JAVA = """
+syntax = "proto3"; // as its producer has registered it
+package post;
+option java_package = "com.post";
+message Parcel { int64 grams = 1; string city = 2; map<string, int32> fees = 3; }
+message Depot { message Key { int32 number = 1; } Key key = 1; int64 grams = 2 [deprecated = true]; }
+"""
+
+
+@pytest.mark.parametrize("text", [AS_JAVA, base64.b64encode(FILE.SerializeToString()).decode()], ids=["java", "python"])
+def test_keys_of_a_file_that_others_have_registered_have_its_id(registry: InMemoryRegistry, text: str) -> None:
+    """With comments and options, or as a descriptor, it is the file of this application, and keys have that id."""
+    key = serdes.protobuf(Depot.Key)
+    assert isinstance(key, SchemaSerde)
+    registry.register("other", key.codec.schema)
+    number = registry.register("in-key", Schema(text, "PROTOBUF"))
+    builder = StreamsBuilder("post")
+    builder.stream("in", key=key, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    topology = builder.build()
+    with schemas_bound(topology, config()):
+        check_schemas(topology, config())
+        assert int.from_bytes(key.serialize(Depot.Key(number=1))[1:5], "big") == number
+        assert registry.latest("post-counts-changelog-key") == Schema(text, "PROTOBUF")
+
+
+def test_keys_of_another_file_are_refused_at_start(registry: InMemoryRegistry) -> None:
+    registry.register("in-key", Schema(AS_JAVA.replace("int32 number", "int64 number"), "PROTOBUF"))
+    builder = StreamsBuilder("post")
+    builder.stream("in", key=serdes.protobuf(Depot.Key), value=serdes.raw).to("out")
+    topology = builder.build()
+    with schemas_bound(topology, config()), pytest.raises(ConfigError, match=r'"in-key".*keys have another schema'):
         check_schemas(topology, config())
 
 

@@ -100,11 +100,41 @@ def test_a_file_that_moved_the_message_is_read_by_its_name() -> None:
         schema_serde(Parcel).deserialize(head(number) + b"\0" + other(grams=7).SerializeToString())
 
 
-def test_a_file_that_a_registry_has_as_text_is_read_at_the_same_index() -> None:
-    number = IN_MEMORY.register("text", Schema('syntax = "proto3"; message Any {}', "PROTOBUF"))
+def test_a_file_that_a_registry_has_as_text_is_read_by_the_names_of_messages() -> None:
+    """Other messages at the same place were read as ours, with whatever their fields hold."""
+    text = """
+        syntax = "proto3"; // message Parcel {}
+        package post;
+        option java_package = "com.post";
+        message Cancelled { int64 amount = 1; string why = 2; }
+        message Parcel { int64 grams = 1 [deprecated = true]; }
+    """
+    number = IN_MEMORY.register("text", Schema(text, "PROTOBUF"))
+    assert schema_serde(Parcel).deserialize(head(number) + b"\x02\x02" + Parcel(grams=2).SerializeToString()).grams == 2
+    with pytest.raises(SerdeError, match=r"it is a post\.Cancelled, not a post\.Parcel"):
+        schema_serde(Parcel).deserialize(head(number) + b"\0" + Parcel(grams=2).SerializeToString())
+
+
+def test_a_file_that_cannot_be_read_here_is_read_at_the_same_index() -> None:
+    number = IN_MEMORY.register("text", Schema("message of {some later} syntax;", "PROTOBUF"))
     assert schema_serde(Parcel).deserialize(head(number) + b"\0" + Parcel(grams=2).SerializeToString()).grams == 2
     with pytest.raises(SerdeError, match=r"it is a message \[1\] of its file"):
         schema_serde(Parcel).deserialize(head(number) + b"\x02\x02")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("package post; message Parcel { required sint64 grams = 1; }", "grams: it is written as a zigzag varint"),
+        ("package post; message Parcel { optional Elsewhere grams = 1; }", ""),
+        ("package mail; message Parcel { required int64 grams = 1; }", "the value: there is no message post.Parcel"),
+        ("message of", ""),
+    ],
+)
+def test_versions_that_a_registry_has_as_text_are_compared(text: str, why: str) -> None:
+    found = schema_serde(Parcel).codec.why_unreadable(Schema(text, "PROTOBUF"))
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +172,25 @@ def test_a_key_with_another_id_is_another_key_and_refused() -> None:
     serde.check_key(key)
     with pytest.raises(SerdeError, match="has schema id 305419896"):
         serde.check_key(b"\0\x12\x34\x56\x78" + key[5:])
+
+
+def test_a_key_in_another_form_is_another_key_and_refused() -> None:
+    """Java's serializer writes the entries of a map in no order; some clients write the index 0 as a list."""
+    serde = schema_serde(Parcel)
+    key = serde.serialize(Parcel(fees={"a": 1, "b": 2}))
+    assert serde.check_key is not None
+    serde.check_key(key)
+    entries = [bytes([26, 5, 10, 1, name, 16, number]) for name, number in ((97, 1), (98, 2))]
+    assert key[6:] == b"".join(entries)
+    for other in (key[:6] + b"".join(reversed(entries)), key[:5] + b"\x02\0" + key[6:]):
+        assert serde.deserialize(other) == serde.deserialize(key)
+        with pytest.raises(SerdeError, match="not written as this application writes it"):
+            serde.check_key(other)
+
+
+def test_indexes_of_the_deprecated_format_are_refused() -> None:
+    with pytest.raises(SerdeError, match="deprecated format"):
+        schema_serde(Depot).deserialize(schema_serde(Depot).serialize(Depot())[:5] + b"\x01\x01\x10\x05")
 
 
 def set_type(field: int, type_: Any) -> Callable[[FileDescriptorProto], None]:

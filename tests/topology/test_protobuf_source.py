@@ -7,6 +7,7 @@ from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from coopstreams.topology.compatibility.protobuf_source import source_of
+from coopstreams.topology.compatibility.protobuf_text import parsed
 from tests.parcels import FILE
 
 PARCELS = """syntax = "proto3";
@@ -78,6 +79,27 @@ def test_a_field_that_may_be_absent_is_optional() -> None:
     message.oneof_decl.add(name="_n")
     message.field.add(name="n", number=1, label=1, type=5, proto3_optional=True, oneof_index=0)
     assert "  optional int32 n = 1;\n}" in source_of(file)
+
+
+def test_a_message_behind_a_map_keeps_its_index() -> None:
+    """The entry of the map has one, too: records of `Key` have the index 1."""
+    file = FileDescriptorProto(name="n.proto", syntax="proto3")
+    message = file.message_type.add(name="N")
+    entry = message.nested_type.add(name="FeesEntry")
+    entry.options.map_entry = True
+    for number, name in enumerate(("key", "value"), 1):
+        entry.field.add(name=name, number=number, label=1, type=5)
+    message.nested_type.add(name="Key")
+    message.field.add(name="a", number=1, label=1, type=5)
+    message.field.add(name="fees", number=2, label=3, type=11, type_name=".N.FeesEntry")
+    assert "  map<int32, int32> fees = 2;\n  message Key {\n  }\n  int32 a = 1;\n}" in source_of(file)
+    assert [inner.name for inner in parsed(source_of(file)).message_type[0].nested_type] == ["FeesEntry", "Key"]
+
+
+def test_a_default_with_quotes_is_escaped() -> None:
+    file = FileDescriptorProto(name="q.proto", syntax="proto2")
+    file.message_type.add(name="Q").field.add(name="q", number=1, label=1, type=9, default_value='say "a\\b"\n')
+    assert r'optional string q = 1 [default = "say \"a\\b\"\n"];' in source_of(file)
 
 
 def test_what_cannot_be_written_is_said() -> None:

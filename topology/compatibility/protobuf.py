@@ -58,6 +58,8 @@ def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, s
             if field.label == _REQUIRED:
                 return f"{place}: it is required, and not written"
             continue
+        if not other.HasField("type"):  # it is a type of a file whose text was not read
+            continue
         if _WIRE[field.type] != _WIRE[other.type]:
             return (
                 f"{place}: it is written as {_WIRE[other.type]} (field {other.name}), and read as {_WIRE[field.type]}"

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_SCALARS = {
+import orjson
+
+SCALARS = {
     1: "double",
     2: "float",
     3: "int64",
@@ -28,6 +30,7 @@ _SCALARS = {
     17: "sint32",
     18: "sint64",
 }
+"""The names of those of `FieldDescriptorProto.Type` that are no messages, groups or enums."""
 _REQUIRED, _REPEATED = 2, 3
 
 
@@ -56,15 +59,21 @@ def _message(message: Any, syntax: str) -> Iterator[str]:
     maps = {inner.name: inner for inner in message.nested_type if inner.options.map_entry}
     yield f"message {message.name} {{"
     yield from _indented(line for enum in message.enum_type for line in _enum(enum))
-    for inner in message.nested_type:
+    last = max((at for at, inner in enumerate(message.nested_type) if inner.name not in maps), default=-1)
+    placed = set()
+    for at, inner in enumerate(message.nested_type):
         if inner.name not in maps:
             yield from _indented(_message(inner, syntax))
+        elif at < last:  # the entry of a map has an index among the messages, and records have those of messages
+            field = next(field for field in message.field if _entry(field, maps) == inner)
+            placed.add(field.number)
+            yield f"  {_field(field, maps)}"
     for lowest, highest in ((each.start, each.end - 1) for each in message.reserved_range):
         yield f"  reserved {lowest} to {highest};"
     for name in message.reserved_name:
         yield f'  reserved "{name}";'
     for field in message.field:
-        if field.proto3_optional or not field.HasField("oneof_index"):
+        if field.number not in placed and (field.proto3_optional or not field.HasField("oneof_index")):
             yield f"  {_label(field, maps, syntax)}{_field(field, maps)}"
     for number, oneof in enumerate(message.oneof_decl):
         within = [f for f in message.field if f.HasField("oneof_index") and f.oneof_index == number]
@@ -87,14 +96,20 @@ def _label(field: Any, maps: dict[str, Any], syntax: str) -> str:
 def _field(field: Any, maps: dict[str, Any]) -> str:
     options = []
     if field.HasField("default_value"):
-        quoted = field.type in (9, 12)
-        options.append(f'default = "{field.default_value}"' if quoted else f"default = {field.default_value}")
+        options.append(f"default = {_default(field)}")
     if field.options.HasField("packed"):
         options.append(f"packed = {str(field.options.packed).lower()}")
     entry = _entry(field, maps)
     type_ = _type(field) if entry is None else f"map<{_type(entry.field[0])}, {_type(entry.field[1])}>"
     beside = f" [{', '.join(options)}]" if options else ""
     return f"{type_} {field.name} = {field.number}{beside};"
+
+
+def _default(field: Any) -> str:
+    value = str(field.default_value)
+    if field.type == 12:  # of bytes, the descriptor has the text with escapes
+        return f'"{value}"'
+    return orjson.dumps(value).decode() if field.type == 9 else value
 
 
 def _entry(field: Any, maps: dict[str, Any]) -> Any:
@@ -105,9 +120,9 @@ def _entry(field: Any, maps: dict[str, Any]) -> Any:
 def _type(field: Any) -> str:
     if field.type_name:
         return str(field.type_name)
-    if field.type not in _SCALARS:
+    if field.type not in SCALARS:
         raise ValueError(f"the field {field.name} is a group")
-    return _SCALARS[field.type]
+    return SCALARS[field.type]
 
 
 def _enum(enum: Any) -> Iterator[str]:

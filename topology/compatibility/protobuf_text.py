@@ -1,0 +1,262 @@
+"""Reads the source text of a Protobuf file, because schema registries return text: which messages it has, at which
+places, and how their fields are encoded.
+
+Options, comments, services, defaults, reserved numbers and extensions are passed over: they are not on the wire. A type
+of another file has no `type` in the result: it may be a message or an enum.
+
+Invariant: `plain(parsed(text)) == plain(file)` for the text of a descriptor, if it names types of other files in full.
+Turned down: protoc, or a parser of all of the language: the registry has checked the text.
+Source: Protocol Buffers, "Language Specification" (proto2, proto3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from coopstreams.topology.compatibility.protobuf_source import SCALARS
+
+_TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|\s+|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
+    re.DOTALL,
+)
+_LABELS = {"optional": 1, "required": 2, "repeated": 3}
+_TYPES = {name: number for number, name in SCALARS.items()}
+_GROUP, _MESSAGE, _ENUM, _REPEATED = 10, 11, 14, 3
+_CLOSING = {"{": "}", "[": "]", "<": ">", "(": ")"}
+
+
+def parsed(text: str) -> Any:
+    """Return the `FileDescriptorProto` of a source text, without all that is passed over.
+
+    Raises:
+        ValueError: it is no source text of Protobuf.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    tokens = _Tokens(text)
+    file: Any = FileDescriptorProto(syntax="proto2")
+    while tokens.more():
+        word = tokens.take()
+        if word in ("syntax", "edition"):
+            tokens.expect("=")
+            file.syntax = tokens.take()[1:-1] if word == "syntax" else "editions"
+            tokens.expect(";")
+        elif word == "package":
+            file.package = tokens.take()
+            tokens.expect(";")
+        elif word == "message":
+            _message(tokens, file.message_type.add(name=tokens.take()))
+        elif word == "enum":
+            _enum(tokens, file.enum_type.add(name=tokens.take()))
+        elif word != ";":  # import, option, service, extend
+            tokens.skip()
+    _resolve(file)
+    return file
+
+
+def plain(file: Any) -> Any:
+    """Return a `FileDescriptorProto` with nothing but what `parsed` reads, and fields in the order of their numbers."""
+    bare = type(file)(syntax=file.syntax or "proto2")
+    if file.package:
+        bare.package = file.package
+    known = dict(_named(file.package, file.message_type, file.enum_type))
+    for enum in file.enum_type:
+        _plain_enum(bare.enum_type.add(), enum)
+    for message in file.message_type:
+        _plain_message(bare.message_type.add(), message, known)
+    return bare
+
+
+class _Tokens:
+    """The tokens of a text, without comments."""
+
+    def __init__(self, text: str) -> None:
+        self._all = [match[1] for match in _TOKEN.finditer(text) if match[1] is not None]
+        self._at = 0
+
+    def more(self) -> bool:
+        """Whether there is one more."""
+        return self._at < len(self._all)
+
+    def peek(self) -> str:
+        """Return the next one, and leave it."""
+        if not self.more():
+            raise ValueError("the text ends within a definition")
+        return self._all[self._at]
+
+    def take(self) -> str:
+        """Return the next one."""
+        token = self.peek()
+        self._at += 1
+        return token
+
+    def expect(self, wanted: str) -> None:
+        """Take the next one, which is this."""
+        if (token := self.take()) != wanted:
+            raise ValueError(f"there is {token!r} where {wanted!r} is expected")
+
+    def skip(self) -> None:
+        """Take all up to the end of a statement: a semicolon, or a block in braces that no semicolon follows."""
+        while (token := self.take()) != ";":
+            if token in _CLOSING and token != "<":
+                self.skip_within(_CLOSING[token])
+                if token == "{" and (not self.more() or self.peek() != ";"):
+                    return
+
+    def skip_within(self, closing: str) -> None:
+        """Take all up to a closing bracket whose opening one is taken."""
+        while (token := self.take()) != closing:
+            if token in _CLOSING and token != "<":
+                self.skip_within(_CLOSING[token])
+
+
+def _message(tokens: _Tokens, message: Any) -> None:
+    tokens.expect("{")
+    while (word := tokens.take()) != "}":
+        if word == "message":
+            _message(tokens, message.nested_type.add(name=tokens.take()))
+        elif word == "enum":
+            _enum(tokens, message.enum_type.add(name=tokens.take()))
+        elif word == "oneof":
+            message.oneof_decl.add(name=tokens.take())
+            tokens.expect("{")
+            while (inner := tokens.take()) != "}":
+                if inner == "option":
+                    tokens.skip()
+                elif inner != ";":
+                    _field(tokens, message, inner, oneof=len(message.oneof_decl) - 1)
+        elif word in ("option", "reserved", "extensions", "extend"):
+            tokens.skip()
+        elif word != ";":
+            _field(tokens, message, word)
+
+
+def _field(tokens: _Tokens, message: Any, word: str, oneof: int | None = None) -> None:
+    label = _LABELS.get(word, 0)
+    kind = tokens.take() if label else word
+    field = message.field.add(label=label or 1)
+    if kind == "map" and tokens.peek() == "<":
+        tokens.expect("<")
+        key = tokens.take()
+        tokens.expect(",")
+        value = tokens.take()
+        tokens.expect(">")
+        field.name = tokens.take()
+        entry = message.nested_type.add(name="".join(map(_capital, field.name.split("_"))) + "Entry")
+        entry.options.map_entry = True
+        _set_type(entry.field.add(name="key", number=1, label=1), key)
+        _set_type(entry.field.add(name="value", number=2, label=1), value)
+        kind, field.label = entry.name, _REPEATED
+    else:
+        field.name = tokens.take()
+    tokens.expect("=")
+    field.number = int(tokens.take(), 0)
+    if oneof is not None:
+        field.oneof_index = oneof
+    if word == "optional":
+        field.proto3_optional = True
+    if tokens.peek() == "[":
+        tokens.take()
+        tokens.skip_within("]")
+    if kind == "group":
+        field.type, field.type_name = _GROUP, field.name
+        _message(tokens, message.nested_type.add(name=field.name))
+        field.name = field.name.lower()
+    else:
+        _set_type(field, kind)
+        tokens.expect(";")
+
+
+def _capital(word: str) -> str:
+    return word[:1].upper() + word[1:]
+
+
+def _set_type(field: Any, kind: str) -> None:
+    if kind in _TYPES:
+        field.type = _TYPES[kind]
+    else:
+        field.type_name = kind
+
+
+def _enum(tokens: _Tokens, enum: Any) -> None:
+    tokens.expect("{")
+    while (word := tokens.take()) != "}":
+        if word in ("option", "reserved") and tokens.peek() != "=":
+            tokens.skip()
+        elif word != ";":
+            tokens.expect("=")
+            sign = tokens.take()
+            enum.value.add(name=word, number=int(sign + tokens.take() if sign == "-" else sign, 0))
+            tokens.skip()
+
+
+def _resolve(file: Any) -> None:
+    """Set the full names and the types of the messages and enums of this file to which fields refer."""
+    known = dict(_named(file.package, file.message_type, file.enum_type))
+
+    def of(scope: str, messages: Any) -> None:
+        for message in messages:
+            within = f"{scope}.{message.name}".removeprefix(".")
+            for field in message.field:
+                if file.syntax != "proto3":
+                    field.ClearField("proto3_optional")
+                if not field.type_name:
+                    continue
+                if found := _found(field.type_name, within, known):
+                    field.type = field.type if field.type == _GROUP else known[found]
+                field.type_name = f".{found or field.type_name.removeprefix('.')}"
+            of(within, message.nested_type)
+
+    of(file.package, file.message_type)
+
+
+def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:
+    yield from ((f"{scope}.{enum.name}".removeprefix("."), _ENUM) for enum in enums)
+    for message in messages:
+        name = f"{scope}.{message.name}".removeprefix(".")
+        yield name, _MESSAGE
+        yield from _named(name, message.nested_type, message.enum_type)
+
+
+def _found(name: str, scope: str, known: dict[str, int]) -> str | None:
+    """Return the full name of a type that is named within a scope; None: it is of another file."""
+    if name.startswith("."):
+        return name[1:] if name[1:] in known else None
+    while True:
+        if (full := f"{scope}.{name}".removeprefix(".")) in known:
+            return full
+        if not scope:
+            return None
+        scope = scope.rpartition(".")[0]
+
+
+def _plain_message(bare: Any, message: Any, known: dict[str, int]) -> None:
+    bare.name = message.name
+    if message.options.map_entry:
+        bare.options.map_entry = True
+    for enum in message.enum_type:
+        _plain_enum(bare.enum_type.add(), enum)
+    for inner in sorted(message.nested_type, key=lambda each: each.name if each.options.map_entry else ""):
+        _plain_message(bare.nested_type.add(), inner, known)
+    synthetic = {field.oneof_index for field in message.field if field.proto3_optional}
+    for number, oneof in enumerate(message.oneof_decl):
+        if number not in synthetic or not oneof.name.startswith("_"):
+            bare.oneof_decl.add(name=oneof.name)
+    for field in sorted(message.field, key=lambda each: each.number):
+        made = bare.field.add(name=field.name, number=field.number, label=field.label)
+        if field.type_name:
+            made.type_name = field.type_name
+        if not field.type_name or field.type_name[1:] in known:
+            made.type = field.type
+        if field.proto3_optional:
+            made.proto3_optional = True
+        elif field.HasField("oneof_index"):
+            made.oneof_index = field.oneof_index
+
+
+def _plain_enum(bare: Any, enum: Any) -> None:
+    bare.name = enum.name
+    for value in enum.value:
+        bare.value.add(name=value.name, number=value.number)
