@@ -15,7 +15,7 @@ from typing import Any, TypeVar, is_typeddict, overload
 import msgspec
 import orjson
 
-from coopstreams.topology.compatibility.json_schema import why_unreadable
+from coopstreams.topology.compatibility.json_schema import compared, why_unreadable
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde, check_nulls
@@ -103,7 +103,8 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
             check_nulls(value, data, decoder.decode)
         return data
 
-    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)), read_back=True)
+    of_class = {**compared(msgspec.json.schema(type_)), "text": text}
+    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)), read_back=True, of_class=of_class)
 
 
 def _serde(
@@ -114,6 +115,7 @@ def _serde(
     remade: tuple[Any, ...],
     *,
     read_back: bool = False,
+    of_class: dict[str, Any] | None = None,
 ) -> SchemaSerde[Any]:
     def unreadable(written: str) -> str:
         return why_unreadable(orjson.loads(text), orjson.loads(written))
@@ -130,6 +132,7 @@ def _serde(
         codec.decode,
         codec,
         read,
+        of_class,
         check_key=codec.check_form,
         read_back=read_back,
     )

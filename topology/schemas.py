@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from struct import Struct
 from typing import Any, Literal, Protocol, TypeVar
 
+from coopstreams.topology.compatibility.described import of_registry
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.serde import Serde
 
@@ -256,10 +257,20 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SchemaSerde(Serde[T]):
-    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys in the URL of a query."""
+    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys in the URL of a query.
+
+    `of_class`: what two versions are compared by, if the schema is that of a class.
+    """
 
     codec: Codec
     from_json: Callable[[bytes], Any]
+    of_class: dict[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The schema by which two versions of a program are compared."""
+        schema = self.codec.schema
+        return self.of_class or of_registry(self.name, schema.kind, self.codec.name, schema.text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments that recreate the serde."""

@@ -44,6 +44,7 @@ from coopstreams.topology.compatibility.other_names import SERDES, missing
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
+from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
 from coopstreams.topology.serde import check_nulls, read_varint, varint, within
 
@@ -147,12 +148,14 @@ def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
 
 
 def schemas_of(serde: Serde[Any]) -> list[Any]:
-    """Return the schemas of the types that a serde reads from JSON, as `compared`, in the order of the serdes within.
-
-    A type with a hook has none.
+    """Return the schemas that two versions of a program can be compared by, in the order of the serdes within: those of
+    the types that a serde reads from JSON, as `compared`, and those of a registry. A type with a hook has none.
     """
     schemas = []
     for part in within(serde):
+        if isinstance(part, SchemaSerde):
+            schemas.append(part.described)
+            continue
         decoder = getattr(part.decode, "__self__", None)
         if isinstance(decoder, msgspec.json.Decoder) and decoder.strict and decoder.dec_hook is None:
             with suppress(TypeError):  # it has a part that only a hook could read

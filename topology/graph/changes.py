@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility.json_schema import why_other_bytes, why_unreadable
+from coopstreams.topology.compatibility.described import same_format, why_other_bytes, why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic, past_name
 
@@ -265,7 +265,7 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
             another,
             topic,
         )
-    if was.key != now.key:
+    if not same_format(now.key, now.key_schemas, was.key, was.key_schemas):
         why = (
             f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
             "more"
@@ -276,7 +276,7 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, topic)
     values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
-    if values[0] != values[1]:
+    if not same_format(values[1], now.schemas, values[0], was.schemas):
         why = f"its values are read as {values[1]}, and were written as {values[0]}"
         # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
         never = _has_versions(was) != _has_versions(now)
@@ -327,15 +327,15 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
 
 
 def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
-    """Return why values of the classes of one version cannot be read with those of the next; empty if they may be."""
+    """Return why values of one version cannot be read with the classes or schemas of the next; empty if they may be."""
     pairs = zip(now.schemas, was.schemas, strict=False)
-    why = next(filter(None, (why_unreadable(reader, writer, complete=True) for reader, writer in pairs)), "")
+    why = next(filter(None, (why_unreadable(*pair) for pair in pairs)), "")
     read_as = getattr(now, "held", None) or now.value
     return f"its values are read as {read_as}, whose class has changed: {why}" if why else ""
 
 
 def _changed_key(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
-    """Return why the classes of the next version write other bytes for equal keys; empty if nothing is known."""
+    """Return why the next version writes other bytes for equal keys; empty if nothing is known."""
     pairs = zip(now.key_schemas, was.key_schemas, strict=False)
     why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
     return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
@@ -428,7 +428,8 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
                 f'in front of a join of streams write .repartition(name="{prefix}")'
             )
         return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
-    if (was.key, was.value) != (now.key, now.value):
+    keys = same_format(now.key, now.key_schemas, was.key, was.key_schemas)
+    if not keys or not same_format(now.value, now.schemas, was.value, was.schemas):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
     if changed := _changed_key(was, now):

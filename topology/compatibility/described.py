@@ -1,0 +1,88 @@
+"""Compares schemas as the description of a topology has them: whether one version reads what the one before wrote.
+
+    of a class       the part of its JSON Schema that is compared (`json_schema.compared`), and the text in a registry
+    of a registry    its kind, its text, the full name of the record or message, and the name of the serde
+
+Invariant: schemas of different sorts are not compared: the names of their serdes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import orjson
+
+from coopstreams.topology.compatibility import avro, json_schema, protobuf
+from coopstreams.topology.compatibility.protobuf_text import parsed, plain
+
+_REGISTRY = "registry"
+_ANOTHER = "the schema is another one, whose id is part of each key"
+
+
+def of_registry(serde: str, kind: str, name: str, text: str) -> dict[str, Any]:
+    """Return the description of a schema that a registry has."""
+    return {_REGISTRY: kind, "name": name, "serde": serde, "text": text}
+
+
+def why_unreadable(now: Any, was: Any) -> str:
+    """Return why values of the schema `was` cannot be read with `now`, with the path; empty if they may be."""
+    if _kind(now) is None and _kind(was) is None:
+        return json_schema.why_unreadable(now, was, complete=True)
+    if _kind(now) != _kind(was):
+        return ""
+    return _why(now[_REGISTRY], now["name"], now["text"], was["text"])
+
+
+def why_other_bytes(now: Any, was: Any) -> str:
+    """Return why equal keys have other bytes with the schema `now` than with `was`; empty if nothing is known."""
+    if _kind(now) is None and _kind(was) is None:
+        texts = now.get("text"), was.get("text")
+        return json_schema.why_other_bytes(now, was) or (_ANOTHER if None not in texts and len({*texts}) > 1 else "")
+    if _kind(now) != _kind(was) or now["text"] == was["text"]:
+        return ""
+    if now[_REGISTRY] == "PROTOBUF":
+        ours, theirs = _file(now["text"]), _file(was["text"])
+        if ours is None or theirs is None or ours == theirs:
+            return ""
+    return _ANOTHER
+
+
+def same_format(now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]) -> bool:
+    """Whether two serdes, given by their names and schemas, write one format: of a registry, the schemas say what may
+    be read, and not the names of classes, or the text of a schema without a name.
+    """
+    return now == was or _format(now, schemas) == _format(was, schemas_before)
+
+
+def _format(serde: str, schemas: Iterable[Any]) -> str:
+    for schema in schemas:
+        if kind := _kind(schema):
+            serde = serde.replace(schema["serde"], f"{kind} {'' if kind == 'JSON' else schema['name']}")
+    return serde
+
+
+def _kind(schema: Any) -> str | None:
+    return schema.get(_REGISTRY) if isinstance(schema, dict) else None
+
+
+@cache
+def _why(kind: str, name: str, now: str, was: str) -> str:
+    if kind == "JSON":
+        return json_schema.why_unreadable(orjson.loads(now), orjson.loads(was))
+    if kind == "AVRO":
+        try:
+            from fastavro import parse_schema
+        except ImportError:
+            return ""
+        return avro.why_unreadable(parse_schema(orjson.loads(now)), parse_schema(orjson.loads(was)))
+    reader, writer = _file(now), _file(was)
+    return "" if reader is None or writer is None else protobuf.why_unreadable(reader, writer, name)
+
+
+def _file(text: str) -> Any:
+    try:
+        return plain(parsed(text))
+    except (ImportError, ValueError):
+        return None
