@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from coopstreams.topology.compatibility.avro import why_unreadable
+from coopstreams.topology.compatibility.avro_json import from_json
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde
@@ -118,13 +119,21 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
         name, Schema(text, "AVRO"), write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_))
     )
     decoder = msgspec.json.Decoder(Any if type_ is None else type_)
+    of_json = from_json(schema)
+
+    def read_json(data: bytes) -> Any:
+        try:
+            return of_json(decoder.decode(data))
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise SerdeError(f"{type(error).__name__}: {error}") from error
+
     shown = name if type_ is None else f"{name} as {type_.__name__}"
     return SchemaSerde(
         f"avro({shown})",
         codec.encode,
         codec.decode,
         codec,
-        decoder.decode,
+        read_json if type_ is None else decoder.decode,
         check_key=codec.check_form if has_map else codec.check_key,
         read_back=type_ is not None,  # the schema may allow what the class does not
     )

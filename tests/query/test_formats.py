@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -165,3 +167,52 @@ def test_while_the_schema_registry_does_not_answer_one_may_ask_again() -> None:
             with pytest.raises(QueryError, match="the registry cannot be reached") as caught:
                 read()
             assert (caught.value.code, caught.value.status, caught.value.retryable) == ("UNREADABLE", 503, True)
+
+
+def of(kind: str, logical: str = "", **more: Any) -> dict[str, Any]:
+    """Return an Avro schema, perhaps with a logical type."""
+    return {"type": kind, **({"logicalType": logical} if logical else {}), **more}
+
+
+NOON = datetime(2026, 11, 27, 12, 0, 0, 5000, UTC)
+CENTS = of("bytes", "decimal", precision=9, scale=2)
+INNER = of("record", name="Inner", fields=[{"name": "at", "type": of("long", "timestamp-micros")}])
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (of("bytes"), b"\xff\0a"),
+        (of("fixed", name="two", size=2), b"\xff\1"),
+        (CENTS, Decimal("1.50")),
+        (of("fixed", "decimal", name="exact", size=8, precision=9, scale=2), Decimal("-1.50")),
+        (of("long", "timestamp-millis"), NOON),
+        (of("long", "local-timestamp-millis"), NOON.replace(tzinfo=None)),
+        (of("int", "date"), NOON.date()),
+        (of("int", "time-millis"), NOON.time()),
+        (of("string", "uuid"), UUID(int=5)),
+        (of("array", items="bytes"), [b"\xff", b""]),
+        (of("map", values=CENTS), {"a": Decimal("0.01")}),
+        (["null", INNER, "long"], {"at": NOON}),
+        (["null", INNER, "long"], None),
+        (["null", INNER, "long"], 7),
+        (of("record", name="Two", fields=[{"name": "a", "type": INNER}, {"name": "b", "type": "Inner"}]),) * 2,
+    ],
+    ids=str,
+)
+def test_a_key_of_avro_is_found_again_by_what_is_shown(schema: Any, value: Any) -> None:
+    value = {"a": {"at": NOON}, "b": {"at": NOON}} if value is schema else value
+    for whole, key in (
+        (schema, value),
+        (of("record", name="Key", fields=[{"name": "f", "type": schema}]), {"f": value}),
+    ):
+        serde = serdes.avro(whole)
+        data = serde.serialize(key)
+        assert parse_key(serde, to_json(show_key(serde, data), "it").decode()) == data
+
+
+def test_a_key_of_avro_that_cannot_be_is_refused_with_the_reason() -> None:
+    serde = serdes.avro(of("record", name="At", fields=[{"name": "at", "type": of("long", "timestamp-millis")}]))
+    for text in ('{"at": "noon"}', '{"at": null}', "[]", "{}"):
+        with pytest.raises(QueryError, match=r"is no avro\(At\) key"):
+            parse_key(serde, text)
