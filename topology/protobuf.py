@@ -18,10 +18,9 @@ import binascii
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from itertools import count
 from typing import Any, TypeVar
 
-from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
+from coopstreams.topology.compatibility.protobuf import message_at, parts_of, path_to, why_unreadable
 from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.compatibility.protobuf_text import parsed, plain
 from coopstreams.topology.errors import SerdeError
@@ -61,7 +60,8 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         )
     parse: Callable[[bytes], Any] = message.FromString
     name, mine = described.full_name, FileDescriptorProto.FromString(described.file.serialized_pb)
-    path = _path_of(name, mine)
+    path = path_to(mine, name)
+    assert path is not None
 
     def write(value: Any) -> bytes:
         if not isinstance(value, message):
@@ -98,23 +98,14 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         schema = Schema(source_of(mine), "PROTOBUF")
     except ValueError as error:
         raise SerdeError(f"serdes.protobuf: {described.file.name} cannot be given to a registry: {error}") from error
-    bare = plain(mine)
+    parts = parts_of(plain(mine), name)
 
     def same(written: str) -> bool:
         file = _file(written)
-        return file is not None and plain(file) == bare
+        return file is not None and parts_of(plain(file), name) == parts
 
     codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path), same)
     return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_form)
-
-
-def _path_of(name: str, file: Any) -> tuple[int, ...]:
-    """Return the indexes that lead to a message within its file."""
-    path: tuple[int, ...] = ()
-    while message_at(file, path) != name or not path:
-        at = next(n for n in count() if f"{name}.".startswith(f"{message_at(file, (*path, n))}."))
-        path = (*path, at)
-    return path
 
 
 def _file(text: str) -> Any:

@@ -117,8 +117,8 @@ class Codec:
     `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
     which is called with the whole record. `unreadable`: why this schema cannot read values of a writer's schema; empty
     if it can. `name` is the schema's full name. `prefix` stands between the head and each record. `same`: whether a
-    text says what this schema says. A subject has the text of whoever registered it first, perhaps with comments and
-    options; its id is used then. None: users give the text.
+    text says of the values what this schema says. A subject has the text of whoever registered it first, perhaps with
+    comments and options, or without messages that have come since; its id is used then. None: users give the text.
     """
 
     def __init__(

@@ -258,9 +258,13 @@ message Depot { message Key { int32 number = 1; } Key key = 1; int64 grams = 2 [
 """
 
 
-@pytest.mark.parametrize("text", [AS_JAVA, base64.b64encode(FILE.SerializeToString()).decode()], ids=["java", "python"])
+@pytest.mark.parametrize(
+    "text",
+    [AS_JAVA, base64.b64encode(FILE.SerializeToString()).decode(), AS_JAVA.replace("string city = 2;", "")],
+    ids=["java", "python", "before a value changed"],
+)
 def test_keys_of_a_file_that_others_have_registered_have_its_id(registry: InMemoryRegistry, text: str) -> None:
-    """With comments and options, or as a descriptor, it is the file of this application, and keys have that id."""
+    """With comments and options, as a descriptor, or before other messages in it changed, it has the same keys."""
     key = serdes.protobuf(Depot.Key)
     assert isinstance(key, SchemaSerde)
     registry.register("other", key.codec.schema)
@@ -274,8 +278,13 @@ def test_keys_of_a_file_that_others_have_registered_have_its_id(registry: InMemo
         assert registry.latest("post-counts-changelog-key") == Schema(text, "PROTOBUF")
 
 
-def test_keys_of_another_file_are_refused_at_start(registry: InMemoryRegistry) -> None:
-    registry.register("in-key", Schema(AS_JAVA.replace("int32 number", "int64 number"), "PROTOBUF"))
+@pytest.mark.parametrize(
+    "change", [("int32 number", "int64 number"), ("message Parcel", "message A {} message Parcel")]
+)
+def test_keys_of_another_message_or_place_are_refused_at_start(
+    registry: InMemoryRegistry, change: tuple[str, str]
+) -> None:
+    registry.register("in-key", Schema(AS_JAVA.replace(*change), "PROTOBUF"))
     builder = StreamsBuilder("post")
     builder.stream("in", key=serdes.protobuf(Depot.Key), value=serdes.raw).to("out")
     topology = builder.build()

@@ -44,8 +44,8 @@ def why_other_bytes(now: Any, was: Any) -> str:
         return ""
     if now[_REGISTRY] == "PROTOBUF":
         ours, theirs = _file(now["text"]), _file(was["text"])
-        if ours is None or theirs is None or ours == theirs:
-            return ""
+        if None in (ours, theirs) or protobuf.parts_of(ours, now["name"]) == protobuf.parts_of(theirs, was["name"]):
+            return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
 
 

@@ -45,6 +45,37 @@ def message_at(file: Any, path: tuple[int, ...]) -> str | None:
     return str(found)
 
 
+def parts_of(file: Any, name: str) -> tuple[Any, ...]:
+    """Return all that says how a message is written: its place in the file, and the messages and enums within it. Two
+    files with equal parts have equal bytes for equal messages, but for the id; what else they have does not matter.
+
+    Shape: `file` is one that `protobuf_text.plain` returns.
+    """
+    messages, enums = dict(_messages(file)), dict(_enums(file))
+    waiting, parts = [name], dict[str, Any]()
+    while waiting:
+        if (each := waiting.pop()) in parts or each not in messages:
+            continue
+        parts[each] = [(field.SerializeToString(deterministic=True)) for field in messages[each].field]
+        parts[each] += [oneof.name for oneof in messages[each].oneof_decl]
+        inner = [field.type_name.removeprefix(".") for field in messages[each].field]
+        parts |= {other: enums[other].SerializeToString(deterministic=True) for other in inner if other in enums}
+        waiting += inner
+    return file.syntax, path_to(file, name), parts
+
+
+def path_to(file: Any, name: str) -> tuple[int, ...] | None:
+    """Return the indexes that lead to a message, each within the message before; None: there is no such message."""
+    found, within, path = file.package, file.message_type, ()
+    while found != name or not path:
+        names = [f"{found}.{message.name}".removeprefix(".") for message in within]
+        at = next((at for at, each in enumerate(names) if f"{name}.".startswith(f"{each}.")), None)
+        if at is None:
+            return None
+        found, within, path = names[at], within[at].nested_type, (*path, at)
+    return path
+
+
 def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, seen: set[str]) -> str:
     if name in seen:
         return ""
@@ -69,6 +100,13 @@ def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, s
         if followed and (why := _why(inner, readers, writers, place, seen)):
             return why
     return ""
+
+
+def _enums(file: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the enums of a file by their full names."""
+    yield from ((f"{file.package}.{enum.name}".removeprefix("."), enum) for enum in file.enum_type)
+    for name, message in _messages(file):
+        yield from ((f"{name}.{enum.name}", enum) for enum in message.enum_type)
 
 
 def _messages(file: Any) -> Iterator[tuple[str, Any]]:
