@@ -21,6 +21,7 @@ import orjson
 
 from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
+from coopstreams.topology.compatibility.avro_logical import as_read
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde
@@ -97,7 +98,7 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
     def reader(written: str) -> Callable[[bytes], Any]:
         writers = None if _text(written) == text else schema
-        parsed: Any = parse_schema(orjson.loads(written))
+        parsed: Any = parse_schema(as_read(orjson.loads(written), schema))
 
         def read(data: bytes) -> Any:
             source = BytesIO(data)

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import BytesIO
 from typing import Any, NamedTuple, TypedDict
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -270,3 +271,46 @@ def test_a_named_tuple_is_no_record_but_an_array() -> None:
         serdes.avro(record(column("a", "long"), column("b", "long")), Pair)
     array = serdes.avro({"type": "array", "items": "long"}, Pair)
     assert array.deserialize(array.serialize(Pair(1, 2))) == Pair(1, 2)
+
+
+MOMENT = datetime(2026, 11, 27, 12, tzinfo=UTC)
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+CENTS = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+LINE = record(column("at", MILLIS), name="Line")
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "written", "read"),
+    [
+        (MILLIS, "long", 1_795_780_800_000, MOMENT),
+        ("long", MILLIS, MOMENT, 1_795_780_800_000),
+        ({"type": "long", "logicalType": "timestamp-micros"}, MILLIS, MOMENT, MOMENT),
+        (["null", "long"], ["null", MILLIS], MOMENT, 1_795_780_800_000),
+        (["null", MILLIS], "long", 1_795_780_800_000, MOMENT),
+        ({"type": "array", "items": "long"}, {"type": "array", "items": MILLIS}, [MOMENT], [1_795_780_800_000]),
+        ({"type": "map", "values": CENTS}, {"type": "map", "values": "bytes"}, {"a": b"\x01"}, {"a": Decimal("0.01")}),
+        (record(column("at", "long"), name="Line"), LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
+        (["null", record(column("at", "long"), name="Line")], LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
+        ("string", {"type": "string", "logicalType": "uuid"}, UUID(int=1), str(UUID(int=1))),
+        ("double", "int", 3, 3.0),
+    ],
+    ids=str,
+)
+def test_a_value_has_the_logical_type_of_the_reader_whoever_wrote_it(
+    reader: Any, writer: Any, written: Any, read: Any
+) -> None:
+    ours, theirs = (serdes.avro(record(column("f", each), column("n", "int"))) for each in (reader, writer))
+    assert ours.deserialize(theirs.serialize({"f": written, "n": 7})) == {"f": read, "n": 7}
+
+
+def test_a_record_of_another_name_is_told_before_the_first_one_fails() -> None:
+    ours, theirs, aliased = (
+        {"type": "record", "name": name, "fields": [], **more}
+        for name, more in (("a.Ours", {}), ("b.Theirs", {}), ("a.Ours", {"aliases": ["Theirs"]}))
+    )
+    said = why_unreadable(parse_schema(ours), parse_schema(theirs))
+    assert said == "the value: it is the record b.Theirs, and is read as a.Ours"
+    with pytest.raises(SerdeError, match="Schema mismatch"):
+        serdes.avro(ours).deserialize(serdes.avro(theirs).serialize({}))
+    assert why_unreadable(parse_schema(aliased), parse_schema(theirs)) == ""
+    assert serdes.avro(aliased).deserialize(serdes.avro(theirs).serialize({})) == {}

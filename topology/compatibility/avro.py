@@ -18,6 +18,8 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "bytes": ("string",),
 }
 """The types that may be read as another one."""
+_NAMES = ("record", "enum", "fixed")
+"""The types that have a name."""
 
 
 def why_unreadable(reader: Any, writer: Any) -> str:
@@ -25,11 +27,11 @@ def why_unreadable(reader: Any, writer: Any) -> str:
 
     Shape: both are schemas as `fastavro.parse_schema` returns them.
     """
-    return _why(reader, writer, "", dict(_named(reader)), dict(_named(writer)), set())
+    return _why(reader, writer, "", definitions(reader), definitions(writer), set())
 
 
 def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen: set[tuple[str, str]]) -> str:
-    reader, writer = _definition(reader, readers), _definition(writer, writers)
+    reader, writer = definition(reader, readers), definition(writer, writers)
     if isinstance(writer, list):
         found = [_why(reader, branch, at, readers, writers, seen) for branch in writer]
         return next(filter(None, found), "")
@@ -40,6 +42,8 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
     if wanted != written:
         fits = written in _PROMOTED.get(wanted, ())
         return "" if fits else f"{at or 'the value'}: {_shown(writer)} cannot be read as {_shown(reader)}"
+    if wanted in _NAMES and not _same_name(reader, writer):
+        return f"{at or 'the value'}: it is the {wanted} {writer['name']}, and is read as {reader['name']}"
     if wanted in ("array", "map"):
         part = "items" if wanted == "array" else "values"
         return _why(reader[part], writer[part], f"{at}[]", readers, writers, seen)
@@ -62,12 +66,23 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
     return ""
 
 
-def _definition(schema: Any, named: Named) -> Any:
+def _same_name(reader: Any, writer: Any) -> bool:
+    """Whether a type has the name of the reader's, or is one of its aliases. Namespaces may differ."""
+    name = writer["name"].rpartition(".")[2]
+    return name == reader["name"].rpartition(".")[2] or bool({name, writer["name"]} & {*reader.get("aliases", ())})
+
+
+def definitions(schema: Any) -> Named:
+    """Return what names stand for within a schema."""
+    return dict(_named(schema))
+
+
+def definition(schema: Any, named: Mapping[str, Any]) -> Any:
     """Return a schema as a dict or a list: names stand for their definitions, and types may be nested."""
     if isinstance(schema, str):
         return named.get(schema, {"type": schema})
     if isinstance(schema, dict) and not isinstance(schema["type"], str):
-        return _definition(schema["type"], named)
+        return definition(schema["type"], named)
     return schema
 
 
