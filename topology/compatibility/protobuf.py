@@ -66,7 +66,8 @@ def parts_of(file: Any, name: str) -> tuple[Any, ...]:
 
 def path_to(file: Any, name: str) -> tuple[int, ...] | None:
     """Return the indexes that lead to a message, each within the message before; None: there is no such message."""
-    found, within, path = file.package, file.message_type, ()
+    path: tuple[int, ...] = ()
+    found, within = file.package, file.message_type
     while found != name or not path:
         names = [f"{found}.{message.name}".removeprefix(".") for message in within]
         at = next((at for at, each in enumerate(names) if f"{name}.".startswith(f"{each}.")), None)
