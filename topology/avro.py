@@ -119,25 +119,30 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
     codec = Codec(
         name, Schema(text, "AVRO"), write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_))
     )
-    decoder = msgspec.json.Decoder(Any if type_ is None else type_)
-    of_json = from_json(schema)
-
-    def read_json(data: bytes) -> Any:
-        try:
-            return of_json(decoder.decode(data))
-        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
-            raise SerdeError(f"{type(error).__name__}: {error}") from error
-
+    decoder = msgspec.json.Decoder(type_)
     shown = name if type_ is None else f"{name} as {type_.__name__}"
     return SchemaSerde(
         f"avro({shown})",
         codec.encode,
         codec.decode,
         codec,
-        read_json if type_ is None else decoder.decode,
+        _json_reader(schema) if type_ is None else decoder.decode,
         check_key=codec.check_form if has_map else codec.check_key,
         read_back=type_ is not None,  # the schema may allow what the class does not
     )
+
+
+def _json_reader(schema: Any) -> Callable[[bytes], Any]:
+    """Return the reader of the JSON in which queries show values."""
+    of_json = from_json(schema)
+
+    def read(data: bytes) -> Any:
+        try:
+            return of_json(orjson.loads(data))
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise SerdeError(f"{type(error).__name__}: {error}") from error
+
+    return read
 
 
 def _check_of(schema: Any, named: dict[str, Check]) -> Check | None:

@@ -129,3 +129,50 @@ def test_keys_of_another_schema_are_other_keys(before: Any, after: Any, same: bo
 def test_rows_with_versions_are_not_those_without() -> None:
     rows, _ = verdicts(program(RAW, avro(X)), program(RAW, avro(X), history=True))
     assert rows.verdict is Verdict.UNREADABLE
+
+
+def joined(value: Any, change: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    left = change(builder.table("left", key=serdes.text, value=value, store="left"), value)
+    right = builder.table("right", key=serdes.text, value=serdes.text, store="right")
+    left.join(right, lambda *rows: rows, foreign_key=str, name="named", value=serdes.json).to_stream().to("out")
+    return builder.build()
+
+
+def itself(table: Any, _: Any) -> Any:
+    return table.filter(lambda key, _: key != "")
+
+
+def mapped(table: Any, value: Any) -> Any:
+    return table.map_values(lambda row: row, value=value)
+
+
+def kept(table: Any, value: Any) -> Any:
+    return table.map_values(lambda row: row, value=value, store="kept")
+
+
+CLASS: Any = serdes.json(make_dataclass("C", [("x", int)]))
+WIDER: Any = serdes.json(make_dataclass("C", [("x", int), ("y", int, 0)]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "why"),
+    [
+        (CLASS, WIDER, itself, ""),
+        (CLASS, WIDER, kept, ""),
+        (CLASS, WIDER, mapped, "its left rows, which are in no store, are written as json(C), whose class has changed"),
+        (avro(X), avro(X, {**Y, "default": 0}), itself, ""),
+        (avro(X), avro(X, {**Y, "default": 0}), mapped, "are written as avro(V), whose class has changed"),
+        (CLASS, avro(X), itself, "its left rows are written as avro(V), and were as json(C)"),
+        (CLASS, avro(X), mapped, "its left rows are written as avro(V), and were as json(C)"),
+        (CLASS, CLASS, mapped, ""),
+    ],
+)
+def test_left_rows_that_are_written_otherwise_do_not_get_the_answers_that_they_asked_for(
+    before: Any, after: Any, change: Any, why: str
+) -> None:
+    """An answer has the hash of the bytes that asked."""
+    found = changes(outline(joined(before, change)), outline(joined(after, change)))
+    (subscribers,) = [each for each in found if each.name == "named-subscription-store"]
+    assert subscribers.verdict is (Verdict.MIXED if why else Verdict.KEEPS)
+    assert why in subscribers.why

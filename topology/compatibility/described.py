@@ -18,7 +18,7 @@ from coopstreams.topology.compatibility import avro, json_schema, protobuf
 from coopstreams.topology.compatibility.protobuf_text import parsed, plain
 
 _REGISTRY = "registry"
-_ANOTHER = "the schema is another one, whose id is part of each key"
+_ANOTHER = "the schema is another one, and its id is part of the bytes"
 
 
 def of_registry(serde: str, kind: str, name: str, text: str) -> dict[str, Any]:
@@ -47,6 +47,38 @@ def why_other_bytes(now: Any, was: Any) -> str:
         if None in (ours, theirs) or protobuf.parts_of(ours, now["name"]) == protobuf.parts_of(theirs, was["name"]):
             return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
+
+
+def changed_values(now: Any, was: Any) -> str:
+    """Return why values of a store or repartition topic cannot be read by the next version; empty if they may be."""
+    pairs = zip(now.schemas, was.schemas, strict=False)
+    why = next(filter(None, (why_unreadable(*pair) for pair in pairs)), "")
+    read_as = getattr(now, "held", None) or now.value
+    return f"its values are read as {read_as}, whose class has changed: {why}" if why else ""
+
+
+def changed_keys(now: Any, was: Any) -> str:
+    """Return why the next version writes other bytes for equal keys; empty if nothing is known."""
+    pairs = zip(now.key_schemas, was.key_schemas, strict=False)
+    why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
+    return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
+
+
+def why_other_rows(now: Any, was: Any) -> str:
+    """Return why the left rows of a foreign-key join are written with other bytes than those that asked; empty if
+    nothing is known. Rows in a store keep their bytes, those of views are written again.
+
+    Shape: both are the subscribers as `outline.Store`.
+    """
+    if None in (now.asked, was.asked):
+        return ""
+    if not same_format(now.asked, now.asked_schemas, was.asked, was.asked_schemas):
+        return f"its left rows are written as {now.asked}, and were as {was.asked}"
+    pairs = zip(now.asked_schemas, was.asked_schemas, strict=False) if now.computed else ()
+    why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
+    return f"its left rows, which are in no store, are written as {now.asked}, whose class has changed: {why}" * bool(
+        why
+    )
 
 
 def same_format(now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]) -> bool:

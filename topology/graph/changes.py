@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility.described import same_format, why_other_bytes, why_unreadable
+from coopstreams.topology.compatibility import described
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic, past_name
 
@@ -185,7 +185,7 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
         return f"that of store {store.removesuffix(past_name(''))}, with which it is named and made again"
     if new.stores[store].kind == "subscribers":  # left rows subscribe only when they change; no rebuild knows the order
         return "stop all instances and begin anew with `coopstreams reset`; or give the program another application id"
-    same = [name for name in causes if name == store or causes[name] & causes[store]]
+    same = (name for name in causes if name == store or causes[name] & causes[store])
     all_ = [name for name in same if new.stores[name].kind != "versions"]
     others = [name for name in all_ if name != store]
     logged = [name for name in all_ if new.stores[name].changelog == _changelog_of(new, name)]
@@ -265,26 +265,27 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
             another,
             topic,
         )
-    if not same_format(now.key, now.key_schemas, was.key, was.key_schemas):
+    if not described.same_format(now.key, now.key_schemas, was.key, was.key_schemas):
         why = (
             f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
             "more"
         )
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
-    if changed := _changed_key(was, now):
+    if changed := described.changed_keys(now, was):
         why = f"{changed}: old rows stay under bytes that no key has any more"
         cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, topic)
     values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
-    if not same_format(values[1], now.schemas, values[0], was.schemas):
+    if not described.same_format(values[1], now.schemas, values[0], was.schemas):
         why = f"its values are read as {values[1]}, and were written as {values[0]}"
         # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
         never = _has_versions(was) != _has_versions(now)
         cure = another if never else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
-    if changed := _changed_class(was, now):
+    if changed := described.changed_values(now, was):
         cure = f"give new fields a default, and a field of another type another name; else {another}"
         yield TopologyChange("store", was.name, Verdict.UNREADABLE, changed, cure, topic)
+    yield from _unasked(was, now, another)
     if was.windows != now.windows:
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
@@ -326,19 +327,11 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         yield TopologyChange("store", was.name, Verdict.LOST, why, cure, topic)
 
 
-def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
-    """Return why values of one version cannot be read with the classes or schemas of the next; empty if they may be."""
-    pairs = zip(now.schemas, was.schemas, strict=False)
-    why = next(filter(None, (why_unreadable(*pair) for pair in pairs)), "")
-    read_as = getattr(now, "held", None) or now.value
-    return f"its values are read as {read_as}, whose class has changed: {why}" if why else ""
-
-
-def _changed_key(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
-    """Return why the next version writes other bytes for equal keys; empty if nothing is known."""
-    pairs = zip(now.key_schemas, was.key_schemas, strict=False)
-    why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
-    return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
+def _unasked(was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
+    if changed := described.why_other_rows(now, was):
+        why = f"{changed}: those of before asked with the hash of other bytes, and find no right rows until they change"
+        cure = f"write them again and accept it; or {another}"
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, was.changelog)
 
 
 def _has_versions(store: Store) -> bool:
@@ -428,14 +421,14 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
                 f'in front of a join of streams write .repartition(name="{prefix}")'
             )
         return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
-    keys = same_format(now.key, now.key_schemas, was.key, was.key_schemas)
-    if not keys or not same_format(now.value, now.schemas, was.value, was.schemas):
+    keys = described.same_format(now.key, now.key_schemas, was.key, was.key_schemas)
+    if not keys or not described.same_format(now.value, now.schemas, was.value, was.schemas):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
-    if changed := _changed_key(was, now):
+    if changed := described.changed_keys(now, was):
         why = f"{changed}: its records have keys as they were"
         return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
-    if changed := _changed_class(was, now):
+    if changed := described.changed_values(now, was):
         cure = f"{drain}, or give new fields a default, and a field of another type another name"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, changed, cure, was.name)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):

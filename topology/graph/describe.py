@@ -18,11 +18,18 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.graph.fingerprint import said
-from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyAnswer,
+    ForeignKeyAsk,
+    StreamGlobalJoin,
+    StreamStreamJoin,
+    stores_of,
+)
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     ApplyTo,
     DynamicSink,
+    Filter,
     Node,
     Sink,
     Source,
@@ -183,6 +190,7 @@ def _json_stores(
         yield _json_store(store, how[store.name]) | {
             "stores_above": sorted(made_from[store.name]),
             "changelog": changelog,
+            **(_asked(topology, store) if store.kind == "subscribers" else {}),
         }
 
 
@@ -207,13 +215,31 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
     }
 
 
+def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
+    """Return how the left rows of a foreign-key join are written, whose hash its subscribers have, and whether they are
+    computed: then no store has the bytes of before.
+    """
+    nodes = {node.name: node for part in topology.subtopologies for node in part.nodes}
+    answer = next(node for node in nodes.values() if isinstance(node, ForeignKeyAnswer) and node.store == store)
+    source = nodes[answer.parents[0]]
+    assert isinstance(source, Source)
+    sink = next(node for node in nodes.values() if isinstance(node, Sink) and node.topic in source.topics)
+    ask = nodes[sink.parents[0]]
+    assert isinstance(ask, ForeignKeyAsk)
+    left = nodes[ask.parents[0]]
+    while isinstance(left, Filter | Suppress) and getattr(left, "store", None) is None:
+        left = nodes[left.parents[0]]
+    schemas = [_id(schema) for schema in schemas_of(ask.value)]
+    return {"asked": ask.value.name, "computed": getattr(left, "store", None) is None, "asked_schemas": schemas}
+
+
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
     """Yield the serdes of the keys and values in stores, what they hold of a suppression, and repartition topics."""
     for part in topology.subtopologies:
         for store in part.stores:
             yield from (store.key, store.value)
         for node in part.nodes:
-            if isinstance(node, Suppress) or (isinstance(node, Source) and node.internal):
+            if isinstance(node, Suppress | ForeignKeyAsk) or (isinstance(node, Source) and node.internal):
                 yield from (node.key, node.value)
 
 

@@ -51,6 +51,13 @@ class Store:
     """The topics of the first side of a left join of tables. None: no such join, or an earlier description."""
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
+    asked: str | None = None
+    """The serde of the left rows of a foreign-key join, whose hash its subscribers have. None: no such store, or an
+    earlier description.
+    """
+    asked_schemas: tuple[Any, ...] = ()
+    computed: bool = False
+    """Whether these rows are in no store."""
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
     """The stores that its rows are made from. Not compared: descriptions by earlier versions of coopstreams lack it."""
 
@@ -185,6 +192,9 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         first=frozenset(drawn["first"]) if "first" in drawn else None,
         schemas=_of_ids(drawn, "schemas", schemas),
         key_schemas=_of_ids(drawn, "key_schemas", schemas),
+        asked=drawn.get("asked"),
+        asked_schemas=_of_ids(drawn, "asked_schemas", schemas),
+        computed=drawn.get("computed", False),
         stores_above=frozenset(drawn.get("stores_above", ())),
     )
 
