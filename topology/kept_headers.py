@@ -3,6 +3,9 @@
 They are in front of the value, in the store and in the changelog. So restores, snapshots, backfills and queries move
 them with the rows, without further code.
 
+A record that is held back (`suppress`, a join with grace) keeps in the same way where it was read, if a processor may
+ask for it: in a last header, which is taken off when the record goes on.
+
 Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers and writers would carry one more
 column for each row, and the database would need a second layout.
 Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
@@ -10,10 +13,11 @@ Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.serdes import Serde
@@ -31,6 +35,51 @@ class KeptHeaders(Serde[Headed]):
     """The serde of rows with headers. `one`: the serde of the value."""
 
     one: Serde[Any]
+
+
+Place = tuple[str, int, int]
+"""Topic, partition and offset of a record. The offset -1: it is not known."""
+
+
+class Bound(Protocol):
+    """The bound program, as an operator that holds records back uses it."""
+
+    headers: Headers | None
+    place: Place | None
+
+    def where(self) -> Place | None:
+        """Return where the current record was read, None if it was not."""
+        ...
+
+    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
+        """Make a call; the records that it writes get these headers."""
+
+
+UNKNOWN: Place = ("", -1, -1)
+_PLACE = "\0place"
+
+
+def placed_headers(process: Bound) -> Headers | None:
+    """Return the headers of the current record, with where it was read."""
+    where = process.where()
+    if where is None:
+        return process.headers
+    topic, partition, offset = where
+    return [*(process.headers or ()), (_PLACE, f"{topic} {partition} {offset}".encode())]
+
+
+def as_read(process: Bound, headers: Headers | None, call: Callable[[], object]) -> None:
+    """Make a call under these headers, as if the record that was held had just been read."""
+    before = process.place
+    process.place = UNKNOWN
+    if headers and headers[-1][0] == _PLACE:
+        topic, partition, offset = (headers[-1][1] or b"").decode().split()
+        process.place = (topic, int(partition), int(offset))
+        headers = headers[:-1]
+    try:
+        process.under_headers(headers or None, call)
+    finally:
+        process.place = before
 
 
 _LENGTH = Struct(">i")

@@ -138,6 +138,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self.held_row: tuple[bytes | None, int] | None = None
+        self.place: tuple[str, int, int] | None = None
         self._cursor: Iterator[object] = iter(())
         self.wall_clock, self.partitions, self._parts = clock, partitions, parts
         self.headers: Headers | None = None
@@ -337,6 +338,8 @@ class BoundProgram:
 
     def where(self) -> RecordMetadata | None:
         """Return where the current record was read; None in a punctuation or a flush."""
+        if self.place is not None:
+            return RecordMetadata(*self.place) if self.place[2] >= 0 else None
         if self._columns is None:
             return None
         source, columns, i = self.at_hand()
@@ -393,10 +396,7 @@ class BoundProgram:
             raise
 
     def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield rows that were held back until now: what fails meanwhile is theirs, not the current record's.
-
-        Shape: the key comes first, the timestamp last.
-        """
+        """Yield rows that were held back until now, from key to timestamp: what fails meanwhile is theirs."""
         before = self.held_row
         for row in rows:
             self.held_row = row[0], row[-1]

@@ -23,6 +23,7 @@ from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import UnmatchedRecords
+from coopstreams.topology.operators.suppressing import held_headers, under_held_headers
 from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore
 
@@ -72,12 +73,14 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     if f"{name}_due" not in due:
         due.append(f"{name}_due")
         _write_join(compiler, node, name, now)
-        _meet(unit.function(f"{name}_due"), name, f"{name}.due({now})")
-    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, process.headers, {now})"
-    _meet(function, name, taken, (key_bytes, value, record.timestamp))
+        _meet(compiler, unit.function(f"{name}_due"), name, f"{name}.due({now})")
+    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, {held_headers(compiler)}, {now})"
+    _meet(compiler, function, name, taken, (key_bytes, value, record.timestamp))
 
 
-def _meet(function: Function, name: str, held: str, at_hand: tuple[str, str, str] | None = None) -> None:
+def _meet(
+    compiler: Compiler, function: Function, name: str, held: str, at_hand: tuple[str, str, str] | None = None
+) -> None:
     """Generate code: records are joined with their rows, each under its own headers.
 
     `at_hand`: the variables of the current record, which may be among them.
@@ -90,7 +93,7 @@ def _meet(function: Function, name: str, held: str, at_hand: tuple[str, str, str
             with function.block(f"if {own}:"):
                 function.line("process.held_row = None")
         join = f"{name}_join({key}, {value}, {timestamp})"
-        function.line(f"process.under_headers({headers} or None, lambda: {join})")
+        function.line(under_held_headers(compiler, f"{headers} or None", join))
 
 
 def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> None:

@@ -19,7 +19,8 @@ from heapq import heappop, heappush
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
-from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.graph.nodes import Node, Processing
+from coopstreams.topology.kept_headers import as_read, placed_headers
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.stores import TableStore
@@ -119,7 +120,8 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     name = buffer(compiler, node)
     if all(known.name != f"{name}_due" for known in compiler.unit.functions):
         _write_due(compiler, node, name, operator_time)
-    function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, process.headers)")
+    headers = held_headers(compiler)
+    function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, {headers})")
     if not compiler.caching:
         function.line(f"{name}_due()")
 
@@ -131,6 +133,26 @@ def buffer(compiler: Compiler, node: Suppress) -> str:
     if make not in compiler.unit.constants:
         compiler.unit.constant(make, partial(SuppressionBuffer, node))
     return compiler.unit.bind(name, f"{name} = {make}(stores)")
+
+
+def held_headers(compiler: Compiler) -> str:
+    """Return the expression of the headers that a held record keeps; if processors may ask, with where it was read."""
+    return (
+        f"{compiler.unit.constant('placed_headers', placed_headers)}(process)"
+        if _asked(compiler)
+        else "process.headers"
+    )
+
+
+def under_held_headers(compiler: Compiler, headers: str, call: str) -> str:
+    """Return the statement that makes a call for a record that was held, under its headers."""
+    if _asked(compiler):
+        return f"{compiler.unit.constant('as_read', as_read)}(process, {headers}, lambda: {call})"
+    return f"process.under_headers({headers}, lambda: {call})"
+
+
+def _asked(compiler: Compiler) -> bool:
+    return any(isinstance(node, Processing) for node in compiler.analysis.nodes)
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
@@ -151,7 +173,7 @@ def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")
     with due.loop(f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"):
-        due.line(f"process.under_headers(update.headers, lambda: {name}_emit(key_bytes, update))")
+        due.line(under_held_headers(compiler, "update.headers", f"{name}_emit(key_bytes, update)"))
     if not compiler.caching:
         unit.operator_times[operator_time].due.append(f"{name}_due")
 

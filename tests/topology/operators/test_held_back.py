@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from coopstreams import (
     StreamsBuilder,
     TimeWindows,
     serdes,
+    until_time_limit,
     until_window_closes,
 )
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.stores import window_key
 
@@ -109,3 +112,42 @@ def test_a_driver_that_has_told_a_failure_does_not_tell_it_again_of_the_next_rec
             driver.input("in").send("a", "x")
         driver.input("in").send("b", "y")
         assert driver.output("out").latest() == {"b": "Y"}
+
+
+class Where(Processor[str, str, str, Any]):
+    """Forwards where each record was read."""
+
+    def process(self, record: Record[str, str]) -> None:
+        self.context.forward(record.with_value(self.context.metadata and list(self.context.metadata)))
+
+
+def of_suppress(builder: StreamsBuilder) -> Stream:
+    table = builder.table("in", key=serdes.text, value=serdes.text)
+    return table.suppress(until_time_limit(timedelta(milliseconds=10))).to_stream()
+
+
+def of_a_join_with_grace(builder: StreamsBuilder) -> Stream:
+    prices = builder.table("prices", key=serdes.text, value=serdes.text, history=timedelta(milliseconds=100))
+    orders = builder.stream("in", key=serdes.text, value=serdes.text)
+    return orders.left_join(
+        prices, lambda one, _: one, value=serdes.text, grace=timedelta(milliseconds=10), name="priced"
+    )
+
+
+@pytest.mark.parametrize("held", [of_suppress, of_a_join_with_grace])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_processor_knows_where_a_record_was_read_that_was_held_back(
+    held: Callable[[StreamsBuilder], Stream], restarts: bool, tmp_path: Path
+) -> None:
+    builder = StreamsBuilder("app")
+    places = held(builder).process(Where, key=serdes.text, value=serdes.json, by_key=True)
+    places.to("out")
+    records: list[tuple[str, int, Headers]] = [("a", 0, [("h", b"1")]), ("b", 1, []), ("z", 50, [("h", b"3")])]
+    found = []
+    for part in (records[:2], records[2:]) if restarts else (records,):
+        with TopologyTestDriver(builder.build(), state_dir=tmp_path) as driver:
+            for key, at, headers in part:
+                driver.input("in").send(key, "1", at, headers)
+            driver.commit()
+            found += [(record.key, record.value, record.headers) for record in driver.outputs()]
+    assert found == [("a", ["in", 0, 0], [("h", b"1")]), ("b", ["in", 0, 1], [])]
