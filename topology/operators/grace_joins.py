@@ -74,7 +74,7 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
         due.append(f"{name}_due")
         _write_join(compiler, node, name, now)
         _meet(compiler, unit.function(f"{name}_due"), name, f"{name}.due({now})")
-    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, {held_headers(compiler)}, {now})"
+    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, {held_headers(compiler, node)}, {now})"
     _meet(compiler, function, name, taken, (key_bytes, value, record.timestamp))
 
 

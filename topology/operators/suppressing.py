@@ -120,7 +120,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     name = buffer(compiler, node)
     if all(known.name != f"{name}_due" for known in compiler.unit.functions):
         _write_due(compiler, node, name, operator_time)
-    headers = held_headers(compiler)
+    headers = held_headers(compiler, node)
     function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, {headers})")
     if not compiler.caching:
         function.line(f"{name}_due()")
@@ -135,24 +135,29 @@ def buffer(compiler: Compiler, node: Suppress) -> str:
     return compiler.unit.bind(name, f"{name} = {make}(stores)")
 
 
-def held_headers(compiler: Compiler) -> str:
-    """Return the expression of the headers that a held record keeps; if processors may ask, with where it was read."""
-    return (
-        f"{compiler.unit.constant('placed_headers', placed_headers)}(process)"
-        if _asked(compiler)
-        else "process.headers"
-    )
+def held_headers(compiler: Compiler, node: Node) -> str:
+    """Return the expression of the headers that a held record keeps; with where it was read, if it may be asked for."""
+    asked = _is_asked(compiler, node)
+    return f"{compiler.unit.constant('placed_headers', placed_headers)}(process)" if asked else "process.headers"
 
 
 def under_held_headers(compiler: Compiler, headers: str, call: str) -> str:
-    """Return the statement that makes a call for a record that was held, under its headers."""
-    if _asked(compiler):
-        return f"{compiler.unit.constant('as_read', as_read)}(process, {headers}, lambda: {call})"
-    return f"process.under_headers({headers}, lambda: {call})"
+    """Return the statement that makes a call for a record that was held, under its headers.
+
+    They may have a place although no processor asks for it: if the program had one when the record came.
+    """
+    return f"{compiler.unit.constant('as_read', as_read)}(process, {headers}, lambda: {call})"
 
 
-def _asked(compiler: Compiler) -> bool:
-    return any(isinstance(node, Processing) for node in compiler.analysis.nodes)
+def _is_asked(compiler: Compiler, node: Node) -> bool:
+    """Whether a processor below may ask where a record was read."""
+    below = {node.name}
+    for other in compiler.analysis.nodes:
+        if not below.isdisjoint(other.parents):
+            if isinstance(other, Processing):
+                return True
+            below.add(other.name)
+    return False
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
