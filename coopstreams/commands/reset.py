@@ -21,7 +21,7 @@ from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, TopologyError
+from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.outline import Outline, outline
 from coopstreams.topology.graph.topology import Topology
@@ -66,8 +66,12 @@ def reset(
                 f"{settings['auto.offset.reset']}. Say --to {settings['auto.offset.reset']}, or --set "
                 "auto.offset.reset=…, here and at the next start"
             )
-        if not dry_run:
+        try:
             check_stopped(coordinator)
+        except GroupError as error:
+            if not dry_run:
+                raise
+            typer.echo(f"refused as it is now: {error}", err=True)
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"

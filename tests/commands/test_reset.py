@@ -93,12 +93,16 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         refused = counting.reset("--yes", "--state-dir", str(tmp_path / "state"))
         assert isinstance(refused.exception, GroupError)
         assert "stop all instances" in str(refused.exception)
+        told = counting.reset("--dry-run")
+        assert told.exit_code == 0, told.exception
+        assert f"refused as it is now: {refused.exception}" in told.stderr
         await_table(running, written)
 
     ours = [f"{counting.application}-{name}" for name in ("counts-changelog", "counts-repartition", "topology")]
     assert counting.internal == sorted([*ours, f"{counting.application}-older-changelog"])
     told = counting.reset("--state-dir", str(tmp_path / "state"), "--dry-run")
     assert told.exit_code == 0, told.exception
+    assert "refused" not in told.stderr
     planned = [f"group {counting.application}: {counting.lines}-{number} -> 0" for number in (0, 1)]
     folder = tmp_path / "state" / counting.application / "instance-0"
     said = told.stdout.splitlines()
