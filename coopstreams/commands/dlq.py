@@ -14,7 +14,7 @@ from rich.table import Table
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
 from coopstreams.admin.replays import Wanted
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
-from coopstreams.commands.terminal.figures import new_table, plain_console
+from coopstreams.commands.terminal.figures import new_table, plain_console, visible
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
@@ -125,7 +125,7 @@ def letters_table(newest: Iterable[DeadLetter]) -> Table:
 def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     table = new_table(*columns)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(visible(str(cell)) for cell in row))
     return table
 
 

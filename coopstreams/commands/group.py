@@ -65,6 +65,9 @@ def reset(
         targets = reset_targets(log, topic, partition, to)
         for at, offset in targets.items():
             typer.echo(f"{at} -> {offset}{', or further on' if forwards else ''}")
+        if not any(admin.committed(targets).values()):
+            said = "of these has an offset in Kafka: it never committed one, it has expired, or the name is another"
+            typer.echo(f"group {group}: no partition {said}", err=True)
         if not yes:
             typer.confirm(f"Put group {group} there?", abort=True)
         reset_offsets(log, admin, targets, forwards=forwards)

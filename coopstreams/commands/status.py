@@ -20,6 +20,7 @@ from coopstreams.commands.terminal.figures import (
     number,
     plain_console,
     reasons_of,
+    visible_lines,
     written,
 )
 from coopstreams.common.extra import need_http
@@ -52,7 +53,10 @@ def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
     for instance in instances:
         details = instance.get("details", {})
         if "restarts" in details:
-            yield instance["id"], f"started again {details['restarts']} times; last it {details['last_end']}"
+            yield (
+                instance["id"],
+                f"started again {details['restarts']} times; last it {visible_lines(details['last_end'])}",
+            )
     for owners, code, message in reasons_of(instances):
         everybody = len(owners) == len(instances) > 1
         yield "all instances" if everybody else ", ".join(owners), f"{code}: {message}"

@@ -26,6 +26,19 @@ def test_a_value_is_shown_as_it_is(value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "as_shown"),
+    [
+        (b"\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        (b"one\r\ntwo\tthree", r"one\r\ntwo\tthree"),
+        ("right to left \u202e".encode(), r"right to left \u202e"),
+        ("Zoë 日本".encode(), "Zoë 日本"),
+    ],
+)
+def test_a_terminal_does_not_obey_a_value(value: bytes, as_shown: str) -> None:
+    assert as_shown in shown(value)
+
+
+@pytest.mark.parametrize(
     ("timestamp", "time"),
     [
         (1_700_000_000_000, "2023-11-14 22:13:20"),

@@ -57,6 +57,9 @@ def test_a_group_without_members_shows_its_lag_and_can_be_put_elsewhere(kafka: K
     asked = run(kafka, "reset", group, "--topic", topic, "--to", "earliest", typed="n\n")
     assert asked.exit_code == 1
     assert f"{topic}-1 -> 0" in asked.stdout
+    assert "the name is another" not in asked.stderr
+    mistyped = run(kafka, "reset", f"{group}s", "--topic", topic, "--to", "earliest", typed="n\n")
+    assert f"group {group}s: no partition of these has an offset in Kafka" in mistyped.stderr
     assert cells(run(kafka, "describe", group), f"{topic}-0")[1] == "7"
 
     assert run(kafka, "reset", group, "--topic", topic, "--to", "2", "--partition", "1", "--yes").exit_code == 0

@@ -145,6 +145,16 @@ def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
     assert "http://[fd00::1]:8080" in shown.get()
 
 
+def test_a_terminal_does_not_obey_what_an_error_quotes() -> None:
+    health = Health(True, False, (Reason("resting", "ValueError: \x1b[2J\nof two lines"),))
+    status = Status("app", "running", health, details={"restarts": 2, "last_end": "ended: \x1b[2J"})
+    instance = reports.instance_status(Placement(1, "a", ()), "http://a:8080", status)
+    assert [said for _, said in trouble([instance])] == [
+        r"started again 2 times; last it ended: \x1b[2J",
+        "resting: ValueError: \\x1b[2J\nof two lines",
+    ]
+
+
 def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> None:
     whole, alike = Reason("not-shared", "it is not allowed"), Reason("resting", "the same error")
     stuck, restoring = Reason("no-progress", "task 0_1 stands at 7"), Reason("restoring", "0_2 waits")

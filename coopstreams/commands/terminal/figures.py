@@ -40,6 +40,16 @@ def new_table(*columns: str, **options: Any) -> Table:
     return table
 
 
+def visible(text: str) -> str:
+    """Return a text of users with its control characters written out: a terminal would obey them, and a table break."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def visible_lines(text: str) -> str:
+    """Return a text of several lines likewise; its ends of lines stay."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
 def number(value: float | None) -> str:
     """Return a number with separators; `-` for None."""
     return "-" if value is None else f"{value:,.0f}"
@@ -69,14 +79,15 @@ def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
 
 
 def reasons_of(instances: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], str, str]]:
-    """Return each reason of these instances once: the ids of those that have it, its code and its message.
+    """Return each reason of these instances once: the ids of those that have it, its code and its message, which may
+    quote a record.
 
     `not-shared` comes last: the same holds for all instances, and nothing is stuck.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for instance in instances:
         for reason in instance["reasons"]:
-            owners = found.setdefault((reason["code"], reason["message"]), [])
+            owners = found.setdefault((reason["code"], visible_lines(reason["message"])), [])
             if instance["id"] not in owners:
                 owners.append(instance["id"])
     ordered = sorted(found.items(), key=lambda one: one[0][0] == "not-shared")
