@@ -33,6 +33,7 @@ def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterato
 
     Raises:
         ConfigError: they cannot be used.
+        QueryError: the application wants another token; says where it is taken from.
     """
     from coopstreams.query.certificates import Files
     from coopstreams.query.client import QueryClient
@@ -42,8 +43,16 @@ def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterato
     tls = files.client() if files.certificate or files.authorities else None
     on_wait = partial(say_waiting, seconds)
     url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
-    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=tokens and tokens[0], tls=tls) as client:
-        yield client
+    # All of them, as instances do: while one replaces another, an instance may know only the new one.
+    token = ",".join(tokens) if tokens else None
+    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=token, tls=tls) as client:
+        try:
+            yield client
+        except QueryError as error:
+            if error.code != "UNAUTHORIZED":
+                raise
+            where = f"http.token.{role} in --config FILE.toml, or COOPSTREAMS_HTTP_TOKEN_{role.upper()}"
+            raise QueryError(error.code, f"{error}. This command takes it from {where}", status=error.status) from error
 
 
 def say_waiting(seconds: float, error: QueryError) -> None:

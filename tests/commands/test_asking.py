@@ -79,10 +79,18 @@ def test_the_environment_may_have_the_token(url: str, own: Files, tmp_path: Path
     assert run("query", url, "counts", "be", "--config", config, COOPSTREAMS_HTTP_TOKEN_READ=READ).exit_code == 0
 
 
+def test_while_a_token_replaces_another_an_instance_that_knows_only_the_new_one_answers(
+    url: str, own: Files, tmp_path: Path
+) -> None:
+    config = settings(tmp_path, own, read=f"{'old-' * 6},{READ}", operate=f"{'old-' * 6},{OPERATE}")
+    assert '"value":2' in run("query", url, "counts", "be", "--config", config).stdout
+    assert "running" in run("status", url, "--config", config).stdout
+
+
 def test_what_is_missing_is_said_at_once(url: str, own: Files, tmp_path: Path) -> None:
     refused = run("query", url, "counts", "be", "--config", settings(tmp_path, own))
     assert isinstance(refused.exception, QueryError)
-    assert "http.token.read" in str(refused.exception)
+    assert "http.token.read in --config FILE.toml, or COOPSTREAMS_HTTP_TOKEN_READ" in str(refused.exception)
     untrusted = run("status", url)
     assert isinstance(untrusted.exception, QueryError)
     assert "http.ssl.ca.location" in str(untrusted.exception)
