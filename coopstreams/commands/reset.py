@@ -26,6 +26,9 @@ from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.outline import Outline, outline
 from coopstreams.topology.graph.topology import Topology
 
+LATEST_MS = (1 << 63) - 1
+"""The latest time that Kafka knows."""
+
 
 def reset(
     target: Target,
@@ -74,6 +77,12 @@ def reset(
             typer.echo(f"refused as it is now: {error}", err=True)
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
+        tables = {table.topic for table in running.global_tables}
+        for topic in (name for name in running.source_topics if name not in {*counts, *tables}):
+            typer.echo(
+                f"there is no topic {topic}: what the group has committed of it stays. Once it is made, reset again",
+                err=True,
+            )
         where = "on every other host" if state_dir else "on every host"
         typer.echo(_local_state(running, last, (state_dir or Path(settings["state.dir"])) / application, where))
         if dry_run:
@@ -104,9 +113,9 @@ def _time_ms(to: str) -> int | None:
     """
     if to in ("earliest", "latest"):
         return None
-    if to.isdecimal():
-        return int(to)
     try:
+        if to.isdecimal() and int(to) <= LATEST_MS:
+            return int(to)
         moment = datetime.fromisoformat(to)
     except ValueError:
         raise ConfigError(

@@ -234,6 +234,19 @@ def test_the_version_that_ran_counts_nothing_twice_after_a_reset_with_the_file_o
 
 
 @pytest.mark.broker
+def test_a_source_topic_that_is_gone_is_named_because_a_reset_does_not_cover_the_next_one(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    assert "there is no topic" not in counting.reset("--dry-run").stderr
+    gone = kafka.unique("gone")
+    (tmp_path / "app.py").write_text((tmp_path / "app.py").read_text().replace(counting.lines, gone))
+    told = counting.reset("--yes")
+    assert told.exit_code == 0, told.exception
+    assert f"there is no topic {gone}: what the group has committed of it stays. Once it is made" in told.stderr
+
+
+@pytest.mark.broker
 def test_rows_without_a_changelog_are_yours_to_delete(kafka: Kafka, tmp_path: Path) -> None:
     counting = WordCount.make(kafka, tmp_path)
     program = (tmp_path / "app.py").read_text().replace('"counts"', 'Materialized("counts", logged=False)')
@@ -258,7 +271,12 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
 
 
 @pytest.mark.parametrize(
-    ("to", "problem"), [("soon", "write earliest, latest, or a time"), ("2026-01-31T08:00", "in which time zone")]
+    ("to", "problem"),
+    [
+        ("soon", "write earliest, latest, or a time"),
+        ("2026-01-31T08:00", "in which time zone"),
+        ("9" * 20, "write earliest, latest, or a time"),
+    ],
 )
 def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: Path, to: str, problem: str) -> None:
     (tmp_path / "app.py").write_text(PROGRAM.format(application="words", lines="lines", words="words"))
