@@ -8,6 +8,8 @@ Turned down: reading keys, and several views (the page of each instance has them
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from contextlib import suppress
 from typing import Annotated, Any
@@ -48,6 +50,7 @@ def top(
     if once or not console.is_terminal:
         console.print(picture(report, letters, ascii_only=console.options.ascii_only))
         return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the terminal stays as it is now
     with (
         asking(url, config, "operate", 0) as client,
         Live(console=console, screen=True, auto_refresh=False) as live,

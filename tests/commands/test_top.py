@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import signal
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
@@ -13,6 +18,7 @@ from rich.text import Text
 from coopstreams.commands.terminal.bars import MOST_PARTITIONS, WIDTH, Letters, range_bars
 from coopstreams.commands.top import picture
 from coopstreams.topology.keys import GROUPS, KeyRange
+from tests.query.cluster import Cluster
 
 
 def said(shown: RenderableType, width: int = 80) -> list[str]:
@@ -92,3 +98,27 @@ def test_the_picture_fits_a_terminal_and_says_what_is_wrong() -> None:
         "B unreachable: timed out",
     ):
         assert words in text, text
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 0)])
+def test_a_signal_gives_the_terminal_back(number: int, status: int) -> None:
+    with Cluster(1) as cluster:
+        cluster.deal(1, {"counts": {"be": (2, 1)}})
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "coopstreams", "top", cluster["a"].url]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            while b"generation" not in shown:  # on its own screen
+                shown += os.read(ours, 1 << 16)
+            process.send_signal(number)
+            while b"\x1b[?1049l" not in shown:
+                try:
+                    shown += os.read(ours, 1 << 16)
+                except OSError:  # it has ended
+                    break
+        os.close(ours)
+    assert b"\x1b[?1049h" in shown
+    assert b"\x1b[?1049l" in shown
+    assert b"Traceback" not in shown
+    assert process.returncode == status
