@@ -76,9 +76,8 @@ def why_other_rows(now: Any, was: Any) -> str:
         return f"its left rows are written as {now.asked}, and were as {was.asked}"
     pairs = zip(now.asked_schemas, was.asked_schemas, strict=False) if now.computed else ()
     why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
-    return f"its left rows, which are in no store, are written as {now.asked}, whose class has changed: {why}" * bool(
-        why
-    )
+    changed = f"its left rows, which are in no store, are written as {now.asked}, whose class has changed: {why}"
+    return changed if why else ""
 
 
 def same_format(now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]) -> bool:
