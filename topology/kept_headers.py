@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.serdes import Serde
@@ -37,7 +37,7 @@ class KeptHeaders(Serde[Headed]):
     one: Serde[Any]
 
 
-Place = tuple[str, int, int]
+Place: TypeAlias = tuple[str, int, int]
 """Topic, partition and offset of a record. The offset -1: it is not known."""
 
 

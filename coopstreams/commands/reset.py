@@ -25,9 +25,7 @@ from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.outline import Outline, outline
 from coopstreams.topology.graph.topology import Topology
-
-LATEST_MS = (1 << 63) - 1
-"""The latest time that Kafka knows."""
+from coopstreams.topology.windows import FOREVER_MS
 
 
 def reset(
@@ -114,7 +112,7 @@ def _time_ms(to: str) -> int | None:
     if to in ("earliest", "latest"):
         return None
     try:
-        if to.isdecimal() and int(to) <= LATEST_MS:
+        if to.isdecimal() and int(to) <= FOREVER_MS:
             return int(to)
         moment = datetime.fromisoformat(to)
     except ValueError:

@@ -264,6 +264,7 @@ def test_a_large_commit_that_is_cut_off_leaves_only_rows_ahead_that_the_changelo
             assert stands(database, spec.name) == {reached}, spec.name
         for spec in specs:
             assert database.checkpoints(spec.name).offset(ALL_GROUPS) == int(reached)
+            assert reached == b"1" or stands(database, spec.name) == {b"2"}, "a checkpoint is ahead of its rows"
         seen |= {frozenset(stands(database, spec.name)) for spec in specs}
         write(database, 2)  # what a restore does
         assert all(stands(database, spec.name) == {b"2"} for spec in specs)

@@ -291,6 +291,12 @@ LINE = record(column("at", MILLIS), name="Line")
         ({"type": "map", "values": CENTS}, {"type": "map", "values": "bytes"}, {"a": b"\x01"}, {"a": Decimal("0.01")}),
         (record(column("at", "long"), name="Line"), LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
         (["null", record(column("at", "long"), name="Line")], LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
+        (
+            record(column("at", "long"), name="Item") | {"aliases": ["Line"]},
+            LINE,
+            {"at": MOMENT},
+            {"at": 1_795_780_800_000},
+        ),
         ("string", {"type": "string", "logicalType": "uuid"}, UUID(int=1), str(UUID(int=1))),
         ("double", "int", 3, 3.0),
     ],

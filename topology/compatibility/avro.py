@@ -18,7 +18,7 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "bytes": ("string",),
 }
 """The types that may be read as another one."""
-_NAMES = ("record", "enum", "fixed")
+NAMED = ("record", "enum", "fixed")
 """The types that have a name."""
 
 
@@ -42,7 +42,7 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
     if wanted != written:
         fits = written in _PROMOTED.get(wanted, ())
         return "" if fits else f"{at or 'the value'}: {_shown(writer)} cannot be read as {_shown(reader)}"
-    if wanted in _NAMES and not _same_name(reader, writer):
+    if wanted in NAMED and not same_name(reader, writer):
         return f"{at or 'the value'}: it is the {wanted} {writer['name']}, and is read as {reader['name']}"
     if wanted in ("array", "map"):
         part = "items" if wanted == "array" else "values"
@@ -66,7 +66,7 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
     return ""
 
 
-def _same_name(reader: Any, writer: Any) -> bool:
+def same_name(reader: Any, writer: Any) -> bool:
     """Whether a type has the name of the reader's, or is one of its aliases. Namespaces may differ."""
     name = writer["name"].rpartition(".")[2]
     return name == reader["name"].rpartition(".")[2] or bool({name, writer["name"]} & {*reader.get("aliases", ())})

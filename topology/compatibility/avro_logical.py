@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coopstreams.topology.compatibility.avro import definition, definitions
+from coopstreams.topology.compatibility.avro import NAMED, definition, definitions, same_name
 
-_NAMED = ("record", "enum", "fixed")
 _OF_LOGICAL = ("logicalType", "precision", "scale")
 
 
@@ -56,8 +55,7 @@ def _branches(reader: Any, named: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_read_as(writer: Any, kind: str, reader: Mapping[str, Any]) -> bool:
-    same_name = kind not in _NAMED or writer["name"].rpartition(".")[2] == reader.get("name", "").rpartition(".")[2]
-    return kind == reader["type"] and same_name
+    return bool(kind == reader["type"] and (kind not in NAMED or same_name(reader, writer)))
 
 
 def _with_logical(writer: Any, kind: str, reader: Mapping[str, Any]) -> Any:

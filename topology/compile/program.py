@@ -396,7 +396,7 @@ class BoundProgram:
             raise
 
     def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield rows that were held back until now, from key to timestamp: what fails meanwhile is theirs."""
+        """Yield rows (key first, timestamp last) that were held back until now: what fails meanwhile is theirs."""
         before = self.held_row
         for row in rows:
             self.held_row = row[0], row[-1]
