@@ -4,6 +4,7 @@
         lock                 held while the process lives; has its process id
         format               version of everything below
         application          the application id, for which the folder was made
+        topology-topic-id    where the rows of stores without a changelog are from, see `begin`
         process-id           names this folder for ever: transactional ids are made of it
         member-id            the member id that the folder's last process had in the group
         <sub>_<partition>/   a database, shared by the tasks of that partition, if they have stores
@@ -106,6 +107,35 @@ class StateDirectory:
                 self.last_member = id_
         except OSError as error:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
+
+    def begin(self, topic_id: str) -> None:
+        """Empty the folder if it has rows from before a reset of the application, or from another cluster.
+
+        Rows of stores without a changelog have no checkpoint that would tell. Call it before the first database is
+        opened; while one is open, its rows are of now.
+
+        `topic_id`: of the topic that keeps the topology, which a reset deletes; empty: not known, nothing is done. A
+        folder that has noted none, because an older coopstreams had it or no such store, is kept.
+
+        Raises:
+            StateError: the folder cannot be used.
+        """
+        file = self.folder / "topology-topic-id"
+        try:
+            with self._changing:
+                said = file.read_text(errors="replace").strip() if file.exists() else ""
+                if topic_id in ("", said):
+                    return
+                if said and not self._open:
+                    _empty(self.folder)
+                    log.warning(
+                        'state folder "%s" is from before the application was reset, or from another cluster: it is '
+                        "emptied, changelogs restore it, and stores without one begin empty",
+                        self.folder,
+                    )
+                _write(file, topic_id)
+        except OSError as error:
+            raise StateError(f'state folder "{self.folder}" cannot be used: {error}') from error
 
     def open(
         self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False

@@ -23,8 +23,7 @@ from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST
-from coopstreams.topology.graph.outline import Outline, outline
-from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.windows import FOREVER_MS
 
 
@@ -82,7 +81,10 @@ def reset(
                 err=True,
             )
         where = "on every other host" if state_dir else "on every host"
-        typer.echo(_local_state(running, last, (state_dir or Path(settings["state.dir"])) / application, where))
+        folder = (state_dir or Path(settings["state.dir"])) / application
+        typer.echo(
+            f"stays: {folder}, {where}; it needs no care: the next start does not go on from state before a reset"
+        )
         if dry_run:
             return
         if not yes:
@@ -122,18 +124,6 @@ def _time_ms(to: str) -> int | None:
     if moment.tzinfo is None:
         raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
     return round(moment.timestamp() * 1000)
-
-
-def _local_state(topology: Topology, last: Outline | None, folder: Path, where: str) -> str:
-    """Return what is to be done with local state that the command does not delete."""
-    versions = [outline(topology), *([] if last is None else [last])]
-    unlogged = {store.name for version in versions for store in version.stores.values() if store.changelog is None}
-    if unlogged:
-        return (
-            f"yours to do, {where} before the next start: delete {folder}, which has the rows of "
-            f"{', '.join(sorted(unlogged))}: without a changelog the next start would go on from them"
-        )
-    return f"stays: {folder}, {where}; it needs no care: the next start does not go on from state of deleted topics"
 
 
 def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:

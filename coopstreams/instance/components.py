@@ -369,7 +369,7 @@ class Components:
             self.databases,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self.written()),
-            lambda: self.deployed.take_over(self.topology, self.topics.partitions),
+            lambda: self.directory.begin(self.deployed.take_over(self.topology, self.topics.partitions)),
             emit,
             moved,
             SinkOpenings(self.application, self.log, self.follower.wake, self.host),

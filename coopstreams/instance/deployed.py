@@ -101,8 +101,11 @@ class Deployed:
         if (last := self.last()) is not None:
             self._check(last, outline_with(topology, counts))
 
-    def take_over(self, topology: Topology, counts: Mapping[str, int]) -> None:
-        """Record this version as the last one, if `check` allows it.
+    def take_over(self, topology: Topology, counts: Mapping[str, int]) -> str:
+        """Record this version as the last one, if `check` allows it, and return what tells its state from older state.
+
+        That is the id of the topic: another one after a reset, and on another cluster. Empty: it has no store that
+        needs it, one without a changelog; or the brokers give topics no ids.
 
         Raises:
             See `check`.
@@ -113,6 +116,9 @@ class Deployed:
         if last != mine and (last is not None or mine.stores or mine.repartitions):
             self._tell(last, mine, topology)
         self.changelogs = _changelogs(mine)
+        stores = [store for part in topology.subtopologies for store in part.stores]
+        bare = any(not store.logged and store.source is None for store in stores)
+        return self._log.topic_id(self.topic) if bare else ""
 
     def _check(self, last: Outline, mine: Outline) -> None:
         found = changes(last, mine)

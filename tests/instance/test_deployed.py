@@ -41,6 +41,23 @@ def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_no
     assert taken_over(version(WITH_NOTE, "moved")) == {"app-moved-repartition"}
 
 
+def test_state_without_a_changelog_is_of_one_life_of_the_topic_that_keeps_the_topology() -> None:
+    def taken_over(log: MemoryLog, *, logged: bool) -> str:
+        builder = StreamsBuilder("app")
+        numbers = builder.stream("in", key=serdes.text, value=serdes.text)
+        numbers.group_by_key().count(store=Materialized("kept", logged=logged))
+        return Deployed(log, Config.of({"bootstrap.servers": "none"}, "app")).take_over(builder.build(), {"in": 1})
+
+    log = MemoryLog()
+    assert taken_over(log, logged=True) == "", "a changelog has a topic id of its own"
+    first = taken_over(log, logged=False)
+    assert first
+    assert taken_over(log, logged=False) == first
+    log.delete_topics(["app-topology"])
+    after_a_reset = taken_over(log, logged=False)
+    assert len({"", first, after_a_reset, taken_over(MemoryLog(), logged=False)}) == 4
+
+
 @pytest.mark.parametrize("reused", [False, True])
 def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_topic_grows(reused: bool) -> None:
     builder = StreamsBuilder("app")

@@ -279,6 +279,32 @@ def test_a_folder_of_before_it_named_its_application_is_kept(tmp_path: Path) -> 
     again.close()
 
 
+def test_rows_from_before_a_reset_or_from_another_cluster_are_not_continued(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def partitions_at(topic_id: str, *, opens: bool = False) -> list[tuple[int, int]]:
+        directory = StateDirectory(tmp_path, "app", 0)
+        if opens:
+            directory.open(0, 0, [SPEC])
+        directory.begin(topic_id)
+        found = directory.partitions()
+        fill(directory.open(0, 0, [SPEC]))
+        directory.close()
+        return found
+
+    assert partitions_at("one") == []
+    assert partitions_at("one") == [(0, 0)]
+    assert partitions_at("") == [(0, 0)], "brokers that give topics no ids"
+    assert "it is emptied" not in caplog.text
+    assert partitions_at("two") == []
+    assert "from before the application was reset, or from another cluster: it is emptied" in caplog.text
+    assert partitions_at("three", opens=True) == [(0, 0)], "the topic was deleted beside this process, whose rows stay"
+    assert partitions_at("three") == [(0, 0)]
+    (tmp_path / "app" / "instance-0" / "topology-topic-id").unlink()
+    assert partitions_at("four") == [(0, 0)], "an older coopstreams had the folder"
+    assert partitions_at("five") == []
+
+
 def test_a_process_id_that_is_no_id_is_made_anew(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.close()
