@@ -22,8 +22,10 @@ import orjson
 from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
 from coopstreams.topology.compatibility.avro_logical import as_read
+from coopstreams.topology.compatibility.avro_references import whole
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
+from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde
 
 T = TypeVar("T")
@@ -96,9 +98,9 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
             raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
         return write(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE))
 
-    def reader(written: str) -> Callable[[bytes], Any]:
-        writers = None if _text(written) == text else schema
-        parsed: Any = parse_schema(as_read(orjson.loads(written), schema))
+    def reader(written: Schema) -> Callable[[bytes], Any]:
+        writers = None if _text(written.text) == text else schema
+        parsed: Any = parse_schema(as_read(whole(written), schema))
 
         def read(data: bytes) -> Any:
             source = BytesIO(data)
@@ -110,8 +112,8 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
         return read if type_ is None else lambda data: msgspec.convert(read(data), type_)
 
-    def unreadable(written: str) -> str:
-        return why_unreadable(schema, parse_schema(orjson.loads(written)))
+    def unreadable(written: Schema) -> str:
+        return why_unreadable(schema, parse_schema(whole(written)))
 
     has_map = _has_map(schema)  # other serializers write its entries in any order
     if has_map:

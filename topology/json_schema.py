@@ -16,8 +16,9 @@ import msgspec
 import orjson
 
 from coopstreams.topology.compatibility.json_schema import compared, why_unreadable
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
+from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde, check_nulls
 
 T = TypeVar("T")
@@ -117,10 +118,10 @@ def _serde(
     read_back: bool = False,
     of_class: dict[str, Any] | None = None,
 ) -> SchemaSerde[Any]:
-    def unreadable(written: str) -> str:
-        return why_unreadable(orjson.loads(text), orjson.loads(written))
+    def unreadable(written: Schema) -> str:
+        return why_unreadable(orjson.loads(text), orjson.loads(written.text))
 
-    def reader(_: str) -> Callable[[bytes], Any]:
+    def reader(_: Schema) -> Callable[[bytes], Any]:
         return lambda data: read(data[5:])
 
     codec = Codec(name, Schema(text, "JSON"), write, reader, unreadable, remade)

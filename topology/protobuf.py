@@ -13,18 +13,15 @@ Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from coopstreams.topology.compatibility.protobuf import message_at, parts_of, path_to, why_unreadable
+from coopstreams.topology.compatibility.protobuf import files_of, message_at, parts_of, path_to, why_unreadable
 from coopstreams.topology.compatibility.protobuf_source import source_of
-from coopstreams.topology.compatibility.protobuf_text import parsed, plain
+from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
+from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde, read_varint, varint
 
 M = TypeVar("M")
@@ -37,7 +34,7 @@ def protobuf(message: type[M]) -> Serde[M]:
     """Return the serde of a message class that protoc has made. Equal arguments give the same serde.
 
     Raises:
-        SerdeError: protobuf is not installed, this is no such class, or its file imports other files.
+        SerdeError: protobuf is not installed, this is no such class, or a file cannot be given to a registry.
     """
     made: Any = message
     return _protobuf(made)
@@ -53,14 +50,10 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
     described: Any = getattr(message, "DESCRIPTOR", None)
     if not hasattr(described, "fields_by_number"):
         raise SerdeError(f"serdes.protobuf: {message!r} is no message class, as protoc makes them")
-    if imported := [file.name for file in described.file.dependencies if not file.name.startswith(_KNOWN)]:
-        raise SerdeError(
-            f"serdes.protobuf: {described.file.name}, the file of {described.full_name}, imports "
-            f"{', '.join(imported)}: references between schemas are not supported. Put the messages into one file"
-        )
     parse: Callable[[bytes], Any] = message.FromString
-    name, mine = described.full_name, FileDescriptorProto.FromString(described.file.serialized_pb)
-    path = path_to(mine, name)
+    name, schema = described.full_name, _schema_of(described.file)
+    ours = [FileDescriptorProto.FromString(file.serialized_pb) for file in dict.fromkeys(_with_imports(described.file))]
+    path, parts = path_to(ours[0], name), parts_of(ours, name)
     assert path is not None
 
     def write(value: Any) -> bytes:
@@ -68,12 +61,12 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
             raise TypeError(f"expected {message.__name__}, got {type(value).__name__}")
         return value.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
-    def reader(written: str) -> Callable[[bytes], Any]:
-        file = mine if written == schema.text else _file(written)
+    def reader(written: Schema) -> Callable[[bytes], Any]:
+        files = ours if written == schema else files_of(written)
 
         @cache
         def checked(indexes: tuple[int, ...]) -> None:
-            found = message_at(file, indexes) if file is not None else name if indexes == path else None
+            found = message_at(files[0], indexes) if files else name if indexes == path else None
             if found != name:
                 raise SerdeError(f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}")
 
@@ -84,9 +77,9 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
 
         return read
 
-    def unreadable(written: str) -> str:
-        file = _file(written)
-        return "" if file is None else why_unreadable(mine, file, name)
+    def unreadable(written: Schema) -> str:
+        files = files_of(written)
+        return why_unreadable(ours, files, name) if files else ""
 
     def from_json(text: bytes) -> Any:
         try:
@@ -94,30 +87,38 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         except json_format.ParseError as error:
             raise SerdeError(str(error)) from error
 
-    try:
-        schema = Schema(source_of(mine), "PROTOBUF")
-    except ValueError as error:
-        raise SerdeError(f"serdes.protobuf: {described.file.name} cannot be given to a registry: {error}") from error
-    parts = parts_of(plain(mine), name)
-
-    def same(written: str) -> bool:
-        file = _file(written)
-        return file is not None and parts_of(plain(file), name) == parts
+    def same(written: Schema) -> bool:
+        files = files_of(written)
+        return bool(files) and parts_of(files, name) == parts
 
     codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path), same)
     return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_form)
 
 
-def _file(text: str) -> Any:
-    """Return the file that a registry has, as a descriptor or as source text; None: it is neither."""
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-    from google.protobuf.message import DecodeError
+def _schema_of(file: Any) -> Schema:
+    """Return the schema of a file, and of those that it imports.
 
-    with suppress(binascii.Error, ValueError, DecodeError):
-        return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    with suppress(ValueError):
-        return parsed(text)
-    return None
+    Raises:
+        SerdeError: one cannot be given to a registry.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    try:
+        text = source_of(FileDescriptorProto.FromString(file.serialized_pb))
+    except ValueError as error:
+        raise SerdeError(f"serdes.protobuf: {file.name} cannot be given to a registry: {error}") from error
+    return Schema(text, "PROTOBUF", tuple(Reference(each.name, _schema_of(each)) for each in _imports(file)))
+
+
+def _imports(file: Any) -> list[Any]:
+    return [each for each in file.dependencies if not each.name.startswith(_KNOWN)]
+
+
+def _with_imports(file: Any) -> Iterator[Any]:
+    """Yield a file, and those that it imports, some of them twice."""
+    yield file
+    for each in _imports(file):
+        yield from _with_imports(each)
 
 
 def _indexes(path: tuple[int, ...]) -> bytes:

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from struct import Struct
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from coopstreams.topology.compatibility.described import of_registry
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.serde import Serde
 
@@ -36,20 +37,6 @@ class RegistryUnavailableError(SerdeError):
 def registry_is_away(error: BaseException | None) -> bool:
     """Whether a record cannot be read, or written, because the schema registry does not answer."""
     return error is not None and (isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__))
-
-
-Kind = Literal["AVRO", "PROTOBUF", "JSON"]
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """A schema as a registry takes it. A file of Protobuf comes back as a descriptor in base64, or as text."""
-
-    text: str
-    kind: Kind
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class SchemaRegistry(Protocol):
@@ -117,7 +104,7 @@ class Codec:
     `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
     which is called with the whole record. `unreadable`: why this schema cannot read values of a writer's schema; empty
     if it can. `name` is the schema's full name. `prefix` stands between the head and each record. `same`: whether a
-    text says of the values what this schema says. A subject has the text of whoever registered it first, perhaps with
+    schema says of the values what this one says. A subject has the text of whoever registered it first, perhaps with
     comments and options, or without messages that have come since; its id is used then. None: users give the text.
     """
 
@@ -126,11 +113,11 @@ class Codec:
         name: str,
         schema: Schema,
         write: Callable[[Any], bytes],
-        reader: Callable[[str], Callable[[bytes], Any]],
-        unreadable: Callable[[str], str],
+        reader: Callable[[Schema], Callable[[bytes], Any]],
+        unreadable: Callable[[Schema], str],
         remade: tuple[Any, ...],
         prefix: bytes = b"",
-        same: Callable[[str], bool] | None = None,
+        same: Callable[[Schema], bool] | None = None,
     ) -> None:
         self.name, self.schema = name, schema
         self._same = same
@@ -153,7 +140,7 @@ class Codec:
         """Return why this codec cannot read values of a schema; empty if it can."""
         if written.kind != self.schema.kind:
             return f"it is of type {written.kind}, and this is {self.schema.kind}"
-        return self._unreadable(written.text)
+        return self._unreadable(written)
 
     def check_key(self, data: bytes | None) -> None:
         """Check that this codec would write the key with the same bytes.
@@ -191,7 +178,7 @@ class Codec:
             return self.schema
         known = [self._registry.latest(subject) for subject in self._all()]
         kind = self.schema.kind
-        return next((each for each in known if each and each.kind == kind and self._same(each.text)), self.schema)
+        return next((each for each in known if each and each.kind == kind and self._same(each)), self.schema)
 
     def pin(self, *subjects: str) -> bytes:
         """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
@@ -243,7 +230,7 @@ class Codec:
         schema = self._registry.schema(number)
         if schema.kind != self.schema.kind:
             raise SerdeError(f"schema {number} is of type {schema.kind}, and {self.name} of type {self.schema.kind}")
-        reader = self._readers[data[:5]] = self._reader(schema.text)
+        reader = self._readers[data[:5]] = self._reader(schema)
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -269,8 +256,7 @@ class SchemaSerde(Serde[T]):
     @property
     def described(self) -> dict[str, Any]:
         """The schema by which two versions of a program are compared."""
-        schema = self.codec.schema
-        return self.of_class or of_registry(self.name, schema.kind, self.codec.name, schema.text)
+        return self.of_class or of_registry(self.name, self.codec.name, self.codec.schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments that recreate the serde."""

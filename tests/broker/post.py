@@ -7,8 +7,9 @@ from typing import Any
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.log.kafka.schema_registry import RegistryClient
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.schemas import RegistryUnavailableError, Schema, SchemaSerde
+from coopstreams.topology.schemas import RegistryUnavailableError, SchemaSerde
 from tests.broker.waiting import eventually
 from tests.parcels import Depot, Parcel
 from tests.registry import Registry

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka.schema_registry import Schema as RegistrySchema
+from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from coopstreams import CoopStreams, serdes
 from coopstreams.common.config import Config
 from coopstreams.tasks.schemas import schemas_bound
+from coopstreams.topology.compatibility.avro_references import whole
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.schemas import SchemaSerde
 from tests.broker.post import DEPOT, Load, client, program, schema_of, warm
@@ -20,6 +26,7 @@ from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.parcels import Parcel
 from tests.registry import Registry, newer_java
+from tests.topology.test_schema_references import ORDER, ORDER_SCHEMA, PLACE, TOUR, VALUE, order, order_of
 
 pytestmark = [
     pytest.mark.broker,
@@ -94,6 +101,39 @@ def test_what_the_registry_says_is_what_the_one_in_memory_says(registry: Registr
         assert serde.codec.why_unreadable(asked.schema(number)) == ""
     with pytest.raises(SerdeError, match="no schema with id 999999"):
         asked.schema(999_999)
+
+
+def test_schemas_that_name_others_are_kept_by_a_registry_as_confluents_serializers_give_them(
+    registry: Registry,
+) -> None:
+    asked = client(registry)
+    serde, avro = order_of(), serdes.avro(whole(ORDER_SCHEMA) | {"doc": "a serde of this test"})
+    assert asked.lookup("named-order", serde.codec.schema) is None
+    with serde.codec.bound(asked, ["named-order"]):
+        data = serde.serialize(order(serde))
+        assert serde.deserialize(data) == order(serde)
+    number = int.from_bytes(data[1:5], "big")
+    assert asked.lookup("named-order", serde.codec.schema) == number
+    [reference] = asked.schema(number).references
+    assert (reference.name, reference.subject, reference.version) == ("common/places.proto", "common/places.proto", 1)
+    assert serde.codec.why_unreadable(asked.schema(number)) == ""
+    latest = asked.latest("named-order")
+    assert latest is not None
+    assert serde.codec._same is not None
+    assert serde.codec._same(latest)
+
+    theirs = SchemaRegistryClient({"url": registry.url})
+    named = [("common.Place", PLACE, []), ("common.Tour", TOUR, ["common.Place"])]
+    for name, schema, others in named:
+        references = [SchemaReference(other, other, 1) for other in others]
+        theirs.register_schema(name, RegistrySchema(json.dumps(schema), "AVRO", references))
+    references = [SchemaReference(name, name, 1) for name, _, _ in named]
+    own = ORDER | {"fields": ORDER["fields"][1:]}  # their client finds no name that is defined within another schema
+    writer = AvroSerializer(theirs, RegistrySchema(json.dumps(own), "AVRO", references))
+    data = writer(VALUE, SerializationContext("named", MessageField.VALUE)) or b""
+    assert isinstance(avro, SchemaSerde)
+    with avro.codec.bound(asked, ["ours"]):
+        assert avro.deserialize(data) == VALUE | {"kind": None}
 
 
 def test_an_incompatible_schema_is_refused_at_start_with_its_subject(

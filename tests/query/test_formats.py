@@ -20,8 +20,9 @@ from coopstreams.query.entries import shown
 from coopstreams.query.formats import parse_key, parse_prefix, show_bytes, show_key, show_value, to_json
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import QueryError
-from coopstreams.topology.schemas import RegistryUnavailableError, Schema
+from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde
 
 

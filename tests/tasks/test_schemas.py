@@ -33,6 +33,7 @@ from coopstreams.tasks.schemas import bind_in_memory, check_schemas, schema_uses
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.compile.timestamps import extraction_error, failed, timestamp_column
 from coopstreams.topology.errors import ConfigError, LogError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
@@ -42,7 +43,6 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.schemas import (
     InMemoryRegistry,
     RegistryUnavailableError,
-    Schema,
     SchemaSerde,
     registry_is_away,
 )

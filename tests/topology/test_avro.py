@@ -16,8 +16,9 @@ from fastavro import parse_schema, schemaless_writer
 
 from coopstreams import serdes
 from coopstreams.topology.compatibility.avro import why_unreadable
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, Schema, SchemaSerde
+from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, SchemaSerde
 
 
 def record(*fields: dict[str, Any], name: str = "shop.Order") -> dict[str, Any]:

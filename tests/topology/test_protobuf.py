@@ -16,8 +16,9 @@ from coopstreams import StreamsBuilder, serdes
 from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
+from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.schemas import IN_MEMORY, Schema, SchemaSerde
+from coopstreams.topology.schemas import IN_MEMORY, SchemaSerde
 from tests.parcels import FILE, Depot, Parcel
 
 
@@ -218,8 +219,8 @@ def test_versions_are_compared_by_how_fields_are_encoded(
 ) -> None:
     other = FileDescriptorProto.FromString(FILE.SerializeToString())
     change(other)
-    assert why_unreadable(FILE, other, "post.Parcel").startswith(why)
-    assert bool(why_unreadable(FILE, other, "post.Parcel")) == bool(why)
+    assert why_unreadable([FILE], [other], "post.Parcel").startswith(why)
+    assert bool(why_unreadable([FILE], [other], "post.Parcel")) == bool(why)
 
 
 def test_a_path_leads_to_a_message_or_to_none() -> None:

@@ -1,7 +1,8 @@
 """Compares schemas as the description of a topology has them: whether one version reads what the one before wrote.
 
     of a class       the part of its JSON Schema that is compared (`json_schema.compared`), and the text in a registry
-    of a registry    its kind, its text, the full name of the record or message, and the name of the serde
+    of a registry    its kind, its text, those of the schemas that it names, the full name of the record or message,
+                     and the name of the serde
 
 Invariant: schemas of different sorts are not compared: the names of their serdes differ.
 """
@@ -15,15 +16,15 @@ from typing import Any
 import orjson
 
 from coopstreams.topology.compatibility import avro, json_schema, protobuf
-from coopstreams.topology.compatibility.protobuf_text import parsed, plain
+from coopstreams.topology.compatibility.schema import Reference, Schema
 
 _REGISTRY = "registry"
 _ANOTHER = "the schema is another one, and its id is part of the bytes"
 
 
-def of_registry(serde: str, kind: str, name: str, text: str) -> dict[str, Any]:
+def of_registry(serde: str, name: str, schema: Schema) -> dict[str, Any]:
     """Return the description of a schema that a registry has."""
-    return {_REGISTRY: kind, "name": name, "serde": serde, "text": text}
+    return {_REGISTRY: schema.kind, "name": name, "serde": serde, **_texts(schema)}
 
 
 def why_unreadable(now: Any, was: Any) -> str:
@@ -32,7 +33,7 @@ def why_unreadable(now: Any, was: Any) -> str:
         return json_schema.why_unreadable(now, was, complete=True)
     if _kind(now) != _kind(was):
         return ""
-    return _why(now[_REGISTRY], now["name"], now["text"], was["text"])
+    return _why(now["name"], _schema(now), _schema(was))
 
 
 def why_other_bytes(now: Any, was: Any) -> str:
@@ -40,11 +41,11 @@ def why_other_bytes(now: Any, was: Any) -> str:
     if _kind(now) is None and _kind(was) is None:
         texts = now.get("text"), was.get("text")
         return json_schema.why_other_bytes(now, was) or (_ANOTHER if None not in texts and len({*texts}) > 1 else "")
-    if _kind(now) != _kind(was) or now["text"] == was["text"]:
+    if _kind(now) != _kind(was) or _schema(now) == _schema(was):
         return ""
     if now[_REGISTRY] == "PROTOBUF":
-        ours, theirs = _file(now["text"]), _file(was["text"])
-        if None in (ours, theirs) or protobuf.parts_of(ours, now["name"]) == protobuf.parts_of(theirs, was["name"]):
+        ours, theirs = _files(_schema(now)), _files(_schema(was))
+        if not (ours and theirs) or protobuf.parts_of(ours, now["name"]) == protobuf.parts_of(theirs, was["name"]):
             return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
 
@@ -98,22 +99,34 @@ def _kind(schema: Any) -> str | None:
     return schema.get(_REGISTRY) if isinstance(schema, dict) else None
 
 
+def _texts(schema: Schema) -> dict[str, Any]:
+    references = [{"name": each.name, **_texts(each.schema)} for each in schema.references]
+    return {"text": schema.text} | ({"references": references} if references else {})
+
+
+def _schema(described: Any, kind: Any = None) -> Schema:
+    kind = kind or described[_REGISTRY]
+    references = [Reference(each["name"], _schema(each, kind)) for each in described.get("references", ())]
+    return Schema(described["text"], kind, tuple(references))
+
+
 @cache
-def _why(kind: str, name: str, now: str, was: str) -> str:
-    if kind == "JSON":
-        return json_schema.why_unreadable(orjson.loads(now), orjson.loads(was))
-    if kind == "AVRO":
+def _why(name: str, now: Schema, was: Schema) -> str:
+    if now.kind == "JSON":
+        return json_schema.why_unreadable(orjson.loads(now.text), orjson.loads(was.text))
+    if now.kind == "AVRO":
         try:
             from fastavro import parse_schema
         except ImportError:
             return ""
-        return avro.why_unreadable(parse_schema(orjson.loads(now)), parse_schema(orjson.loads(was)))
-    reader, writer = _file(now), _file(was)
-    return "" if reader is None or writer is None else protobuf.why_unreadable(reader, writer, name)
+        return avro.why_unreadable(parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text)))
+    reader, writer = _files(now), _files(was)
+    return protobuf.why_unreadable(reader, writer, name) if reader and writer else ""
 
 
-def _file(text: str) -> Any:
+def _files(schema: Schema) -> tuple[Any, ...]:
+    """Return the files of a schema of Protobuf; none: they cannot be read here."""
     try:
-        return plain(parsed(text))
-    except (ImportError, ValueError):
-        return None
+        return protobuf.files_of(schema)
+    except ImportError:
+        return ()

@@ -1,5 +1,7 @@
 """Checks whether a message of one version of a Protobuf file can be read with another.
 
+A file comes with those that it imports: it is the first of them.
+
 Unknown fields are kept, and missing ones have defaults, so only the fields that both have can differ: their encoding
 on the wire must be the same.
 
@@ -8,8 +10,16 @@ Source: Protocol Buffers, "Encoding" and "Updating A Message Type".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import chain
 from typing import Any
+
+from coopstreams.topology.compatibility.protobuf_text import parsed, plain
+from coopstreams.topology.compatibility.schema import Schema
 
 _WIRE = {
     **dict.fromkeys((3, 4, 5, 8, 13, 14), "a varint"),  # int64, uint64, int32, bool, uint32, enum
@@ -26,8 +36,25 @@ _WIRE = {
 _REQUIRED, _MESSAGE = 2, 11
 
 
-def why_unreadable(reader: Any, writer: Any, name: str) -> str:
-    """Return why the message `name` of the file `writer` cannot be read as that of `reader`; empty if it can.
+@cache
+def files_of(schema: Schema) -> tuple[Any, ...]:
+    """Return the file of a schema, and those that it imports, as `FileDescriptorProto`; none: it cannot be read here.
+
+    The schema is a descriptor in base64, or source text (then what `protobuf_text` passes over is left out).
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    others = tuple(chain.from_iterable(files_of(each.schema) for each in schema.references))
+    with suppress(binascii.Error, ValueError, DecodeError):
+        return FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True)), *others
+    with suppress(ValueError):
+        return parsed(schema.text, others), *others
+    return ()
+
+
+def why_unreadable(reader: Sequence[Any], writer: Sequence[Any], name: str) -> str:
+    """Return why the message `name` of the files `writer` cannot be read as that of `reader`; empty if it can.
 
     Shape: both are `FileDescriptorProto`; `name` is the full name of the message.
     """
@@ -45,13 +72,12 @@ def message_at(file: Any, path: tuple[int, ...]) -> str | None:
     return str(found)
 
 
-def parts_of(file: Any, name: str) -> tuple[Any, ...]:
-    """Return all that says how a message is written: its place in the file, and the messages and enums within it. Two
+def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
+    """Return all that says how a message is written: its place in its file, and the messages and enums within it. Two
     files with equal parts have equal bytes for equal messages, but for the id; what else they have does not matter.
-
-    Shape: `file` is one that `protobuf_text.plain` returns.
     """
-    messages, enums = dict(_messages(file)), dict(_enums(file))
+    plains = [plain(file, files) for file in files]
+    messages, enums = dict(_messages(plains)), dict(_enums(plains))
     waiting, parts = [name], dict[str, Any]()
     while waiting:
         if (each := waiting.pop()) in parts or each not in messages:
@@ -61,7 +87,7 @@ def parts_of(file: Any, name: str) -> tuple[Any, ...]:
         inner = [field.type_name.removeprefix(".") for field in messages[each].field]
         parts |= {other: enums[other].SerializeToString(deterministic=True) for other in inner if other in enums}
         waiting += inner
-    return file.syntax, path_to(file, name), parts
+    return plains[0].syntax, path_to(plains[0], name), parts
 
 
 def path_to(file: Any, name: str) -> tuple[int, ...] | None:
@@ -103,16 +129,19 @@ def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, s
     return ""
 
 
-def _enums(file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the enums of a file by their full names."""
-    yield from ((f"{file.package}.{enum.name}".removeprefix("."), enum) for enum in file.enum_type)
-    for name, message in _messages(file):
+def _enums(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the enums of some files by their full names."""
+    for file in files:
+        yield from ((f"{file.package}.{enum.name}".removeprefix("."), enum) for enum in file.enum_type)
+    for name, message in _messages(files):
         yield from ((f"{name}.{enum.name}", enum) for enum in message.enum_type)
 
 
-def _messages(file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the messages of a file by their full names."""
-    waiting = [(f"{file.package}.{message.name}".removeprefix("."), message) for message in file.message_type]
+def _messages(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the messages of some files by their full names."""
+    waiting = [
+        (f"{file.package}.{message.name}".removeprefix("."), message) for file in files for message in file.message_type
+    ]
     while waiting:
         name, message = waiting.pop()
         yield name, message

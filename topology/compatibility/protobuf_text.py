@@ -2,7 +2,7 @@
 places, and how their fields are encoded.
 
 Options, comments, services, defaults, reserved numbers and extensions are passed over: they are not on the wire. A type
-of another file has no `type` in the result: it may be a message or an enum.
+of a file that is not given has no `type` in the result: it may be a message or an enum.
 
 Invariant: `plain(parsed(text)) == plain(file)` for the text of a descriptor, if it names types of other files in full.
 Turned down: protoc, or a parser of all of the language: the registry has checked the text.
@@ -12,7 +12,7 @@ Source: Protocol Buffers, "Language Specification" (proto2, proto3).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from coopstreams.topology.compatibility.protobuf_source import SCALARS
@@ -27,8 +27,8 @@ _GROUP, _MESSAGE, _ENUM, _REPEATED = 10, 11, 14, 3
 _CLOSING = {"{": "}", "[": "]", "<": ">", "(": ")"}
 
 
-def parsed(text: str) -> Any:
-    """Return the `FileDescriptorProto` of a source text, without all that is passed over.
+def parsed(text: str, imported: Iterable[Any] = ()) -> Any:
+    """Return the `FileDescriptorProto` of a source text, without all that is passed over. `imported`: other files.
 
     Raises:
         ValueError: it is no source text of Protobuf.
@@ -52,16 +52,16 @@ def parsed(text: str) -> Any:
             _enum(tokens, file.enum_type.add(name=tokens.take()))
         elif word != ";":  # import, option, service, extend
             tokens.skip()
-    _resolve(file)
+    _resolve(file, _types_of((file, *imported)))
     return file
 
 
-def plain(file: Any) -> Any:
+def plain(file: Any, imported: Iterable[Any] = ()) -> Any:
     """Return a `FileDescriptorProto` with nothing but what `parsed` reads, and fields in the order of their numbers."""
     bare = type(file)(syntax=file.syntax or "proto2")
     if file.package:
         bare.package = file.package
-    known = dict(_named(file.package, file.message_type, file.enum_type))
+    known = _types_of((file, *imported))
     for enum in file.enum_type:
         _plain_enum(bare.enum_type.add(), enum)
     for message in file.message_type:
@@ -192,9 +192,8 @@ def _enum(tokens: _Tokens, enum: Any) -> None:
             tokens.skip()
 
 
-def _resolve(file: Any) -> None:
-    """Set the full names and the types of the messages and enums of this file to which fields refer."""
-    known = dict(_named(file.package, file.message_type, file.enum_type))
+def _resolve(file: Any, known: dict[str, int]) -> None:
+    """Set the full names and the types of the known messages and enums to which fields refer."""
 
     def of(scope: str, messages: Any) -> None:
         for message in messages:
@@ -210,6 +209,11 @@ def _resolve(file: Any) -> None:
             of(within, message.nested_type)
 
     of(file.package, file.message_type)
+
+
+def _types_of(files: Iterable[Any]) -> dict[str, int]:
+    """Return the types of the messages and enums of some files, by their full names."""
+    return {name: type_ for file in files for name, type_ in _named(file.package, file.message_type, file.enum_type)}
 
 
 def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:

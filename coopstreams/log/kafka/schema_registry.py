@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from time import monotonic
 from typing import Any, TypeVar
 
 from coopstreams.common.config import Config
+from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.schemas import RegistryUnavailableError, Schema
+from coopstreams.topology.schemas import RegistryUnavailableError
 
 R = TypeVar("R")
 
@@ -50,17 +51,15 @@ class RegistryClient:
     def latest(self, subject: str) -> Schema | None:
         """Return the latest version of a subject."""
         found = self._ask(lambda client: client.get_latest_version(subject), _NOT_FOUND)
-        return None if found is None else _ours(found.schema)
+        return None if found is None else self._ours(found.schema)
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
         """Return the id of a schema under a subject."""
-        found = self._ask(
-            lambda client: client.lookup_schema(subject, _theirs(schema), normalize_schemas=_normal(schema)), _NOT_FOUND
-        )
+        found = self._registered(subject, schema)
         return None if found is None else int(found.schema_id)
 
     def register(self, subject: str, schema: Schema) -> int:
-        """Register a schema.
+        """Register a schema, after those that it names, each of these under its name.
 
         Raises:
             SerdeError: it is incompatible with the subject's versions, or schemas are registered by others.
@@ -69,9 +68,11 @@ class RegistryClient:
             raise SerdeError(
                 f'subject "{subject}" has no such schema, and auto.register.schemas is false. Register it: {schema}'
             )
-        number = self._ask(
-            lambda client: client.register_schema(subject, _theirs(schema), normalize_schemas=_normal(schema))
-        )
+        for each in schema.references:
+            if self._place(each) is None:
+                self.register(each.name, each.schema)
+        theirs = self._theirs(schema)
+        number = self._ask(lambda client: client.register_schema(subject, theirs, normalize_schemas=_normal(schema)))
         assert number is not None
         return int(number)
 
@@ -80,7 +81,7 @@ class RegistryClient:
 
         Raises:
             RegistryUnavailableError: the registry does not answer.
-            SerdeError: there is none, or it is an Avro schema that refers to others.
+            SerdeError: there is none.
         """
         now, (away_until, said) = monotonic(), _away.get(self, (0.0, ""))
         if _refused.get((self, number), 0.0) > now:
@@ -97,9 +98,43 @@ class RegistryClient:
                 _refused.clear()
             _refused[self, number] = monotonic() + REFUSED_S
             raise self._unknown(number)
-        if found.schema_type == "AVRO" and found.references:
-            raise SerdeError(f"schema {number} refers to others, which serdes.avro does not read")
-        return _ours(found)
+        return self._ours(found)
+
+    def _ours(self, schema: Any) -> Schema:
+        references = []
+        for each in schema.references or ():
+            found = self._ask(partial(_version, subject=each.subject, version=each.version), _NOT_FOUND)
+            if found is None:
+                raise SerdeError(
+                    f'a schema names "{each.name}", and the schema registry {self.url} has no version {each.version} '
+                    f'of subject "{each.subject}": it must keep each that another schema names'
+                )
+            references.append(Reference(each.name, self._ours(found.schema), each.subject, each.version))
+        return Schema(str(schema.schema_str), schema.schema_type, tuple(references))
+
+    def _theirs(self, schema: Schema) -> Any:
+        """Return a schema in the client's form; None: one that it names is not registered."""
+        from confluent_kafka import schema_registry
+
+        places = [self._place(each) for each in schema.references]
+        return None if None in places else schema_registry.Schema(schema.text, schema.kind, places)
+
+    def _place(self, reference: Reference) -> Any:
+        """Return where the registry has a schema that another one names; None: nowhere."""
+        from confluent_kafka.schema_registry import SchemaReference
+
+        if reference.version:
+            return SchemaReference(reference.name, reference.subject, reference.version)
+        found = self._registered(reference.name, reference.schema)
+        return None if found is None else SchemaReference(reference.name, reference.name, found.version)
+
+    def _registered(self, subject: str, schema: Schema) -> Any:
+        """Return a schema as it is registered under a subject; None: it is not."""
+        if (theirs := self._theirs(schema)) is None:
+            return None
+        return self._ask(
+            lambda client: client.lookup_schema(subject, theirs, normalize_schemas=_normal(schema)), _NOT_FOUND
+        )
 
     def _unknown(self, number: int) -> SerdeError:
         return SerdeError(
@@ -149,19 +184,13 @@ def registry_of(config: Config) -> RegistryClient:
     return client
 
 
-def _theirs(schema: Schema) -> Any:
-    from confluent_kafka import schema_registry
-
-    return schema_registry.Schema(schema.text, schema.kind)
-
-
 def _normal(schema: Schema) -> bool:
     """Whether the registry is to compare meaning and not text: one Protobuf file can be written as many texts."""
     return schema.kind == "PROTOBUF"
 
 
-def _ours(schema: Any) -> Schema:
-    return Schema(str(schema.schema_str), schema.schema_type)
+def _version(client: Any, subject: str, version: int) -> Any:
+    return client.get_version(subject, version)
 
 
 @cache

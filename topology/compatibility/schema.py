@@ -1,0 +1,34 @@
+"""A schema as a registry takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A schema with those that it names. A file of Protobuf comes back as a descriptor in base64, or as text."""
+
+    text: str
+    kind: Kind
+    references: tuple[Reference, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A schema that another one names: by the path of an import, or by the full name of a type.
+
+    Shape: `subject` and `version` are where the registry has it; empty and 0: not asked for. Then the subject is the
+    name, as Confluent's serializers choose it.
+    """
+
+    name: str
+    schema: Schema
+    subject: str = field(default="", compare=False)
+    version: int = field(default=0, compare=False)
