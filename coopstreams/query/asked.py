@@ -131,7 +131,7 @@ def path_piece(raw_path: bytes, number: int) -> str:
         QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is percent-encoded: it separates nothing.
     """
     *before, rest = raw_path.split(b"/", number)
-    if len(before) < number or any(b"%2f" in piece.lower() for piece in before):
+    if len(before) < number or (b"%" in raw_path and any(b"%2f" in piece.lower() for piece in before)):
         raise unknown_path(f"{raw_path.decode('latin-1')} has a slash before the key that is percent-encoded")
     try:
         return unquote_to_bytes(rest).decode()

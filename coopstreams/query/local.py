@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from coopstreams.query.problems import forgotten, key_not_found, moving, not_own
 from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, route
 from coopstreams.query.scan import rows
 from coopstreams.state.views import GlobalView, StoredRow
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import Version, versions_within
 from coopstreams.topology.windows import FOREVER_MS
@@ -226,11 +228,17 @@ def about_of(view: OpenView, here: str) -> About:
     """Return the fields about the owner of the keys of a view; `here` is this instance."""
     return {
         "partition": view.task.partition,
-        "key_range": str(view.task.key_range),
+        "key_range": _shown(view.task.key_range),
         "owner": here,
         "epoch": view.epoch,
         "lag": view.lag,
     }
+
+
+@lru_cache(maxsize=1024)
+def _shown(key_range: KeyRange) -> str:
+    """Return a key range as text. Kept: it is part of each answer."""
+    return str(key_range)
 
 
 def about_global(here: str) -> About:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -197,7 +198,7 @@ class _Answers:
 
     def __init__(self, here: str) -> None:
         self.sent: list[bytes | None] = []
-        self._date = f"date: {formatdate(usegmt=True)}\r\n"
+        self._date = f"date: {_date(int(time.time()))}\r\n"
         self._same = f"content-type: application/json\r\n{INSTANCE}: {here}\r\n"
 
     def add(self, read: _Read | QueryError) -> int:
@@ -222,6 +223,11 @@ class _Answers:
 
 
 _STATUS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> str:
+    return formatdate(now_s, usegmt=True)
 
 
 def _route_of(target: bytes) -> str:
