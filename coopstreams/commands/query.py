@@ -25,7 +25,8 @@ def query(
         str | None,
         typer.Argument(
             metavar="KEY",
-            help="The key as text; one of JSON, Avro or Protobuf as JSON. Without one: the entries of the store.",
+            help="The key as text; one of JSON, Avro or Protobuf as JSON; one with a minus sign in front behind `--`. "
+            "Without one: the entries of the store.",
             show_default=False,
         ),
     ] = None,

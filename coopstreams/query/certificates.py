@@ -93,6 +93,11 @@ class Files:
         return stamps
 
 
+def trusting_the_system() -> ssl.SSLContext:
+    """Return the context of a client that trusts the system's authorities, and shows no certificate."""
+    return Files(None, None, None, None).client()
+
+
 class Certificates:
     """The TLS contexts of an instance: `server`, and `client` for its requests to others."""
 

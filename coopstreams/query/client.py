@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
+from coopstreams.query.certificates import trusting_the_system
 from coopstreams.query.requests import (
     LATEST_MS,
     EntryFound,
@@ -56,7 +57,8 @@ class _Client:
         authorities an https URL is checked by, and which certificate this client shows; None: the system's, and none.
         """
         self._requests = Requests(url, deadline_s, on_wait)
-        verify = tls or url.startswith("https:")  # else no authorities are read: that takes a tenth of a second
+        # Without TLS no authorities are read: that takes a tenth of a second. httpx alone would read those of certifi.
+        verify = tls or (trusting_the_system() if url.startswith("https:") else False)
         self._connect(trust_env=False, timeout=timeout_s, headers=_headers(token), verify=verify)
 
     def _connect(self, **options: Any) -> None:

@@ -17,6 +17,7 @@ import httpx
 
 from coopstreams.query.access import Access
 from coopstreams.query.backend import Backend, Peer, Placement
+from coopstreams.query.certificates import trusting_the_system
 from coopstreams.query.problems import bad_request, error_of, moving
 
 FORWARDED = "x-coopstreams-forwarded"
@@ -43,7 +44,7 @@ class Peers:
         self._client = httpx.AsyncClient(
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
-            verify=access.certificates.client if access.certificates else True,
+            verify=access.certificates.client if access.certificates else trusting_the_system(),
         )
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """By instance, of those that are asked now: a bound for all would let one that is frozen take it up."""
@@ -79,7 +80,8 @@ class Peers:
             raise bad_request("BAD_PARAMETER", f"the request does not fit into a URL: {error}") from error
         except httpx.RequestError as error:
             raise moving(
-                f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}"
+                f"instance {target.id} at {target.url} does not answer: "
+                f"{str(error).removesuffix('.') or type(error).__name__}{self._of_certificates(error)}"
             ) from error
         found = response.status_code == httpx.codes.OK
         refusal = None if found else error_of(response.status_code, response.content)
@@ -100,6 +102,17 @@ class Peers:
         if refusal.code in ("UNKNOWN_STORE", "UNKNOWN_PATH"):
             raise moving(f"instance {target.id} has another topology: {refusal}")
         raise refusal
+
+    def _of_certificates(self, error: httpx.RequestError) -> str:
+        """Return what may be wrong with the certificate that this instance shows: a server says it to itself only."""
+        certificates = self._access.certificates
+        disconnected = isinstance(error, httpx.ReadError | httpx.RemoteProtocolError)
+        if certificates is None or not certificates.clients_show or not disconnected:
+            return ""
+        return (
+            ". With http.ssl.client.auth=required it disconnects instances whose certificate "
+            "(http.ssl.certificate.location) it does not trust, or which has expired"
+        )
 
     async def close(self) -> None:
         """Close the connections."""

@@ -246,7 +246,7 @@ class Requests:
             if self._url.startswith("https:") and isinstance(response, httpx.ReadError | httpx.RemoteProtocolError):
                 cure += " With http.ssl.client.auth=required it disconnects clients that show no certificate it trusts."
             raise moving(
-                f"{self._url} does not answer: {str(response) or type(response).__name__}. {cure}"
+                f"{self._url} does not answer: {str(response).removesuffix('.') or type(response).__name__}. {cure}"
             ) from response
         if isinstance(response, httpx.InvalidURL):
             raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {response}") from response

@@ -54,6 +54,32 @@ def test_an_authority_that_is_not_known_is_an_error_at_once(cluster: Cluster) ->
     assert (error.value.code, error.value.retryable) == ("UNTRUSTED", False)
 
 
+def test_without_authorities_of_its_own_a_client_trusts_those_of_the_system(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(office.authorities))  # where OpenSSL takes the system's from
+    with Cluster(1, access=[Access({}, Certificates(office.files(), clients_show=False))]) as cluster:
+        cluster.deal(1, DATA)
+        with QueryClient(cluster["a"].url, deadline_s=0) as client:
+            assert client.stores()
+
+
+def test_an_instance_whose_certificate_another_one_refuses_says_so(office: Office, tmp_path: Path) -> None:
+    (tmp_path / "stranger").mkdir()
+    strange = Office(tmp_path / "stranger")
+    other = replace(strange.files(), authorities=str(office.authorities))
+    access = [Access({}, Certificates(files, clients_show=True)) for files in (office.files("a"), other)]
+    with Cluster(2, LIMITS, access=access) as cluster:
+        cluster.deal(2, DATA)
+        tls = trusting(strange, replace(office.files("client"), authorities=str(strange.authorities)))
+        with QueryClient(cluster["b"].url, deadline_s=0, tls=tls) as client:
+            with pytest.raises(
+                QueryError, match=r"http\.ssl\.client\.auth=required .*\.certificate\.location"
+            ) as error:
+                client.get_many("counts", list(DATA["counts"]))
+            assert error.value.code == "TASK_MOVING"
+
+
 def test_without_a_certificate_a_client_gets_nothing(office: Office) -> None:
     with Cluster(1, access=[Access({}, Certificates(office.files(), clients_show=True))]) as cluster:
         strange = Office(office.folder / "..")  # another authority, which this server does not trust

@@ -27,7 +27,7 @@ DATA: Data = {
     "counts": {f"w{i}": (i, i) for i in range(150)},
     "hours": {("k", 0): (1, 1), ("k", HOUR): (2, 2)},
     "visits": {("k", 1, 2): (1, 2)},
-    "prices": {"k": ([(1, b"cheap"), (200, b"dear")], 200)},
+    "prices": {"k": ([(1, b"cheap"), (200, b"dear")], 200), "": ([(1, b"0")], 1), ".": ([(1, b"1")], 1)},
     "numbers": {2**53 + 1: ([2**53 + 1], 1_700_000_000_000_000_000)},
 }
 STREAM = {"accept": "text/event-stream"}
@@ -276,6 +276,10 @@ def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster
     assert ask("numbers", "keys", key=large)[0] == [large, f'["{large}"]', "1700000000000000000"]
     assert ask("counts", "keys", key="nowhere") == []
     assert 'store counts has no key "nowhere"' in page.text("#stores")
+    assert ask("prices", "keys", key="")[0][:2] == ["", "0"]
+    assert ask("prices", "keys", key=".") == []  # and not the answer for the empty key
+    assert "from key . to key ." in page.text("#stores")
+    assert [row[:2] for row in ask("prices", "range", **{"from": ".", "to": "."})] == [[".", "1"]]
 
 
 def test_the_page_asks_for_the_tokens_that_it_needs_and_keeps_them_out_of_urls(page: Page) -> None:

@@ -6,6 +6,8 @@ import { ask } from "./stream.js";
 
 const PAGE = 100;
 const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+// Browsers resolve these parts of a path, percent-encoded ones too: another key would be asked for.
+const DOTS = new Set([".", ".."]);
 const piece = (key) => encodeURIComponent(key).replaceAll(".", "%2E");
 
 // What can be asked of each kind of store: the name, the fields, and the path.
@@ -75,6 +77,11 @@ export class Stores {
 
   #submit() {
     const { how, key, ...rest } = Object.fromEntries(new FormData(this.#form));
+    if (DOTS.has(key)) {
+      this.#asked += 1;
+      this.#answer.replaceChildren(h("p", { class: "bad", role: "alert" }, `A browser takes the key ${key} in a path for a step to another path. Ask for the range from key ${key} to key ${key}.`));
+      return;
+    }
     const query = new URLSearchParams(Object.entries(rest).filter(([, value]) => value !== ""));
     if (how !== "keys") query.set("limit", PAGE);
     this.#ask(this.#store, how, `v1/stores/${piece(this.#store.name)}/${how}${how === "range" ? "" : `/${piece(key)}`}`, query);
