@@ -100,7 +100,10 @@ def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError
         f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. "
         "The new topic has other records there, and those below were never processed. Begin anew (`coopstreams "
         "reset`); or read it from its beginning, on top of the state that is there: stop all instances and run "
-        f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
+        f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`. A topic that was copied from "
+        "another cluster has the same records, and these would count twice: if the changelogs were copied, too, go "
+        f"on behind them: `coopstreams group reset {group} --topic {partition.topic} --partition {partition.partition} "
+        "--to OFFSET`"
     )
 
 
