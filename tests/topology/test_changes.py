@@ -218,6 +218,22 @@ def test_a_table_may_come_to_be_restored_from_its_topic_but_not_back() -> None:
     assert "reuse.ktable.source.topics" in back.cure
 
 
+def test_a_join_of_a_stream_with_itself_misses_pairs_once_each_side_has_a_store_again() -> None:
+    def pairs(b: StreamsBuilder) -> None:
+        one = text(b)
+        one.join(one, str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+
+    two, one = of(pairs), of(pairs, optimization="single.store.self.join")
+    there = {change.name: change for change in changes(two, one)}
+    assert (there["pairs-this-join-store"].verdict, there["pairs-other-join-store"].verdict) == (KEEPS, ORPHANED)
+    found = changes(one, two)
+    back = {change.name: change for change in found}["pairs-other-join-store"]
+    assert (back.verdict, back.topic) == (LOST, "app-pairs-this-join-store-changelog")
+    assert "topology.optimization=single.store.self.join" in back.cure
+    assert severity(weighed(found, lambda _: True)) == 2
+    assert severity(weighed(found, lambda _: False)) == 0, "there were no records yet"
+
+
 def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     def kept(logged: bool) -> Program:
         return lambda b: text(b).group_by_key().count(store=Materialized("counts", logged=logged))

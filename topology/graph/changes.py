@@ -395,6 +395,10 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
     if of in old.stores and now.name == past_name(of) and _has_versions(old.stores[of]):
         why = f"the versions that {of} has in its rows are brought there as the rows change"
         return TopologyChange("store", now.name, Verdict.NEW, why)
+    if now.twin in old.stores:
+        why = f"{now.twin} had its rows, too, and it gets a changelog of its own, without the rows of before"
+        cure = f"keep topology.optimization=single.store.self.join, or have the changelog made: {_rebuild(now.name)}"
+        return TopologyChange("store", now.name, Verdict.LOST, why, cure, old.stores[now.twin].changelog)
     why = (
         f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
     )

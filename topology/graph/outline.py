@@ -61,6 +61,9 @@ class Store:
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
     """The stores that its rows are made from. Not compared: descriptions by earlier versions of coopstreams lack it."""
 
+    twin: str = field(default="", compare=False)
+    """Of a stream's join with itself, the store that has the same rows, and may be kept alone. Empty: none."""
+
     @property
     def form(self) -> tuple[object, ...]:
         """Equal for two stores that hold the same rows under different names."""
@@ -155,7 +158,8 @@ def read_outline(described: str | bytes) -> Outline:
 def _outline(drawn: Mapping[str, Any]) -> Outline:
     nodes = [node for part in drawn["subtopologies"] for node in part["nodes"]]
     schemas = drawn.get("schemas", {})
-    stores = [_store(store, part["id"], schemas) for part in drawn["subtopologies"] for store in part["stores"]]
+    twins = _twins(nodes)
+    stores = [_store(store, part["id"], schemas, twins) for part in drawn["subtopologies"] for store in part["stores"]]
     internal = {topic["name"]: topic for topic in drawn["internal_topics"] if topic["kind"] == "repartition"}
     sinks = [node for node in nodes if "reads" in node]
     repartitions = [_repartition(topic, nodes, stores, sinks, schemas) for topic in internal.values()]
@@ -175,7 +179,13 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
     )
 
 
-def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any]) -> Store:
+def _twins(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the stores of the right sides of joins of a stream with itself, each with that of the left side."""
+    joins = (node for node in nodes if node["operator"] == "StreamStreamJoin" and len(set(node["parents"])) == 1)
+    return {node["stores"][1]: node["stores"][0] for node in joins if len(node["stores"]) > 1}
+
+
+def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any], twins: Mapping[str, str]) -> Store:
     windows = tuple(
         sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms")
     )
@@ -196,6 +206,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         asked_schemas=_of_ids(drawn, "asked_schemas", schemas),
         computed=drawn.get("computed", False),
         stores_above=frozenset(drawn.get("stores_above", ())),
+        twin=twins.get(drawn["name"], ""),
     )
 
 
