@@ -49,6 +49,10 @@ LOCK_PART = 0.8
 """A failed record is kept for this part of its lock time, and then released."""
 AGAIN_S = 1.0
 """The pause before a share group that does not answer is joined again."""
+MOST_DELIVERIES = 5
+"""The default of the brokers' `group.share.delivery.count.limit`."""
+MOST_SHOWN = 10
+"""The most records that one line of the log names."""
 
 
 class ShareThread:
@@ -295,10 +299,28 @@ class ShareThread:
         for delivery in deliveries:
             del self.held[delivery.place]  # first: never acknowledge a record again after an error
             self._client.acknowledge(delivery.record, done=done)
+        if not done:
+            self._say_given_up(deliveries)
         self._metrics.acquired(self.number, len(self.held))
         refused = self._client.commit(ACKNOWLEDGE_S)
         for partition, why in refused.items():
             log.warning("share thread %d: records of %s are delivered again: %s", self.number, partition, why)
+
+    def _say_given_up(self, released: Sequence[Delivery]) -> None:
+        """Log the records that no member gets again: the brokers say so to nobody."""
+        last = [each.place for each in released if each.record.deliveries >= MOST_DELIVERIES and not each.mark]
+        if last:
+            shown = ", ".join(f"{topic}[{partition}]@{offset}" for topic, partition, offset in last[:MOST_SHOWN])
+            log.error(
+                "share thread %d: %d records were delivered %d times in vain. The brokers give such records up "
+                "(group.share.delivery.count.limit, %d unless set), so they will not be processed: %s%s",
+                self.number,
+                len(last),
+                max(each.record.deliveries for each in released),
+                MOST_DELIVERIES,
+                shown,
+                ", ..." if len(last) > MOST_SHOWN else "",
+            )
 
     def _undo(self, error: LogError) -> None:
         """Queue again the records whose results are not in the log, also if the thread ends with the error.

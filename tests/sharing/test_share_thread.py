@@ -236,6 +236,29 @@ def test_a_failure_that_ends_the_thread_leaves_the_rest_to_others_and_keeps_what
     assert results(second) == Counter(range(6, 10))
 
 
+def test_a_record_that_the_brokers_give_up_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """They say so to nobody, and no member sees the record again."""
+    group = ShareGroup()
+    group.write("in", *encoded(1, 2))
+
+    def work(value: int) -> int:
+        if value == 2:
+            raise ValueError(value)
+        return value
+
+    for delivery in range(1, MOST_DELIVERIES + 1):
+        caplog.clear()
+        instance = Instance(mapping(work), group)
+        with running(instance):
+            instance.failure()
+        said = [record.message for record in caplog.records if "in[0]@1" in record.message]
+        assert bool(said) == (delivery == MOST_DELIVERIES)
+    last = Instance(mapping(work), group)
+    with running(last):
+        until(lambda: settled(group))
+    assert group.over == ["done", "given up"]
+
+
 def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
     """If it were released each time, the broker would give it up after five deliveries."""
     group = ShareGroup(lock_s=0.05, locks_end=False)
