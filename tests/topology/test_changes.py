@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -454,6 +454,22 @@ def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_ou
     weighed_ = {change.name: change for change in weighed(found, lambda change: change.topic == "app-more-changelog")}
     assert weighed_["more"].verdict is MIXED
     assert "delete app-more-changelog" in weighed_["more"].cure
+
+
+def _is_of(topics: set[str], change: TopologyChange) -> bool:
+    return change.topic in topics
+
+
+def test_a_store_that_gets_a_former_name_back_is_not_said_to_start_empty() -> None:
+    found = changes(of(counts("tried")), of(counts("counts")))
+    first, again = (
+        next(change for change in weighed(found, partial(_is_of, full)) if change.now)
+        for full in ({"app-tried-changelog"}, {"app-tried-changelog", "app-counts-changelog"})
+    )
+    assert (first.verdict, again.verdict) == (LOST, LOST)
+    assert first.why == 'the same store is named "counts" now, which starts empty'
+    assert "app-counts-changelog has rows of an earlier version, and misses what was processed since" in again.why
+    assert again.cure == f"{first.cure}; or delete app-counts-changelog, and it starts empty"
 
 
 @given(ANY, ANY, ANY)

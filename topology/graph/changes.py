@@ -62,6 +62,8 @@ class TopologyChange:
     """The topic that keeps the state. If the topic is empty, nothing can be lost, mixed or misread."""
     now: str | None = None
     """The new name of a store, if it is renamed."""
+    topic_now: str | None = None
+    """The changelog that it has under the new name. A version before the last may have left rows there."""
 
 
 def changes(old: Outline, new: Outline) -> list[TopologyChange]:
@@ -72,7 +74,7 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
     return [
         *([] if _share_anything(old, new) else [_another_program(new)]),
         *(_kept_store(old, new, store, causes) for store in old.stores.values() if store.name in new.stores),
-        *(_gone_store(store, renamed) for store in old.stores.values() if store.name not in new.stores),
+        *(_gone_store(store, new, renamed) for store in old.stores.values() if store.name not in new.stores),
         *(
             _new_store(old, new, store)
             for store in new.stores.values()
@@ -120,6 +122,10 @@ def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) ->
             why=f"{change.topic} has nothing that could be {_SILENT[change.verdict]}",
             cure="",
         )
+    if change.topic_now is not None and holds(replace(change, topic=change.topic_now)):
+        left = f"{change.topic_now} has rows of an earlier version, and misses what was processed since"
+        cure = f"{change.cure}; or delete {change.topic_now}, and it starts empty"
+        return replace(change, why=f'the same store is named "{change.now}" now, and {left}', cure=cure)
     if change.verdict is Verdict.EMPTY and held:
         return replace(
             change,
@@ -370,7 +376,7 @@ _KEEP_THE_NAME = (
 )
 
 
-def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
+def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyChange:
     now = renamed.get(was.name)
     if now is None:
         left = f"; {was.changelog} stays until you delete it" if was.changelog else ""
@@ -381,7 +387,8 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
     else:
         of = was.name.removesuffix(past_name(""))
         cure = f'name it as it was: store="{of if of in renamed else was.name}"'
-    return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
+    own = None if new.stores[now].changelog in new.sources else new.stores[now].changelog
+    return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now, own)
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
