@@ -137,6 +137,16 @@ class Lane(Generic[AnyCall]):
         return "" if self._breaker is None or not self._running else self._breaker.why(self._loop.time())
 
     @property
+    def under_way(self) -> int:
+        """How many calls have a place among `max_in_flight`, batches counted as one. Any thread."""
+        return len(self._running)
+
+    @property
+    def begun(self) -> int:
+        """The same, each call of a batch counted. Any thread."""
+        return sum(len(attempt.calls) for attempt in list(self._running.values()))
+
+    @property
     def within_limits(self) -> bool:
         """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
         now = self._loop.time()

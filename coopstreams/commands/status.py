@@ -125,12 +125,14 @@ def done_lines(report: dict[str, Any]) -> list[str]:
         told = f"; dead letters {number(letters)}" if letters else ""
         lines.append(f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}")
     if calls := [task["calls"] for task in tasks if task.get("calls")]:
-        under_way, blocked, again = (
-            number(sum(each[name] for each in calls)) for name in ("in_flight", "blocked_keys", "retries")
+        under_way, waiting, blocked, again = (
+            number(sum(each.get(name, 0) for each in calls))  # an instance of an earlier release has no `waiting`
+            for name in ("in_flight", "waiting", "blocked_keys", "retries")
         )
         oldest = max(each["oldest_s"] for each in calls)
         lines.append(
-            f"calls: {under_way} under way, the oldest {oldest:.1f} s; {blocked} keys wait; {again} made again"
+            f"calls: {under_way} under way, {waiting} wait, the oldest {oldest:.1f} s; {blocked} keys wait; "
+            f"{again} made again"
         )
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append("lag ≤: of a shared partition; what waits may be of other key ranges")

@@ -155,10 +155,15 @@ class Metrics:
             "subtopology",
         )
         self._calls = self._gauge(
-            "calls_in_flight", "Calls of asynchronous operators that have begun and not ended.", "task"
+            "calls_in_flight",
+            "Calls of asynchronous operators that are being made, batches counted as one.",
+            "task",
+        )
+        self._waiting_calls = self._gauge(
+            "calls_waiting", "Calls that wait for one of their key, or for a place among max_in_flight.", "task"
         )
         self._oldest_call = self._gauge(
-            "oldest_call_seconds", "How long the first of these records has waited.", "task"
+            "oldest_call_seconds", "How long the first record of a task has waited for its calls.", "task"
         )
         self._restored = self._counter(
             "restored_records",
@@ -255,9 +260,10 @@ class Metrics:
         """Count calls that were made again."""
         self._retries.of(task.subtopology).inc(calls)
 
-    def calls(self, task: TaskId, in_flight: int, oldest_s: float) -> None:
-        """Set how many calls of a task are in flight, and for how long its first record has waited."""
+    def calls(self, task: TaskId, in_flight: int, waiting: int, oldest_s: float) -> None:
+        """Set how many calls of a task are in flight and how many wait, and for how long its first record has."""
         self._calls.of(task).set(in_flight)
+        self._waiting_calls.of(task).set(waiting)
         self._oldest_call.of(task).set(oldest_s)
 
     def lag(self, task: TaskId, topic: str, records: int) -> None:

@@ -302,7 +302,8 @@ class Serving:
             return None
         since = task.calls.oldest
         oldest_s = 0.0 if since is None else max(0.0, self._components.host.now() - since)
-        return CallStatus(len(task.calls), oldest_s, task.calls.blocked, task.retries)
+        calls = task.calls
+        return CallStatus(calls.under_way, calls.not_begun, oldest_s, calls.blocked, task.retries)
 
     def _source(self, task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
         at, time = task.progress.durable(source), task.progress.stream_time(source)

@@ -435,7 +435,8 @@ class Watcher:
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             if task.calls is not None:
                 since = task.calls.oldest
-                self._metrics.calls(id_, len(task.calls), 0.0 if since is None else max(0.0, now - since))
+                oldest_s = 0.0 if since is None else max(0.0, now - since)
+                self._metrics.calls(id_, task.calls.under_way, task.calls.not_begun, oldest_s)
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
             self._metrics.task_closed(gone)  # closed during this look, which may have added its series again

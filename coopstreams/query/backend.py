@@ -223,11 +223,13 @@ class DownloadStatus:
 class CallStatus:
     """The calls of a task's asynchronous operators.
 
-    `oldest_s`: how long its first record has waited. `blocked_keys`: keys of which a record waits behind another.
-    `retries`: calls that were made again since the task was opened.
+    `in_flight`: calls that are being made; `waiting`: those that have not begun. `oldest_s`: how long its first record
+    has waited. `blocked_keys`: keys of which a record waits behind another. `retries`: calls that were made again since
+    the task was opened.
     """
 
     in_flight: int
+    waiting: int
     oldest_s: float
     blocked_keys: int
     retries: int

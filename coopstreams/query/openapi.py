@@ -383,10 +383,19 @@ def _status(health: Schema, place: Schema) -> Schema:
         "dead_letters": _WHOLE,
         "calls": {
             "anyOf": [
-                _object({"in_flight": _WHOLE, "oldest_s": _NUMBER, "blocked_keys": _WHOLE, "retries": _WHOLE}),
+                _object(
+                    {
+                        "in_flight": _WHOLE,
+                        "waiting": _WHOLE,
+                        "oldest_s": _NUMBER,
+                        "blocked_keys": _WHOLE,
+                        "retries": _WHOLE,
+                    }
+                ),
                 {"type": "null"},
             ],
-            "description": "Calls of asynchronous operators; null: there are none. `blocked_keys` have records that "
+            "description": "Calls of asynchronous operators; null: there are none. `waiting` have not begun. "
+            "`blocked_keys` have records that "
             "wait behind another of their key.",
         },
         "hot": {

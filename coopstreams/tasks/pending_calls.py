@@ -122,6 +122,16 @@ class PendingCalls:
         return sum(lane.retried for lane in self._lanes.values())
 
     @property
+    def under_way(self) -> int:
+        """How many calls are being made, batches counted as one; of an operator at most `max_in_flight`. Any thread."""
+        return sum(lane.under_way for lane in self._lanes.values())
+
+    @property
+    def not_begun(self) -> int:
+        """How many calls wait for one of their key, or for a place among `max_in_flight`. Any thread."""
+        return max(0, self._calls - sum(lane.begun for lane in self._lanes.values()))
+
+    @property
     def blocked(self) -> int:
         """The number of keys whose records wait behind another of the key; 1 where all are one line. Any thread."""
         return sum(len(line) > 1 for line in list(self._lines.values()))

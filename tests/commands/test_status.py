@@ -94,7 +94,7 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
 
 
 def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() -> None:
-    calls = replace(running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 3.25, 2, 1))
+    calls = replace(running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 30, 3.25, 2, 1))
     share = ShareStatus(0, "app-share", ("in",), 2, "", 40, 1000, 5, {"out": 990}, {("read", "deserialization"): 10})
     status = Status("app", "running", Health(True, True), (calls,), shares=(share,))
     instance = reports.instance_status(Placement(1, "a", ()), None, status)
@@ -107,7 +107,7 @@ def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() 
     assert done_lines(report) == [
         "out: out 990",
         "dropped: deserialization at read 10",
-        "calls: 12 under way, the oldest 3.2 s; 2 keys wait; 1 made again",
+        "calls: 12 under way, 30 wait, the oldest 3.2 s; 2 keys wait; 1 made again",
         "0_*: share group app-share deals in; kafka-share-groups --describe --group app-share shows its lag",
         "delivered again: 5",
     ]

@@ -162,6 +162,7 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
     assert gate.most == 5
     assert task.calls is not None
     assert (len(task.calls), task.calls.blocked) == (8, 1), "those of its key wait for it"
+    assert (task.calls.under_way, task.calls.not_begun) == (1, 7)
     made.close(task, clean=clean)
     gate.let_go.set()
     task = made.open(WHOLE)
