@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
     from coopstreams.topology.dsl.branches import BranchedKStream
     from coopstreams.topology.dsl.builder import StreamsBuilder
+    from coopstreams.topology.dsl.cogrouped import CogroupedKStream
+    from coopstreams.topology.dsl.global_tables import GlobalKTable
     from coopstreams.topology.dsl.grouped import KGroupedStream, KGroupedTable
     from coopstreams.topology.dsl.kstream import KStream
     from coopstreams.topology.dsl.ktable import KTable
     from coopstreams.topology.dsl.materialized import Materialized
     from coopstreams.topology.dsl.topology_builder import TopologyBuilder
+    from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream
     from coopstreams.topology.failures import Failure
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
         OwnRow,
         Processor,
         ProcessorContext,
+        Punctuation,
+        RecordMetadata,
         key_value_store,
         session_store,
         versioned_store,
         window_store,
     )
-    from coopstreams.topology.records import Record
+    from coopstreams.topology.records import Record, TimestampedRecord
     from coopstreams.topology.serdes import Serde, Windowed
     from coopstreams.topology.sinks import ExternalSink, SinkPartition, SinkRecord, SinkSession
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
@@ -54,11 +59,13 @@ __all__ = [
     "CallContext",
     "Change",
     "CircuitBreaker",
+    "CogroupedKStream",
     "Config",
     "CoopStreams",
     "Engine",
     "ExternalSink",
     "Failure",
+    "GlobalKTable",
     "JoinWindows",
     "KGroupedStream",
     "KGroupedTable",
@@ -70,12 +77,15 @@ __all__ = [
     "PostgresSink",
     "Processor",
     "ProcessorContext",
+    "Punctuation",
     "QueryClient",
     "Record",
+    "RecordMetadata",
     "RestoreListener",
     "Retry",
     "Serde",
     "SessionStore",
+    "SessionWindowedKStream",
     "SessionWindows",
     "SinkPartition",
     "SinkRecord",
@@ -84,7 +94,9 @@ __all__ = [
     "StreamThreadExceptionResponse",
     "StreamsBuilder",
     "StreamsState",
+    "TimeWindowedKStream",
     "TimeWindows",
+    "TimestampedRecord",
     "Topology",
     "TopologyBuilder",
     "UnlimitedWindows",
@@ -122,18 +134,21 @@ _HOME = {
         "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",
         "coopstreams.topology.dsl.builder": "StreamsBuilder",
+        "coopstreams.topology.dsl.cogrouped": "CogroupedKStream",
+        "coopstreams.topology.dsl.global_tables": "GlobalKTable",
         "coopstreams.topology.dsl.grouped": "KGroupedStream KGroupedTable",
         "coopstreams.topology.dsl.kstream": "KStream",
         "coopstreams.topology.dsl.ktable": "KTable",
         "coopstreams.topology.dsl.materialized": "Materialized",
         "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
+        "coopstreams.topology.dsl.windowed": "SessionWindowedKStream TimeWindowedKStream",
         "coopstreams.topology.failures": "Failure",
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
-        "coopstreams.topology.processors": "CallContext OwnRow Processor ProcessorContext key_value_store "
-        "session_store versioned_store window_store",
-        "coopstreams.topology.records": "Record",
+        "coopstreams.topology.processors": "CallContext OwnRow Processor ProcessorContext Punctuation "
+        "RecordMetadata key_value_store session_store versioned_store window_store",
+        "coopstreams.topology.records": "Record TimestampedRecord",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
+from coopstreams import GlobalKTable, TimestampedRecord, TimeWindowedKStream
 from coopstreams.testing import InputTopic, OutputTopic, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
-from coopstreams.topology.dsl.windowed import TimeWindowedKStream
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import CallContext
-from coopstreams.topology.records import Record, TimestampedRecord
+from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
