@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -13,6 +13,9 @@ from coopstreams.commands.asking import AskingFile, asking
 from coopstreams.common.extra import need_http
 from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
+
+if TYPE_CHECKING:
+    from coopstreams.query.requests import EntryFound
 
 
 def query(
@@ -65,10 +68,7 @@ def query(
                 raise _bad("--from and --to are times of a key: give KEY too")
             entries = client.range(store, prefix=prefix, page=min(limit + 1, 1000))
             for entry in islice(entries, limit):
-                shown = asdict(entry)
-                if entry.key_error is None:
-                    del shown["key_error"]
-                _print(shown)
+                _print(_shown(entry))
             if next(entries, None) is not None:
                 typer.echo(f"there are more entries than {limit}: --limit prints more, --prefix fewer", err=True)
             return
@@ -84,20 +84,34 @@ def query(
         if as_of is not None:
             found = [client.as_of(store, wanted, as_of)]
         elif kind == "window":
-            found = [*client.windows(store, wanted, *times, limit=limit)]
+            found = [*client.windows(store, wanted, *times, limit=limit + 1)]
         elif kind == "session":
-            found = [*client.sessions(store, wanted, *times, limit=limit)]
+            found = [*client.sessions(store, wanted, *times, limit=limit + 1)]
         else:
             found = [*client.versions(store, wanted, *times)] if timed else [client.get(store, wanted)]
-        for one in found:
+        for one in found[:limit]:
             if one is not None:
                 _print(asdict(one))
+        if kind in ("window", "session") and len(found) > limit:
+            typer.echo(f"there are more {kind}s than {limit}: --limit prints more, --from and --to fewer", err=True)
         if not any(found):
             what = f"no {kind}s of" if kind in ("window", "session") else "no versions of" if timed else "no"
             when = f" as of {as_of}" if as_of is not None else " of these times" if timed else ""
             where = elsewhere(stores[store].get("misplaced", ()))
             typer.echo(f'store {store} has {what} key "{key}"{when}{where}', err=True)
             raise typer.Exit(1)
+
+
+def _shown(entry: EntryFound) -> dict[str, Any]:
+    """Return an entry as an answer over HTTP has it."""
+    shown = asdict(entry)
+    if entry.key_error is None:
+        del shown["key_error"]
+    del shown["window"]
+    if entry.window is not None:
+        start, end = entry.window
+        shown["window"] = {"start": start, "end": end}
+    return shown
 
 
 def _key(text: str, serde: str) -> Any:

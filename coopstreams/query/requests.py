@@ -29,6 +29,9 @@ LONGEST_PAUSE_S = 1.0
 LATEST_MS = (1 << 63) - 1
 """The last timestamp there is."""
 
+MOST_ENTRIES = 100_000
+"""The most that one answer may be asked for."""
+
 AS_JSON = ("json", "avro", "protobuf")
 """The beginnings of the names of serdes whose keys are given as JSON: see `formats`."""
 
@@ -155,7 +158,8 @@ class Requests:
         path = yield from self._key_path(store, what, key)
         found: list[WindowFound] = []
         while True:
-            answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={limit - len(found)}")
+            most = min(limit - len(found), MOST_ENTRIES)
+            answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={most}")
             found += [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in answer[what]]
             if not answer["more"] or len(found) >= limit:
                 return found

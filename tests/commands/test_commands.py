@@ -74,10 +74,19 @@ def test_a_key_without_a_value_is_silence_and_exit_status_1(url: str) -> None:
 
 
 def test_a_window_store_has_windows_to_a_key(url: str) -> None:
-    assert [(found["start"], found["value"]) for found in lines(run("query", url, "hours", "k", "--limit", "2"))] == [
-        (0, {"n": 0}),
-        (HOUR, {"n": 1}),
+    some = run("query", url, "hours", "k", "--limit", "2")
+    assert [(found["start"], found["value"]) for found in lines(some)] == [(0, {"n": 0}), (HOUR, {"n": 1})]
+    assert some.stderr == "there are more windows than 2: --limit prints more, --from and --to fewer\n"
+    all_ = [run("query", url, "hours", "k", *limit) for limit in ((), ("--limit", "200000"))]
+    assert [(done.exit_code, done.stderr) for done in all_] == [(0, ""), (0, "")]
+
+
+def test_an_entry_has_its_window_as_in_the_answer_over_http_and_none_if_it_has_none(url: str) -> None:
+    assert [found["window"] for found in lines(run("query", url, "hours", "--limit", "2"))] == [
+        {"start": 0, "end": HOUR},
+        {"start": HOUR, "end": 2 * HOUR},
     ]
+    assert {"window", "key_error"}.isdisjoint(lines(run("query", url, "counts"))[0])
 
 
 def test_a_session_store_has_sessions_to_a_key(url: str) -> None:
