@@ -349,9 +349,10 @@ class Config:
             elif name.startswith(_PASSED_ON) or is_security(name):
                 client[name] = value
             else:
+                near = did_you_mean(name, SETTINGS) or "."
                 raise ConfigError(
-                    f'unknown setting "{name}"{origin(settings, name)}{did_you_mean(name, SETTINGS)}. Settings of one '
-                    "client carry its prefix: consumer., producer., admin."
+                    f'unknown setting "{name}"{origin(settings, name)}{near} Settings of one client carry its prefix: '
+                    "consumer., producer., admin."
                 )
         if values["bootstrap.servers"] is None:
             raise ConfigError(

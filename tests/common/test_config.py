@@ -71,7 +71,7 @@ def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"comit.interval.ms": 1}, 'did you mean "commit.interval.ms"'),
+        ({"comit.interval.ms": 1}, '; did you mean "commit.interval.ms"? Settings of one client'),
         ({"isolation.level": "x"}, "carry its prefix: consumer., producer., admin."),
         ({"commit.interval.ms": "soon"}, "commit.interval.ms = 'soon': must be a whole number of at least 1"),
         ({"commit.interval.ms": 0}, "a whole number of at least 1"),

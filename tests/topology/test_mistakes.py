@@ -108,6 +108,14 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         r"aggregate calls \(\)",
     ),
     "no function": (lambda b: text(b).peek(None), r"peek calls \(key, value\): None cannot be called"),
+    "an initial value": (
+        lambda b: text(b).group_by_key().aggregate(0, lambda k, v, a: a + 1, value=serdes.int64),
+        r"aggregate calls \(\): 0 cannot be called. Give it what makes a new one each time: a class, or `lambda: ...`",
+    ),
+    "a processor that is made already": (
+        lambda b: text(b).process(object(), by_key=True),
+        r"process calls \(\): <object .*> cannot be called. Give it what makes a new one each time: a class",
+    ),
     "a coroutine function": (
         lambda b: text(b).map_values(later),
         r"map_values calls \(value\): later .* is a coroutine function",

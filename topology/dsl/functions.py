@@ -40,7 +40,8 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
     """
     called = _calls(where, arguments)
     if not callable(function):
-        raise TopologyError(f"{called}: {function!r} cannot be called. Give it a function.")
+        cure = "a function" if arguments else "what makes a new one each time: a class, or `lambda: ...`"
+        raise TopologyError(f"{called}: {function!r} cannot be called. Give it {cure}.")
     if inspect.isasyncgenfunction(function):
         raise TopologyError(f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values.")
     try:
