@@ -382,21 +382,9 @@ def _status(health: Schema, place: Schema) -> Schema:
         "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
         "dead_letters": _WHOLE,
         "calls": {
-            "anyOf": [
-                _object(
-                    {
-                        "in_flight": _WHOLE,
-                        "waiting": _WHOLE,
-                        "oldest_s": _NUMBER,
-                        "blocked_keys": _WHOLE,
-                        "retries": _WHOLE,
-                    }
-                ),
-                {"type": "null"},
-            ],
-            "description": "Calls of asynchronous operators; null: there are none. `waiting` have not begun. "
-            "`blocked_keys` have records that "
-            "wait behind another of their key.",
+            "anyOf": [_object({"oldest_s": _NUMBER} | dict.fromkeys(_CALL_COUNTS, _WHOLE)), {"type": "null"}],
+            "description": "Calls of asynchronous operators, or null. `waiting` have not begun. `blocked_keys` have "
+            "records that wait behind another of their key.",
         },
         "hot": {
             **_list(_object({"key_group": _WHOLE, "share": _NUMBER})),
@@ -470,6 +458,7 @@ def _totals() -> Schema:
 _STRING: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
+_CALL_COUNTS = ("in_flight", "waiting", "blocked_keys", "retries")
 _BOOLEAN: Schema = {"type": "boolean"}
 _MAYBE_BOOLEAN: Schema = {"type": ["boolean", "null"]}
 _MAYBE_STRING: Schema = {"type": ["string", "null"]}
