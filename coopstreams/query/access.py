@@ -67,7 +67,8 @@ class Access:
             return
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
-            raise unauthorized(f"this path needs the token http.token.{role} of the application")
+            named = "read" if self.tokens["operate"] == self.tokens["read"] else role
+            raise unauthorized(f"this path needs the token http.token.{named} of the application")
         given = [part.strip() for part in token.split(",")]
         if _in_common(given, self.tokens[role]):
             return

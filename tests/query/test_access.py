@@ -36,6 +36,15 @@ def ask(node: Node, path: str, token: str | None = None, scheme: str = "Bearer")
     return httpx.get(node.url + path, headers=headers, trust_env=False, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"), [({}, "read"), ({"http_token_operate": OPERATE}, "operate")], ids=["one", "two"]
+)
+def test_who_shows_no_token_is_told_the_setting_that_has_it(settings: dict[str, str], named: str) -> None:
+    access = Access.of(config(http_token_read=READ, **settings).values)
+    with pytest.raises(QueryError, match=f"needs the token http.token.{named} of"):
+        access.check("operate", None)
+
+
 def config(**settings: object) -> Config:
     named = {name.replace("_", "."): value for name, value in settings.items()}
     return Config.of({"bootstrap.servers": "nowhere:9092", **named})
