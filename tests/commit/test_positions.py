@@ -295,9 +295,8 @@ def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made
         ConfigError, match="orders-0: the topic was deleted and made anew since group 'g' was at offset 6"
     ) as refused:
         positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
-    assert "copied from another cluster" in str(
-        refused.value
-    )  # on top of changelogs that were copied, earliest is wrong
+    # On top of changelogs that were copied, earliest is wrong.
+    assert "copied from another cluster" in str(refused.value)
     assert "`coopstreams group reset g --topic orders --partition 0 --to OFFSET`" in str(refused.value)
 
 
