@@ -129,8 +129,9 @@ def test_schemas_that_name_others_are_kept_by_a_registry_as_confluents_serialize
         theirs.register_schema(name, RegistrySchema(json.dumps(schema), "AVRO", references))
     references = [SchemaReference(name, name, 1) for name, _, _ in named]
     own = ORDER | {"fields": ORDER["fields"][1:]}  # their client finds no name that is defined within another schema
-    writer = AvroSerializer(theirs, RegistrySchema(json.dumps(own), "AVRO", references))
-    data = writer(VALUE, SerializationContext("named", MessageField.VALUE)) or b""
+    serializer: Any = AvroSerializer
+    write = serializer(theirs, RegistrySchema(json.dumps(own), "AVRO", references))
+    data = write(VALUE, SerializationContext("named", MessageField.VALUE))
     assert isinstance(avro, SchemaSerde)
     with avro.codec.bound(asked, ["ours"]):
         assert avro.deserialize(data) == VALUE | {"kind": None}
