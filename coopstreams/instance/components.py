@@ -328,16 +328,13 @@ class Components:
 
     def written(self) -> frozenset[str]:
         """Return all topics that the application writes to."""
+        marked = {topic for program in self.programs.values() for topic in program.idle_ms}
+        return self.results() | marked | {self.follower.partition.topic}
+
+    def results(self) -> frozenset[str]:
+        """Return those of them that have records of its program, internal ones and dead letters included."""
         internal = {plan.name for plan in self.topics.internal}
-        return frozenset(
-            {
-                *self.topology.sink_topics,
-                *(topic for program in self.programs.values() for topic in program.idle_ms),
-                *internal,
-                self.follower.partition.topic,
-                *dead_letter_topics(self.topology, self.config),
-            }
-        )
+        return frozenset({*self.topology.sink_topics, *internal, *dead_letter_topics(self.topology, self.config)})
 
     def opener(
         self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener

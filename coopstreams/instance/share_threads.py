@@ -40,7 +40,7 @@ def _thread(
     tables, letters = made.globals.rows, made.topology.dead_letter_topics
     return ShareThread(
         number,
-        lambda: KafkaShare(client_settings(config), share_group(made.application), settings),
+        lambda: KafkaShare(client_settings(config), share_group(made.application), settings, made.results()),
         [SharedWork(number, program, writer, *shared, tables, letters, made.host) for program in programs],
         writer,
         made.refusals,

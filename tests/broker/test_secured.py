@@ -120,8 +120,13 @@ def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: Se
         settings = {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}
         with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
             CoopStreams(topology, settings).run()
-    user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
     secured.write(source, [(b"k", b"v")])
+    others = [acl for acl in acls if (acl.name, acl.operation) != (sink, "Write")]
+    user = secured.user(f"{name}-mute", [*others, Acl("topic", sink, "Describe")])
+    for _ in range(6):  # after the fifth delivery the brokers would give the record up
+        with pytest.raises(AccessDeniedError, match=f"no ACL for Write on the topic {sink}"):
+            CoopStreams(topology, {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}).run()
+    user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
     with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app, closing(KafkaLog(user)) as cluster:
         # Until then it may not have joined; and a member that leaves while it joins stays for the brokers' time-out.
         eventually(lambda: cluster.end_offset(TopicPartition(sink, 0)) > 0, 60, lambda: f"{app.status()}")

@@ -10,19 +10,33 @@ Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.creat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaError, KafkaException, ShareConsumer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import (
+    AcknowledgeType,
+    IllegalStateException,
+    KafkaError,
+    KafkaException,
+    ShareConsumer,
+    TopicCollection,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from coopstreams.common.acls import Attempt
-from coopstreams.log.kafka.errors import error_of, heals, translated
+from coopstreams.log.kafka.errors import UNKNOWN, error_of, heals, translated
 from coopstreams.log.kafka.messages import headers_of
 from coopstreams.log.kafka.settings import ClientErrors, client_settings, login_of, make_client
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import GroupError, LogError
+from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError
 
 _TIMEOUT_S = 30.0
 _CURES = {
@@ -82,17 +96,25 @@ def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
 class KafkaShare:
     """A member of a share group. One thread."""
 
-    def __init__(self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str], writes: Collection[str] = ()
+    ) -> None:
         """Alter the settings of the group, for all of its members; join with `subscribe`.
+
+        `writes`: topics for results. A process that cannot write them would end at the first record, and after five
+        starts the brokers would have given up the records that it had acquired.
 
         Raises:
             ConfigError: the client refuses a setting.
+            AccessDeniedError: this principal may not write one of these topics.
             LogError: the brokers refuse the group's settings: they are too old, or this principal may not alter them.
         """
         self._errors = ClientErrors(login_of(settings))
         self._group = group
         plain = client_settings(settings, "admin")
-        self._configure(plain, group_settings)
+        admin: AdminClient = make_client(AdminClient, dict(plain), self._errors)
+        self._check_writes(admin, writes)
+        self._configure(admin, group_settings)
         plain.pop("allow.auto.create.topics")
         own = {"group.id": group, "share.acknowledgement.mode": "explicit"}
         self._client: ShareConsumer = make_client(ShareConsumer, plain | own, self._errors)
@@ -180,8 +202,28 @@ class KafkaShare:
     def _attempt(self, topic: str) -> Attempt:
         return Attempt(self._errors.login, "Read", topic, self._group)
 
-    def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:
-        admin: AdminClient = make_client(AdminClient, dict(plain), self._errors)
+    def _check_writes(self, admin: AdminClient, topics: Collection[str]) -> None:
+        if not topics:
+            return
+        asked = admin.describe_topics(
+            TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+        )
+        for topic, answer in asked.items():
+            what, attempt = (
+                f'asking whether topic "{topic}" may be written',
+                Attempt(self._errors.login, "Write", topic),
+            )
+            try:
+                allowed = answer.result(_TIMEOUT_S + 5).authorized_operations
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error.code() in UNKNOWN:  # who writes to it says that it is not there
+                    continue
+                raise translated(error, what, attempt) from exception
+            if allowed and AclOperation.WRITE not in allowed:  # none: the brokers do not say
+                raise AccessDeniedError(f"{what}: {attempt.missing('TOPIC_AUTHORIZATION_FAILED')}")
+
+    def _configure(self, admin: AdminClient, group_settings: Mapping[str, str]) -> None:
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in group_settings.items()
