@@ -54,7 +54,7 @@ class StreamThreads:
     def start(self) -> None:
         """Start the first threads."""
         for thread in self:
-            thread.pause(self._paused)
+            self._pause_as_all(thread)
             thread.start()
 
     def capacity(self) -> tuple[int, list[int]]:
@@ -92,7 +92,7 @@ class StreamThreads:
             with self._lock:
                 self._forget(number)
             return
-        thread.pause(self._paused)
+        self._pause_as_all(thread)
         thread.start()
         self._uneven = True
 
@@ -113,8 +113,9 @@ class StreamThreads:
 
     def replace(self, number: int, rests_s: float) -> StreamThread:
         """Start the successor of a dead thread; return the dead one."""
-        dead = self._threads[number]
-        successor = self._threads[number] = dead.successor(rests_s)
+        with self._lock:  # it is paused as the dead one is
+            dead = self._threads[number]
+            successor = self._threads[number] = dead.successor(rests_s)
         successor.start()
         if number in self._leaving:
             successor.retire()
@@ -122,9 +123,14 @@ class StreamThreads:
 
     def pause(self, paused: bool) -> None:
         """Pause or resume all threads, and those that are added later."""
-        self._paused = paused
-        for thread in self:
-            thread.pause(paused)
+        with self._lock:
+            self._paused = paused
+            for thread in self:
+                thread.pause(paused)
+
+    def _pause_as_all(self, thread: StreamThread) -> None:
+        with self._lock:
+            thread.pause(self._paused)
 
     def known(self, numbers: Iterable[int]) -> None:
         """Note that the group knows the transactional ids of these threads."""

@@ -178,9 +178,9 @@ class StreamThread:
 
         A paused thread still takes records in, up to the dispatcher's bounds, and commits those that it has processed.
         """
-        if self._paused and not paused:
+        goes_on, self._paused = self._paused and not paused, paused
+        if goes_on:  # last: the thread may take the message at once
             self._inbox.put(self._resume)
-        self._paused = paused
 
     def retire(self) -> None:
         """Commit and end, after the messages sent before: `ThreadEnded` follows."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 from random import Random
+from typing import Any
 
 import pytest
 
+from coopstreams.common.host import System
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from tests.broker.waiting import eventually
@@ -42,6 +45,44 @@ def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(guarante
     engine.close(task)
     engine.stop()
     assert len(engine.read("out")) == 30
+
+
+class _HandedOver(queue.Queue[Any]):
+    """An inbox whose messages are handled, while `now` is set, before those who put them go on."""
+
+    now = False
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        if self.now:
+            self.join()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self.unfinished_tasks > self.qsize():
+            self.task_done()
+        return super().get(block, timeout)
+
+
+class _Eager(System):
+    def inbox(self) -> _HandedOver:
+        return _HandedOver()
+
+
+def test_records_of_the_pause_are_processed_however_soon_the_thread_goes_on() -> None:
+    """It was told to go on before it was: a thread that was quick waited for the next record."""
+    engine = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY, host=_Eager())
+    engine.start()
+    task = engine.open(WHOLE)
+    (thread,) = engine.threads
+    thread.pause(True)
+    written(engine, 10)
+    engine.settle()
+    _HandedOver.now = True
+    thread.pause(False)
+    _HandedOver.now = False
+    eventually(lambda: task.processed == 10, 30, lambda: str(task.processed))
+    engine.close(task)
+    engine.stop()
 
 
 def test_a_task_that_is_closed_while_it_is_paused_leaves_its_records_to_the_next_owner() -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, severity, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.patterns import matched
@@ -491,18 +489,3 @@ def test_the_worst_counts() -> None:
         severity(changes(of(counts()), of(new)))
         for new in (counts(), both(counts(), counts("more")), counts("numbers"))
     ] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("said", [b"", b"[]", b'{"format": 1}', b"Topologies:", b'{"format": 1, "subtopologies": 7}'])
-def test_what_is_no_description_is_an_error(said: bytes) -> None:
-    with pytest.raises(TopologyError, match="describe --format json"):
-        read_outline(said)
-
-
-@pytest.mark.parametrize(("written_in", "cure"), [(0, "older"), (2, "newer")])
-def test_a_description_of_another_format_is_an_error(written_in: int, cure: str) -> None:
-    builder = StreamsBuilder("app")
-    counts()(builder)
-    drawn = orjson.loads(builder.build().describe("json")) | {"format": written_in}
-    with pytest.raises(TopologyError, match=f"has format {written_in}.*use the {cure} coopstreams"):
-        read_outline(orjson.dumps(drawn))

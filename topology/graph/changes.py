@@ -116,12 +116,8 @@ def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) ->
         return change
     held = holds(change)
     if change.verdict.severity == 2 and not held:
-        return replace(
-            change,
-            verdict=Verdict.KEEPS,
-            why=f"{change.topic} has nothing that could be {_SILENT[change.verdict]}",
-            cure="",
-        )
+        why = f"{change.topic} has nothing that could be {_SILENT[change.verdict]}"
+        return replace(change, verdict=Verdict.KEEPS, why=why, cure="")
     if change.topic_now is not None and holds(replace(change, topic=change.topic_now)):
         left = f"{change.topic_now} has rows of an earlier version, and misses what was processed since"
         cure = f"{change.cure}; or delete {change.topic_now}, and it starts empty"
