@@ -8,6 +8,9 @@ Invariant: the settings of the group are altered before any member gets records.
 Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
 """
 
+# confluent-kafka exports these names without declaring it.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
