@@ -360,16 +360,19 @@ def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
 
 
 @contextmanager
-def answering(status: int, body: bytes = b"") -> Iterator[tuple[RegistryClient, str, list[str]]]:
-    """Yield a client of a registry that answers everything so, its URL, and the paths that it is asked for."""
+def answering(status: int, body: bytes = b"", schemas: bytes = b"") -> Iterator[tuple[RegistryClient, str, list[str]]]:
+    """Yield a client of a registry that answers everything so, its URL, and the paths that it is asked for. `schemas`:
+    the answer to what is asked by id, if it has one.
+    """
     asked: list[str] = []
 
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(status)
+            found = schemas if self.path.startswith("/schemas/") else b""
+            self.send_response(200 if found else status)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(found or body)
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
 
@@ -398,6 +401,15 @@ def test_a_registry_that_is_away_is_not_asked_at_every_record(monkeypatch: pytes
             with pytest.raises(RegistryUnavailableError, match=rf"{url} answers 503"):
                 client.schema(number)
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
+
+
+def test_a_registry_that_is_away_when_asked_for_a_named_schema_is_not_asked_at_every_record() -> None:
+    named = b'{"schema": "[]", "references": [{"name": "a.B", "subject": "a.B", "version": 1}]}'
+    with answering(503, schemas=named) as (client, url, asked):
+        for _ in range(3):
+            with pytest.raises(RegistryUnavailableError, match=rf"{url} answers 503"):
+                client.schema(7)
+    assert len(asked) == 2, asked
 
 
 @pytest.mark.parametrize("body", [b"", b"default backend - 404", b"[]", b'{"code": 404}', b'{"error_code": 404}'])

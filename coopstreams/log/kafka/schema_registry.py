@@ -90,15 +90,16 @@ class RegistryClient:
             raise RegistryUnavailableError(said)
         try:
             found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
+            ours = None if found is None else self._ours(found)
         except RegistryUnavailableError as error:
             _away[self] = monotonic() + AWAY_S, str(error)
             raise
-        if found is None:
+        if ours is None:
             if len(_refused) >= _MOST_REFUSED:
                 _refused.clear()
             _refused[self, number] = monotonic() + REFUSED_S
             raise self._unknown(number)
-        return self._ours(found)
+        return ours
 
     def _ours(self, schema: Any) -> Schema:
         references = []
