@@ -18,10 +18,11 @@ and the others wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from coopstreams.commit.barrier import Opening
+from coopstreams.commit.deleting_changelogs import deletes
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import done_by_all
 from coopstreams.commit.progress import Author, Progress
@@ -121,11 +122,13 @@ class Positions:
         *,
         alone: bool = False,
         begun: BegunCheck | None = None,
+        purged: Collection[str] = frozenset(),
         host: Host = SYSTEM,
     ) -> None:
         """`begun`: for applications only. It checks each task without a position.
 
-        Without it, such a task begins where `resets` says in any case.
+        Without it, such a task begins where `resets` says in any case. `purged`: the topics whose processed records
+        this application deletes, if their plain offsets may go back (see `view`: under at-least-once).
         """
         self._host = host
         self._log = log
@@ -137,6 +140,7 @@ class Positions:
         self._author = author
         self._alone = alone
         self._begun = begun
+        self._purged = purged
         self.unstable: dict[TopicPartition, float] = {}
         """The plain offsets that tasks wait for because of an open transaction; since when (`Host.now`). Any thread."""
         self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
@@ -327,19 +331,44 @@ class Positions:
         return Position(self._log.offset_at(partition, max(0, self._host.wall_ms() - before_ms)))
 
     def _check(self, progress: Iterable[Progress]) -> None:
-        """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records."""
+        """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records.
+
+        Not if they were deleted because they had been processed: then go on behind them.
+        """
         for one in progress:
             for partition in one.partitions:
                 start = self._log.start_offset(partition)
-                if one.position(partition).offset < start:
-                    at, done = done_by_all(one.segments(partition))
-                    gone = start - at - sum(min(end + 1, start) - first for first, end in done if first < start)
-                    command = (
-                        f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition "
-                        f"{partition.partition} --to earliest --forwards"
+                if one.position(partition).offset >= start:
+                    continue
+                at, done = done_by_all(one.segments(partition))
+                where = f"{partition}[{one.key_range}]: the group stands at offset {at}, but the log begins at {start}"
+                if self._only_purged(partition.topic):
+                    log.warning(
+                        "%s: the records between were processed, and therefore deleted; an offset commit that was "
+                        "delayed on its way then took the group back. Going on from offset %d.",
+                        where,
+                        start,
                     )
-                    raise OffsetOutOfRangeError(
-                        f"{partition}[{one.key_range}]: the group stands at offset {at}, but the log begins at "
-                        f"{start}: up to {max(0, gone)} records were deleted before they were processed. Raise the "
-                        f"topic's retention; to go on without them, stop all instances and run `{command}`"
-                    )
+                    one.skip(partition, start)
+                    continue
+                gone = start - at - sum(min(end + 1, start) - first for first, end in done if first < start)
+                command = (
+                    f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition "
+                    f"{partition.partition} --to earliest --forwards"
+                )
+                raise OffsetOutOfRangeError(
+                    f"{where}: up to {max(0, gone)} records were deleted before they were processed. Raise the "
+                    f"topic's retention; to go on without them, stop all instances and run `{command}`"
+                )
+
+    def _only_purged(self, topic: str) -> bool:
+        """Whether nobody but this application deletes records of a topic."""
+        if topic not in self._purged:
+            return False
+        try:
+            return not deletes(self._log.topic_config(topic))
+        except LogError as error:
+            if error.retryable:
+                raise
+            log.warning("cannot see whether brokers delete records of %s: %s", topic, error)
+            return False

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coopstreams.commit.ranges import above, contains
+from coopstreams.commit.ranges import above, advance, contains
 from coopstreams.commit.record import (
     CommitKey,
     Committed,
@@ -205,6 +205,15 @@ class Progress:
             source.reached, source.stream_time = next_offset, stream_time
             if next_offset > source.until:
                 source.until = next_offset
+
+    def skip(self, partition: TopicPartition, offset: int) -> None:
+        """Move each part of the range that stands below this offset to it, with its times: before the task opens."""
+        source = self._sources[partition]
+        moved = []
+        for segment in source.segments:
+            position, runs = advance(max(segment.position, offset), segment.runs)
+            moved.append(replace(segment, position=position, runs=runs))
+        source.segments = tuple(join(moved))
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
         """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""

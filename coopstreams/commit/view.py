@@ -55,11 +55,14 @@ nothing. In detail, for the mixed use:
   stays outranked. One loss is not detected: that of the very first individual commits of a partition, before the next
   commit of the owner of hash 0.
 
-* *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's
-  next transaction, would be taken for that one's (transactions of protocol version 1; version 2 gives each its own
-  epoch). Beside an individual commit at its term the larger one counts, so this concerns ordinary applications only, as
-  it does any Kafka client: the copy would have to be overtaken by the answer to its repetition, the end of its
-  transaction, and the offsets of the next.
+* *The plain offset goes back*: a copy of a request that a client sent again may be delayed until the next commit, and
+  then counts as that one. Beside an individual commit at its term the larger one counts, so this concerns ordinary
+  applications only, as it does any Kafka client.
+  Under at-least-once the coordinator takes such an OffsetCommit as long as the generation lasts. The records since are
+  processed again. A repartition topic may not have them any more: they were deleted because they had been processed, so
+  the next task goes on behind them (`positions`).
+  Under exactly-once the copy would have to be overtaken by the answer to its repetition, the end of its transaction,
+  and the offsets of the producer's next one (transactions of protocol version 1; version 2 gives each its own epoch).
 
 **At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not
 fenced, so those of a zombie may appear at any time. Hence a task opens in four steps: read (barrier, plain offset,

@@ -336,6 +336,11 @@ class Components:
         internal = {plan.name for plan in self.topics.internal}
         return frozenset({*self.topology.sink_topics, *internal, *dead_letter_topics(self.topology, self.config)})
 
+    def purged(self) -> frozenset[str]:
+        """Return the repartition topics: their records are deleted when they have been processed."""
+        nodes = (node for part in self.topology.subtopologies for node in part.nodes)
+        return frozenset(node.topic for node in nodes if isinstance(node, Sink) and node.internal)
+
     def opener(
         self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener
     ) -> Opener:
@@ -351,6 +356,7 @@ class Components:
             lambda topic: reset_of_topic(self.topology, self.config, topic),
             self.transactional_id(0),
             begun=begun.check,
+            purged=frozenset() if self.config.exactly_once else self.purged(),
             host=self.host,
         )
         place = self.config["snapshots.dir"]
@@ -385,19 +391,13 @@ class Components:
 
         `all_read`: `Dispatcher.all_read`.
         """
-        purged = frozenset(
-            node.topic
-            for s in self.topology.subtopologies
-            for node in s.nodes
-            if isinstance(node, Sink) and node.internal
-        )
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
         looks = self.restrictions.look, lambda: grown(self.topology, self.topics.partitions, self.watching.partitions())
         asked = emit, self.changelog, *looks, paused, all_read
-        return Watcher(*looked_at, purged, purge_every_s, rests_s, *asked, self.host)
+        return Watcher(*looked_at, self.purged(), purge_every_s, rests_s, *asked, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""

@@ -28,6 +28,8 @@ HELD = 95_050_008
 """A seed whose consumers, with `commit.order=offset` and small caches, each hold the next record of one partition."""
 DROPPED = 96_050_192
 """A seed whose consumer, with `commit.order=offset` and no cache, has two partitions whose records it drops in turn."""
+PURGED = 98_076_904
+"""A seed with an offset commit under at-least-once that arrives late, when a repartition topic is purged above it."""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
@@ -35,6 +37,7 @@ PARTS = [
     (CROSSED, CROSSED + 1, 30),
     (HELD, HELD + 1, 30),
     (DROPPED, DROPPED + 1, 30),
+    (PURGED, PURGED + 1, 30),
 ]
 """Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
 
