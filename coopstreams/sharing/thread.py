@@ -9,6 +9,8 @@ after some failed deliveries (`group.share.delivery.count.limit`, five unless se
 long as the lock of its first delivery lasts. It is then released, so that another member can try it; the member that
 gets it then keeps it. Cost: nothing is polled while records of the last poll are unfinished (the client requires it),
 so a slow record holds up its own thread, and no other.
+Invariant: a record that ends the thread takes no others with it: the thread first finishes what else it has. They do not
+depend on it, and would wait for the supervisor's next start, and use up a delivery at each one.
 Turned down: exactly-once (a share consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the
 client cannot).
 """
@@ -35,7 +37,7 @@ from coopstreams.tasks.outlasting import InVain
 from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
+from coopstreams.topology.errors import DeliveryError, LogError, ProcessingError, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,10 @@ class ShareThread:
         self._later: list[Delivery] = []
         self._done: list[Delivery] = []
         """Processed, and not acknowledged yet."""
+        self._failed: list[Delivery] = []
+        """They end the thread."""
+        self._ends: ProcessingError | None = None
+        """The error of the first of them."""
         self._acknowledge_at = 0.0
         self._pace = Pace()
         self._in_vain = InVain()
@@ -139,11 +145,20 @@ class ShareThread:
             with ExitStack() as closing:
                 closing.callback(self._writer.close)
                 closing.callback(self._leave)
-                while not self._stopping:
+                while not self._stopping and not self._is_through():
                     self._turn()
+            if self._ends is not None:
+                raise self._ends
         except BaseException as error:  # any error: the control thread must get it
             log.debug("share thread %d ends", self.number, exc_info=True)
             self._emit(Failed(error, f"share thread {self.number}"))
+
+    def _is_through(self) -> bool:
+        """Whether a record ends the thread, and the others that it has are done, to be retried, or lose their lock."""
+        if self._ends is None:
+            return False
+        over = len(self._failed) + len(self._later) + len(self._done)
+        return over == len(self.held) or self._kept_until(next(iter(self.held.values()))) <= self._host.now()
 
     def _turn(self) -> None:
         if why := self._holds():
@@ -238,7 +253,10 @@ class ShareThread:
 
     def _released_at(self, delivery: Delivery) -> float:
         """Return when a record that failed is released to another member."""
-        return delivery.until - (1 - LOCK_PART) * self._lock_s if delivery.record.deliveries == 1 else float("inf")
+        return self._kept_until(delivery) if delivery.record.deliveries == 1 else float("inf")
+
+    def _kept_until(self, delivery: Delivery) -> float:
+        return delivery.until - (1 - LOCK_PART) * self._lock_s
 
     def _next_s(self) -> float:
         """Return how long to wait for calls and pauses."""
@@ -272,9 +290,17 @@ class ShareThread:
             delivery.failures += 1
             delivery.again_at = self.moved_at + later.pause_s
             self._later.append(delivery)
-        if failed is not None:
-            self._acknowledge()
-            raise failed
+        if failed is None:
+            return
+        others = {*passed, *(delivery for delivery, _ in again)}
+        self._failed += (delivery for delivery in deliveries if delivery not in others)
+        if self._ends is None:
+            self._ends = failed
+            log.error(
+                "share thread %d ends as soon as it is through with the other records that it has: %s",
+                self.number,
+                failed,
+            )
 
     def _acknowledge(self) -> None:
         """Flush the results to the log, and acknowledge their records."""
@@ -367,7 +393,7 @@ class ShareThread:
             self._client = None
             self.held = {}
             self._metrics.acquired(self.number, 0)
-            self._ready, self._later, self._done = [], [], []
+            self._ready, self._later, self._done, self._failed = [], [], [], []
             for work in self.every:
                 work.close()
                 work.count()

@@ -139,8 +139,8 @@ class SharedWork:
     ) -> tuple[list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None]:
         """Run records of one partition through the program, and hand their results to the writer.
 
-        Return those that passed, those that are to be processed again later, and the error that ends the thread: then
-        the records behind the one that failed are in neither list.
+        Return those that passed, those that are to be processed again later, and the first error that ends the thread:
+        then the records that failed so are in neither list.
 
         Raises:
             LogError: the writer does not take a result, or the schema registry cannot be reached.
@@ -158,13 +158,13 @@ class SharedWork:
                     return [], [], error
         passed: list[Delivery] = []
         again: list[tuple[Delivery, TriedLaterError]] = []
+        ends: ProcessingError | None = None
         for delivery in deliveries:
             one, later_one, failed = self.process(source, [delivery])
             passed += one
             again += later_one
-            if failed is not None:
-                return passed, again, failed
-        return passed, again, None
+            ends = ends or failed
+        return passed, again, ends
 
     def count(self) -> None:
         """Add the work since the last call to the metrics."""

@@ -212,28 +212,69 @@ def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once
     assert (status.acquired, status.redelivered, status.dead_letters, status.waits) == (0, 0, 1, "")
 
 
-def test_a_failure_that_ends_the_thread_leaves_the_rest_to_others_and_keeps_what_is_done() -> None:
+@pytest.mark.parametrize("how", [{}, {"max_in_flight": 2}])
+def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(how: dict[str, int]) -> None:
     group = ShareGroup()
     group.write("in", *encoded(*range(10)))
 
     def work(value: int) -> int:
-        if value == 6 and not mended:
+        if value in (0, 6) and not mended:
             raise ValueError(value)
         return value
 
+    async def call(value: int) -> int:
+        return work(value)
+
     mended: list[bool] = []
-    first = Instance(mapping(work), group)
+    topology = mapping(call if how else work, **how)
+    first = Instance(topology, group)
     with running(first):
         error = first.failure()
     assert isinstance(error, ProcessingError)
-    assert '"in" partition 0 offset 6' in str(error)
-    assert results(first) == Counter(range(6))
-    assert group.over == ["done"] * 6 + [""] * 4
+    assert '"in" partition 0 offset 0' in str(error)
+    assert results(first) == Counter({1, 2, 3, 4, 5, 7, 8, 9})
+    assert group.over == ["", *["done"] * 5, "", *["done"] * 3]
     mended.append(True)
-    second = Instance(mapping(work), group)
+    second = Instance(topology, group)
     with running(second):
         until(lambda: settled(group))
-    assert results(second) == Counter(range(6, 10))
+    assert results(second) == Counter([0, 6])
+
+
+def test_a_bad_record_uses_up_no_deliveries_but_its_own_however_often_the_process_is_started_again() -> None:
+    """A broker deals a producer's whole batch, and divides it only when it was delivered in vain more than once."""
+    group = ShareGroup(most=7)
+    group.write("in", *encoded(*range(60)))
+
+    def work(value: int) -> int:
+        if value in (0, 30):
+            raise ValueError(value)
+        return value
+
+    made: list[Instance] = []
+    while not settled(group):
+        made.append(Instance(mapping(work), group, threads=2))
+        with running(made[-1]):
+            until(lambda: settled(group) or not made[-1].events.empty())
+    assert group.over == ["done" if value % 30 else "given up" for value in range(60)]
+    assert results(*made).keys() == set(range(60)) - {0, 30}
+
+
+def test_a_thread_that_ends_waits_for_its_other_records_no_longer_than_their_lock_lasts() -> None:
+    group = ShareGroup(lock_s=0.5, locks_end=False)
+    group.write("in", *encoded(0, 1, 2))
+    never = asyncio.Event()
+
+    async def call(value: int) -> int:
+        if value == 1:
+            await never.wait()
+        assert value
+        return value
+
+    made = Instance(mapping(call, max_in_flight=3), group)
+    with running(made):
+        assert isinstance(made.failure(), ProcessingError)
+    assert group.over == ["", "", "done"]
 
 
 def test_a_record_that_the_brokers_give_up_is_named(caplog: pytest.LogCaptureFixture) -> None:
