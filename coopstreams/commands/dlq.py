@@ -14,7 +14,8 @@ from rich.table import Table
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
 from coopstreams.admin.replays import Wanted
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
-from coopstreams.commands.terminal.figures import new_table, plain_console, visible
+from coopstreams.commands.terminal.figures import new_table, plain_console
+from coopstreams.commands.terminal.visible import visible
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)

@@ -10,6 +10,7 @@ import typer
 
 from coopstreams.commands.processes.restarts import exit_status
 from coopstreams.commands.processes.worker import say_why
+from coopstreams.commands.terminal.visible import visible_lines
 from coopstreams.topology.errors import CoopStreamsError
 
 
@@ -18,7 +19,7 @@ def run_command(command_line: Callable[[], None]) -> None:
     try:
         command_line()
     except CoopStreamsError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        typer.secho(visible_lines(f"{type(error).__name__}: {error}"), fg=typer.colors.RED, err=True)
         say_why(error, os.environ)
         sys.exit(exit_status(error))
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.terminal.visible import visible_lines
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
 from coopstreams.log.kafka.log import KafkaLog
@@ -55,7 +56,7 @@ def configure_logging(
     Lines that go to neither have date and zone, unless they are `watched`: the supervisor shows them on its terminal.
     """
     clock = "%H:%M:%S" if handler is not None or watched or sys.stderr.isatty() else "%Y-%m-%dT%H:%M:%S%z"
-    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt=clock)
+    form = _Form(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt=clock)
     handler = handler or _Terminal()
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -63,6 +64,13 @@ def configure_logging(
     # kafka-python logs three lines for each attempt, and the membership already reports it.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # py4j logs Ctrl-C as an error with two tracebacks
+
+
+class _Form(logging.Formatter):
+    """Messages have keys, and what functions raise: a terminal would obey their control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible_lines(super().format(record))
 
 
 class _Terminal(logging.StreamHandler[TextIO]):

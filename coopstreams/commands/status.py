@@ -20,9 +20,9 @@ from coopstreams.commands.terminal.figures import (
     number,
     plain_console,
     reasons_of,
-    visible_lines,
     written,
 )
+from coopstreams.commands.terminal.visible import visible_lines
 from coopstreams.common.extra import need_http
 
 

@@ -9,8 +9,8 @@ after some failed deliveries (`group.share.delivery.count.limit`, five unless se
 long as the lock of its first delivery lasts. It is then released, so that another member can try it; the member that
 gets it then keeps it. Cost: nothing is polled while records of the last poll are unfinished (the client requires it),
 so a slow record holds up its own thread, and no other.
-Invariant: a record that ends the thread takes no others with it: the thread first finishes what else it has. They do not
-depend on it, and would wait for the supervisor's next start, and use up a delivery at each one.
+Invariant: a record that ends the thread takes no others with it: the thread first finishes what else it has. They do
+not depend on it, and would wait for the supervisor's next start, and use up a delivery at each one.
 Turned down: exactly-once (a share consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the
 client cannot).
 """

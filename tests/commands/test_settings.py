@@ -11,8 +11,10 @@ import socket
 import pytest
 
 from coopstreams.commands.asking import say_waiting
+from coopstreams.commands.ending import run_command
 from coopstreams.commands.settings import configure_logging, refusals
 from coopstreams.query.problems import moving
+from coopstreams.topology.errors import ConfigError
 
 
 def test_lines_go_to_the_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,3 +60,16 @@ def test_a_log_line_has_date_and_zone_unless_somebody_watches_it(
     configure_logging(verbose=False, watched=watched)
     logging.getLogger("coopstreams").info("here")
     assert re.fullmatch(rf"{time} INFO    here\n", capsys.readouterr().err)
+
+
+def test_a_terminal_obeys_nothing_that_a_record_has_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(verbose=False, watched=True)
+    logging.getLogger("coopstreams").warning("key %s\n  the cure", "\x1b[2J\r")
+    assert capsys.readouterr().err.endswith("WARNING key \\x1b[2J\\r\n  the cure\n")
+
+    def refused() -> None:
+        raise ConfigError("\x1b[2J")
+
+    with pytest.raises(SystemExit):
+        run_command(refused)
+    assert "ConfigError: \\x1b[2J" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from coopstreams.commands.terminal.visible import visible_lines
+
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
@@ -38,16 +40,6 @@ def new_table(*columns: str, **options: Any) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def visible(text: str) -> str:
-    """Return a text of users with its control characters written out: a terminal would obey them, and a table break."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
-def visible_lines(text: str) -> str:
-    """Return a text of several lines likewise; its ends of lines stay."""
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def number(value: float | None) -> str:
