@@ -344,8 +344,8 @@ class Positions:
                 where = f"{partition}[{one.key_range}]: the group stands at offset {at}, but the log begins at {start}"
                 if self._only_purged(partition.topic):
                     log.warning(
-                        "%s: the records between were processed, and therefore deleted; an offset commit that was "
-                        "delayed on its way then took the group back. Going on from offset %d.",
+                        "%s: the records between were processed, and then deleted. The group was taken back by an "
+                        "offset commit that was late, or by somebody. Going on from offset %d.",
                         where,
                         start,
                     )
