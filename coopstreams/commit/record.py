@@ -36,6 +36,7 @@ Source: the proposal's individual commits (docs/proposals.md), with one record f
 from __future__ import annotations
 
 import struct
+from base64 import b64decode
 from dataclasses import dataclass, replace
 
 from xxhash import xxh32_intdigest, xxh64_intdigest
@@ -68,6 +69,8 @@ TAIL_BYTES = _KEY_TAIL.size
 PARTITION = struct.Struct(">i")
 """The first field of a key's tail: the partition."""
 _U64 = struct.Struct(">Q")
+_MOST_VERSIONS, _FAR_MS = 16, 1 << 43
+"""Of what Kafka Streams writes beside an offset: versions to come are its own, too; a time is before the year 2248."""
 _DAMAGED = (IndexError, ValueError, struct.error)
 
 
@@ -144,7 +147,7 @@ class Committed:
 
     Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset). `beside`: the highest term of
     an individual commit when this was written; 0 if this offset alone holds the whole progress. `topic`: the
-    `topic_number` of the topic's id; 0 if none is named.
+    `topic_number` of the topic's id; 0 if none is named. `of_kafka_streams`: an application of Kafka Streams wrote it.
     """
 
     offset: int
@@ -153,6 +156,7 @@ class Committed:
     beside: int = 0
     operator_times: OperatorTimes = ()
     topic: int = 0
+    of_kafka_streams: bool = False
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
@@ -170,7 +174,7 @@ class Committed:
                 )
             except ValueError:
                 pass
-        return Committed(offset)
+        return Committed(offset, of_kafka_streams=_is_of_kafka_streams(words[0]))
 
     @property
     def metadata(self) -> str:
@@ -180,6 +184,19 @@ class Committed:
             times.append(f" {_TOPIC:x}:{self.topic}")
         beside = f" {self.beside}" if self.beside or times else ""
         return f"ic {self.stream_time} {self.term or 0}{beside}{''.join(times)}"
+
+
+def _is_of_kafka_streams(metadata: str) -> bool:
+    """Whether Kafka Streams has written this beside an offset: Base64 of a version, a time in 8 bytes, and more.
+
+    Source: Kafka Streams `TopicPartitionMetadata`, of which there are the versions 1 and 2.
+    """
+    try:
+        data = b64decode(metadata, validate=True)
+    except ValueError:
+        return False
+    time_ms = int.from_bytes(data[1:9], "big", signed=True)
+    return len(data) >= 9 and 1 <= data[0] <= _MOST_VERSIONS and -1 <= time_ms < _FAR_MS
 
 
 def topic_number(topic_id: str) -> int:

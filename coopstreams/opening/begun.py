@@ -16,6 +16,11 @@ The first task without an offset of a source triggers a check of the whole appli
 An offset without our metadata was set by another tool. That is allowed, as with any consumer, but told: the state stays
 where it was, so records are processed into it a second time, or are missing.
 
+Kafka Streams gives its group, changelogs and repartition topics the names that we give ours, and tells its offsets by
+their metadata. Most of its rows have the bytes of ours. Those of joins of streams and by foreign keys, of versioned
+tables and of `suppress` have not, and which operator wrote a row is not known. So where its offsets are and a changelog
+has records, the application is refused; an application without state goes on at the offsets.
+
 Invariant: changelog ends and individual commits are read before offsets, so an application that is just beginning
 elsewhere never counts as one that lost its offsets.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
@@ -29,6 +34,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import OffsetStore
+from coopstreams.commit.record import Committed
 from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import Log
 from coopstreams.tasks.resolved_topology import ResolvedTopology
@@ -70,6 +76,11 @@ class Begun:
         Raises:
             ConfigError: it has lost its position; the message has the cure.
         """
+        of_streams = [
+            at for at, opening in openings.items() if opening.committed and opening.committed.of_kafka_streams
+        ]
+        if of_streams:
+            self._refuse_state_of_streams(min(of_streams))
         self._tell_foreign(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
@@ -112,6 +123,9 @@ class Begun:
             return
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}
+        of_streams = [at for at, row in rows.items() if row is not None and Committed.parse(*row).of_kafka_streams]
+        if of_streams:
+            self._refuse_state_of_streams(min(of_streams))
         lost = sorted(source for source in every - known - beside if source.topic not in self.new())
         # A reset that had a topic made anew began it without a plain offset.
         orphans = sorted(source for source in every & beside - known if not follower.anew(source, None))
@@ -125,6 +139,27 @@ class Begun:
             new = all(source.topic in self.new() for source in read)
             if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
+
+    def _refuse_state_of_streams(self, source: TopicPartition) -> None:
+        """Refuse the changelogs of an application of Kafka Streams, which has committed an offset of `source`."""
+        resolved = self.resolved()
+        kept = [
+            TopicPartition(self.changelog(store), partition)
+            for number, program in resolved.programs.items()
+            for store in program.subtopology.stores
+            if store.logged and store.source is None
+            for partition in range(resolved.topics.tasks[number] or 0)
+        ]
+        ends = self.log.end_offsets(kept)
+        if written := next((changelog for changelog in kept if ends[changelog]), None):
+            raise ConfigError(
+                f"group {self.group!r} is that of an application of Kafka Streams: it has committed {source}, and "
+                f"{written} has records of it. coopstreams keeps rows of joins, versioned tables and suppress in "
+                "another form, so it does not go on from them. Run this program under another application.id: it "
+                "begins anew, and the other application may go on beside it. Or, if that is stopped for good, run "
+                "`coopstreams reset`: it deletes the changelogs and repartition topics, and this program begins anew "
+                "under this id, and writes its results again"
+            )
 
     def _tell_foreign(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]) -> None:
         """Warn of positions that another tool has set, if the task has state."""

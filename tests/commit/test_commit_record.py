@@ -156,6 +156,25 @@ def test_metadata_of_others_makes_a_foreign_offset(metadata: str | None) -> None
     assert Committed.parse(7, metadata) == Committed(7, -1, None)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "streams"),
+    [
+        ("AgAAAaIft6SK", True),  # as Kafka Streams 4.3.1 has written it
+        ("AgAAAaIft6SK\0", True),
+        ("Av//////////", True),  # no stream time yet
+        ("AQAAAaIft6SK", True),  # before Kafka Streams 3.0
+        ("AgAAAaIft6SKAAAAAQ==", True),  # with what processors have stored
+        ("AAAAAaIft6SK", False),
+        ("AgAAAaIft6", False),
+        ("ready", False),
+        ("Av7/////////", False),
+    ],
+)
+def test_offsets_of_kafka_streams_are_told_by_their_metadata(metadata: str, streams: bool) -> None:
+    committed = Committed.parse(7, metadata)
+    assert (committed.offset, committed.term, committed.of_kafka_streams) == (7, None, streams)
+
+
 def test_a_plain_offset_names_its_topic_where_versions_that_know_no_topics_have_an_operator_time() -> None:
     topic = topic_number("GMDMTpr4SkqKmMeZCUjO0g")
     assert Committed(7, -1, 3, topic=topic).metadata == "ic -1 3 0 0:3058588115524525430"

@@ -272,3 +272,29 @@ def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
     app.offsets = {REPARTITION: (3, metadata)}
     assert app.open(1) == [3]
     assert ("begins at offset 3, which this application has not committed" in caplog.text) is told
+
+
+OF_KAFKA_STREAMS = "AgAAAaIft6SK"
+
+
+@pytest.mark.parametrize("opened", [(1, 0), (1, 1), (0, 0)])
+def test_the_state_of_an_application_of_kafka_streams_is_no_state_of_ours(opened: tuple[int, int]) -> None:
+    """Its changelogs have the names of ours: a join by foreign keys went on, and did not find its rows.
+
+    The partitions without an offset and the tasks without state are refused, too.
+    """
+    app = Application()
+    app.write(CHANGELOG, 0)
+    app.offsets = {ORDERS: (3, OF_KAFKA_STREAMS), REPARTITION: (3, OF_KAFKA_STREAMS)}
+    with pytest.raises(
+        ConfigError,
+        match=rf"'app' is that of an application of Kafka Streams: it has committed .*-0, and {CHANGELOG}-0 has records"
+        ".*another application.id.*`coopstreams reset`",
+    ):
+        app.open(*opened)
+
+
+def test_without_state_an_application_goes_on_at_the_offsets_of_kafka_streams() -> None:
+    app = Application()
+    app.offsets = {ORDERS: (3, OF_KAFKA_STREAMS), REPARTITION: (5, OF_KAFKA_STREAMS)}
+    assert [app.open(0), app.open(1), app.open(0, 1)] == [[3], [5], [0]]
