@@ -93,11 +93,10 @@ def check_stopped(coordinator: GroupAdmin) -> None:
     Raises:
         GroupError: it has members. Stop them; a dead member is removed after `session.timeout.ms`.
     """
-    members = coordinator.describe().members
-    if members:
+    if inhabitants := coordinator.describe().inhabitants:
         raise GroupError(
-            f"group {coordinator.group} has {len(members)} members: stop all instances, then try again. "
-            "One that was killed is counted until session.timeout.ms is over"
+            f"group {coordinator.group} has {inhabitants}: stop all instances, then try again. "
+            "One that was killed, and each of Kafka Streams, is counted until its session.timeout.ms is over"
         )
 
 
@@ -118,7 +117,8 @@ def carry_out(
     stays without offsets: after a failed backfill, for example, only such a group can run one again.
 
     Raises:
-        GroupError: the group has members. Nothing is done, or, if they joined just now, only local state is deleted.
+        GroupError: the group has members. Nothing is done; if they joined just now, local state and changelogs are
+            deleted.
         StateLockedError: a process uses the local state. Stop it.
         LogError: no answer in time, or refused: repeat the reset; the application does not start before that.
     """

@@ -46,7 +46,8 @@ class GroupAdmin:
         Raises:
             LogError: refused, or no answer in time.
         """
-        return self._ask(requests.describe_group(self.group))
+        described = self._ask(requests.describe_group(self.group))
+        return described if described.state != "Dead" else self._ask(requests.list_group(self.group))
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> requests.Offsets:
         """Return the plain offset and metadata of each partition; `partitions` None: of all that have one.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import DescribeGroupsRequest, ListTransactionsRequest
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
@@ -78,10 +78,19 @@ class DescribedGroup:
     """A group as its coordinator knows it.
 
     Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (it does not exist).
+    `protocol` is that of the members: classic, as ours; the members of another (`consumer`, `streams`) are not listed.
     """
 
     state: str
     members: tuple[DescribedMember, ...]
+    protocol: str = "classic"
+
+    @property
+    def inhabitants(self) -> str:
+        """The members in words, with their number as far as it is known; empty: there are none."""
+        if self.protocol != "classic":
+            return "" if self.state in ("Empty", "Dead") else f"members (of the protocol {self.protocol})"
+        return f"{len(self.members)} members" if self.members else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +227,23 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
     )
 
 
+def list_group(group: str) -> Exchange[DescribedGroup]:
+    """Ask the group coordinator for the state and the protocol of a group of any protocol, without its members.
+
+    Of a group whose members speak a newer protocol (KIP-848, KIP-1071), `describe_group` returns that it is Dead.
+    """
+
+    def read(response: Any) -> DescribedGroup:
+        check(response.error_code, group)
+        found = next((one for one in response.groups if one.group_id == group), None)
+        if found is None:
+            return DescribedGroup("Dead", ())
+        return DescribedGroup(found.group_state, (), (found.group_type or "classic").lower())
+
+    request = ListGroupsRequest(min_version=4, states_filter=[], types_filter=[])
+    return Exchange(f"listing group {group}", request, read, Attempt(group=group))
+
+
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
     """Ask the transaction coordinator for a new producer epoch: it aborts the open transaction of the old one."""
     request = InitProducerIdRequest(
@@ -317,7 +343,9 @@ def refusal(
         )
     if isinstance(error, errors.InconsistentGroupProtocolError):
         return GroupError(
-            f"group {group} is in use by other consumers. Give this application another application.id, or stop them."
+            f"group {group} is in use by other consumers. Give this application another application.id, or stop them. "
+            "Those of Kafka Streams do not leave when they are stopped: they count until their session.timeout.ms is "
+            "over (45 s unless set)."
         )
     if isinstance(error, errors.InvalidSessionTimeoutError):
         return GroupError(

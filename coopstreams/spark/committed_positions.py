@@ -34,10 +34,10 @@ def check_stopped(config: Config) -> None:
     """
     application = config["application.id"]
     with GroupAdmin(config.client, application) as admin:
-        members = admin.describe().members
-    if members:
+        inhabitants = admin.describe().inhabitants
+    if inhabitants:
         raise GroupError(
-            f'"{application}" has {len(members)} members: state is rebuilt from the source for an application that '
+            f'"{application}" has {inhabitants}: state is rebuilt from the source for an application that '
             "stands still. Stop all its "
             "instances, then try again."
         )

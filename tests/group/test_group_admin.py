@@ -7,6 +7,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
+from coopstreams.admin.application_reset import check_stopped
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.codec import decode_assignment, decode_subscription
 from coopstreams.topology.columns import TopicPartition
@@ -46,6 +47,25 @@ def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(
     assert hosts == {"host-1", "host-2"}
     tasks = [task for member in group.members for task in decode_assignment(member.assignment, member.id).tasks]
     assert sorted(tasks) == sorted(task for instance in app.instances.values() for task in instance.tasks)
+
+
+def test_a_group_whose_members_speak_a_newer_protocol_is_not_taken_for_one_without_members(kafka: Kafka) -> None:
+    """`coopstreams reset` deleted the changelogs of an application of Kafka Streams while it ran."""
+    topic, group = kafka.topic("input", 1), kafka.unique("group")
+    stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "group.protocol": "consumer"})
+    stranger.subscribe([topic])
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, group) as admin:
+        try:
+            eventually(lambda: bool(stranger.poll(0.1) or stranger.assignment()), 60, lambda: "no assignment")
+            found = admin.describe()
+            assert (found.state, found.protocol) == ("Stable", "consumer")
+            assert found.inhabitants == "members (of the protocol consumer)"
+            with pytest.raises(GroupError, match=r"has members \(of the protocol consumer\): stop all instances"):
+                check_stopped(admin)
+        finally:
+            stranger.close()
+        eventually(lambda: admin.describe().inhabitants == "", 60, lambda: str(admin.describe()))
+        check_stopped(admin)
 
 
 @pytest.mark.parametrize("before", [True, False])
