@@ -256,10 +256,9 @@ class Instance:
         """Hold an error that a lost membership may explain, and ask the group; return whether the error is held."""
         if not failure.doubtful:
             return False
-        held = self._doubts.hold(failure, self.member.ask())
-        level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING
+        sure = self.member.sure(self._doubts.hold(failure, self.member.ask()).epoch)
         then = "the group is asked whether this process still is a member before that counts"
-        log.log(level, "%s: %s; %s", failure.where, failure.error, then)
+        log.log(logging.INFO if sure else logging.WARNING, "%s: %s; %s", failure.where, failure.error, then)
         return True
 
     def _settle_doubts(self) -> Failed | None:
@@ -276,8 +275,7 @@ class Instance:
 
     def _failed_at_last(self) -> Failed | None:
         """Return the error of a stream thread that failed while the instance drained."""
-        doubtful = next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
-        if doubtful is not None:
+        if doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None):
             return doubtful
         with suppress(Empty):
             while True:
@@ -295,8 +293,7 @@ class Instance:
             case Assigned():
                 self._say_why(event.waits)
                 self._assigned, self._doubts.epoch = event, event.epoch
-                ended = next((member.info for member in event.cluster.members if member.info.ending), None)
-                if ended is not None:
+                if ended := next((member.info for member in event.cluster.members if member.info.ending), None):
                     why = f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
                     return Failed(ApplicationStoppedError(why), "group")
                 for message in self.components.twins(event.cluster):
@@ -326,7 +323,10 @@ class Instance:
                 self._do(self.registry.lost())
             case Opened(incarnation):
                 self._opened[incarnation.id] = incarnation
-                self._do(self.registry.opened(incarnation.id))
+                try:
+                    self._do(self.registry.opened(incarnation.id))
+                except CoopStreamsError as error:  # an operator reads rows when it begins, as `suppress` does
+                    return Failed(error, f"task {incarnation.id}")
             case Closed(task) if self.tasks.get(task.id) is task:
                 self._do(self.registry.closed(task.id))
                 self._forget([task])  # last: what has moved away is deleted while the database is open

@@ -14,8 +14,19 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, StreamsState, TimeWindows, Topology, serdes
-from coopstreams.topology.errors import CoopStreamsError, ProcessingError
+from coopstreams import (
+    CoopStreams,
+    Failure,
+    Retry,
+    StreamsBuilder,
+    StreamsState,
+    StreamThreadExceptionResponse,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
+from coopstreams.topology.errors import CoopStreamsError, ProcessingError, SerdeError
 from tests.broker.counting import failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
@@ -327,3 +338,31 @@ def test_a_block_that_fails_after_its_application_has_ended_says_by_what(
     assert said in raised.value.__notes__[0]
     assert f"{topic}" in raised.value.__notes__[0]
     assert any(said.replace("had", "has") in record.getMessage() for record in caplog.records)
+
+
+def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store(kafka: Kafka, tmp_path: Path) -> None:
+    """The process ended with a KeyError, of a task that had never begun, and did not ask `on_error`."""
+    source, application, answers = kafka.topic("in"), kafka.unique("bad"), []
+    builder = StreamsBuilder(application)
+    windows = (
+        builder.stream(source, key=serdes.text, value=serdes.text).group_by_key().windowed_by(TimeWindows(hours=1))
+    )
+    windows.count().suppress(until_window_closes(), name="final").to_stream().to(kafka.topic("out"))
+
+    def end(error: BaseException) -> StreamThreadExceptionResponse:
+        answers.append(error)
+        return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+
+    kafka.write(source, [("a", "1")])
+    kept = f"{application}-final-store-changelog"
+    with CoopStreams(builder.build(), kafka.config(tmp_path / "first")):
+        eventually(
+            lambda: kept in kafka.topics() and read_topic(kafka.bootstrap, kept) != [], 60, lambda: "nothing is held"
+        )
+    [row] = read_topic(kafka.bootstrap, kept)
+    kafka.write(kept, [(row.key, b"4")])
+    again = CoopStreams(builder.build(), kafka.config(tmp_path / "second"), on_error=end)
+    error = failure_of(again)
+    assert isinstance(error, SerdeError)
+    assert 'store "final-store": the value of key' in str(error)
+    assert answers == [error]
