@@ -43,14 +43,16 @@ class Reset:
     """The plan of a reset.
 
     Shape: `topics` are the other ones to be deleted, in this order. `sources` are the partitions whose offsets are to
-    be chosen, `begun_anew` those of topics that are deleted. `left` look like internal topics of the application, but
-    neither version has them; they stay.
+    be chosen, `begun_anew` those of topics that are deleted; `gone` are topics of that kind that another tool has
+    deleted, as Kafka Streams' reset does: the group may have individual commits of them. `left` look like internal
+    topics of the application, but neither version has them; they stay.
     """
 
     changelogs: tuple[str, ...]
     topics: tuple[str, ...]
     sources: tuple[TopicPartition, ...]
     begun_anew: tuple[TopicPartition, ...]
+    gone: tuple[str, ...]
     left: tuple[str, ...]
     share_group: str | None
     """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
@@ -82,6 +84,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | No
         tuple(name for name in names if name in counts and internal.get(name) != "changelog"),
         partitions(sources),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
+        tuple(name for name, kind in internal.items() if kind == "repartition" and name not in counts),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
         share_group(application) if topology.unordered_topics or (last is not None and last.unordered) else None,
     )
@@ -128,7 +131,7 @@ def carry_out(
     log.delete_topics(reset.changelogs)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
-        reset_offsets(log, coordinator, targets, unnamed=reset.begun_anew)
+        reset_offsets(log, coordinator, targets, unnamed=reset.begun_anew, gone=reset.gone)
     if reset.share_group is not None:
         delete_group(reset.share_group)
     log.delete_topics(reset.topics)

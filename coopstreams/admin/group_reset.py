@@ -62,11 +62,14 @@ def reset_offsets(
     targets: Mapping[TopicPartition, int],
     *,
     unnamed: Collection[TopicPartition] = (),
+    gone: Collection[str] = (),
     forwards: bool = False,
 ) -> None:
     """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
 
     `unnamed`: the partitions whose topics are about to be made anew: their positions are those in the new topics.
+    `gone`: topics without partitions now, which are made anew as well: individual commits of them are reset. Kafka has
+    deleted the plain offsets with the topics, and takes none.
     `forwards`: it does not process that again. Only key ranges that stand before an offset are put there; the metadata
     of a consumer stays.
 
@@ -81,6 +84,8 @@ def reset_offsets(
     try:
         coordinator.commit({follower.partition: (follower.tail, "")})
         catch_up(follower, check=False)
+        left = {at for at in follower.sources() if at.topic in gone}
+        targets, unnamed = {**targets, **dict.fromkeys(left, 0)}, {*unnamed, *left}
         if forwards:
             follower.check_readable()
         damaged = _damaged(follower, targets)
@@ -116,7 +121,8 @@ def reset_offsets(
             mirrored = Committed(
                 low.position, low.stream_time, key.term, beside, low.operator_times, topic_number(topic_id)
             )
-            plain[partition] = low.position, mirrored.metadata
+            if partition not in left:
+                plain[partition] = low.position, mirrored.metadata
         for bad in damaged:
             writer.append(
                 follower.partition.topic,

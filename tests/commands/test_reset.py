@@ -19,7 +19,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
 from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology.errors import AccessDeniedError, ConfigError, GroupError, StateLockedError
-from tests.broker.counting import await_running, await_table
+from tests.broker.counting import await_running, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.command_line import app
 from tests.conftest import Kafka
@@ -162,6 +162,27 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka:
 
 
 @pytest.mark.slow
+@pytest.mark.broker
+def test_internal_topics_that_another_tool_has_deleted_do_not_stand_in_the_way_of_a_reset(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """As `kafka-streams-application-reset` does. Individual commits of the repartition topic were left: each start was
+    refused after the reset that its message had asked for.
+    """
+    counting, now_ms = WordCount.make(kafka, tmp_path), int(time.time() * 1000)
+    with counting.app() as running:
+        await_running([running])
+        written = counting.write(WORDS, now_ms - 60_000)
+        await_table(running, written)
+    for topic in counting.internal:
+        if topic.endswith(("-changelog", "-repartition")):
+            kafka.delete(topic)
+    assert "`coopstreams reset APP`" in str(failure_of(counting.app()))
+    assert counting.reset("--yes").exit_code == 0
+    with counting.app() as running:
+        await_table(running, written)
+
+
 @pytest.mark.broker
 def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_path: Path) -> None:
     counting = WordCount.make(kafka, tmp_path)
