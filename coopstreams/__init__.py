@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
+    from coopstreams.topology.keys import partition_of
     from coopstreams.topology.processors import (
         CallContext,
         OwnRow,
@@ -109,6 +110,7 @@ __all__ = [
     "field",
     "key_value_store",
     "log_and_skip_on_invalid_timestamp",
+    "partition_of",
     "serdes",
     "session_store",
     "until_time_limit",
@@ -146,6 +148,7 @@ _HOME = {
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
+        "coopstreams.topology.keys": "partition_of",
         "coopstreams.topology.processors": "CallContext OwnRow Processor ProcessorContext Punctuation "
         "RecordMetadata key_value_store session_store versioned_store window_store",
         "coopstreams.topology.records": "Record TimestampedRecord",

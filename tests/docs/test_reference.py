@@ -87,6 +87,7 @@ def test_the_guide_lists_every_serde() -> None:
         "avro",
         "json_schema",
         "protobuf",
+        "session_windowed",
         "windowed",
     }
     assert listed == {f"serdes.{name}" for name in known} | {"Serde"}
