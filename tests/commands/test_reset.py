@@ -183,6 +183,7 @@ def test_internal_topics_that_another_tool_has_deleted_do_not_stand_in_the_way_o
         await_table(running, written)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_path: Path) -> None:
     counting = WordCount.make(kafka, tmp_path)
