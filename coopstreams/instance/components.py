@@ -396,7 +396,7 @@ class Components:
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
         looks = self.restrictions.look, lambda: grown(self.topology, self.topics.partitions, self.watching.partitions())
-        asked = emit, self.changelog, *looks, paused, all_read
+        asked = emit, self.changelog, self.globals.topic_ids, *looks, paused, all_read
         return Watcher(*looked_at, self.purged(), purge_every_s, rests_s, *asked, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:

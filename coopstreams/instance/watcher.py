@@ -1,7 +1,8 @@
 """The watcher: a thread that measures lags and rates, finds stalled tasks, counts, looks at the cluster's policy, and
 purges repartition topics.
 
-It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance. If a
+It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance, and
+so does the recreated topic of a global table, of which the reader would go on in the middle of the new one. If a
 changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
 written since. So the watcher reports it, and the tasks go on. (Turned down: opening them again at once. It would lose
 state that can still be rebuilt from the source.) A source that has got partitions is reported as well: no task reads
@@ -29,6 +30,7 @@ from coopstreams.instance.quiet import QuietSources
 from coopstreams.instance.task_registry import State, TaskRegistry
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
+from coopstreams.opening.globals import MADE_ANEW
 from coopstreams.state.checkpoints import NO_TOPIC
 from coopstreams.tasks.events import Event, Failed, PolicyChanged
 from coopstreams.tasks.repeats import Sayings
@@ -235,6 +237,7 @@ class Watcher:
         rests_s: float,
         emit: Callable[[Event], None],
         changelog: Callable[[StoreSpec], str],
+        global_ids: Mapping[str, str],
         look_at_policy: Callable[[], PolicyChanged | None],
         look_at_growth: Callable[[], Mapping[str, str]],
         paused: Callable[[], bool],
@@ -257,6 +260,7 @@ class Watcher:
         self._purge_at = self._host.now() + purge_every_s
         self._emit = emit
         self._changelog = changelog
+        self._global_ids = global_ids
         self._look_at_policy = look_at_policy
         self._look_at_growth = look_at_growth
         self._paused, self._all_read = paused, all_read
@@ -342,6 +346,17 @@ class Watcher:
                 ):
                     raise made_anew(task.progress.author.group, source, task.progress.durable(source))
 
+    def _compare_globals(self, ids: dict[str, str]) -> None:
+        """Report a recreated topic of a global table: rows of the old one stay, and records of the new one were missed.
+
+        The reader does not notice if the new topic already has a record at its next offset.
+        """
+        for topic, known in self._global_ids.items():
+            if topic not in ids:
+                ids[topic] = self._id_of(topic)
+            if NO_TOPIC not in (known, ids[topic]) and known != ids[topic]:
+                self._emit(Failed(OffsetOutOfRangeError(f"{MADE_ANEW} ({topic})"), "global tables"))
+
     def _compare(self, tasks: dict[TaskId, Task]) -> None:
         """Find the tasks whose changelogs were recreated or deleted.
 
@@ -350,6 +365,7 @@ class Watcher:
         """
         ids: dict[str, str] = {}
         self._compare_sources(tasks, ids)
+        self._compare_globals(ids)
         found: dict[TaskId, str] = {}
         for id_, task in tasks.items():
             for store, topic_id in task.state.topic_ids.items():

@@ -1,7 +1,7 @@
 """The global tables of an instance: each is loaded in full before the first task starts, then kept up to date.
 
 Every instance reads every partition of their topics, outside of the group and without commits: after a restart it reads
-all rows again.
+all rows again. So there is no committed position that would name the topic by id: `topic_ids` does, for the watcher.
 
 Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called. A record that
 cannot be deserialised goes to the deserialisation handler, as elsewhere; one at which the processor of a global store
@@ -28,6 +28,11 @@ from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import GlobalTable
 
+MADE_ANEW = (
+    "the topic of a global table was deleted and made anew, or has lost records that were not read yet. The next start "
+    "reads it from its beginning"
+)
+
 log = logging.getLogger(__name__)
 
 _BATCH = 10_000
@@ -53,6 +58,8 @@ class Globals:
         self._closing = list(self.rows.values())
         self.loaded = False
         """Whether `load` has read everything."""
+        self.topic_ids: dict[str, str] = {}
+        """The ids of the topics before anything was read of them; empty until `load` has asked."""
         self._left: dict[TopicPartition, tuple[int, int]] = {}
         """While loading: the next offset of each partition that is not read to its end, and that end."""
         self._held = frozenset[TopicPartition]()
@@ -82,6 +89,7 @@ class Globals:
         if self._reader is None:
             self.loaded = True
             return
+        self.topic_ids |= {topic: self._log.topic_id(topic) for topic in sorted({at.topic for at in self._of})}
         ends = self._log.end_offsets(self._of)
         starts = {partition: self._log.start_offset(partition) for partition in self._of}
         self._reader.assign({partition: Position(start) for partition, start in starts.items()})
@@ -148,10 +156,7 @@ class Globals:
         try:
             fetched = self._reader.fetch(_BATCH, _WAIT_S)
         except OffsetOutOfRangeError as error:
-            raise OffsetOutOfRangeError(
-                "the topic of a global table was deleted and made anew, or has lost records that were not read yet. "
-                f"The next start reads it from its beginning ({str(error).partition(': ')[0]})"
-            ) from error
+            raise OffsetOutOfRangeError(f"{MADE_ANEW} ({str(error).partition(': ')[0]})") from error
         for batch in fetched:
             for rows in self._of[batch.partition]:
                 rows.apply(batch.partition, batch.columns, self._on_failure)

@@ -47,6 +47,7 @@ class Watched(Engine):
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
         self.silent = frozenset[int]()
+        self.global_ids: dict[str, str] = {}
         self.watcher = Watcher(
             self.log,
             lambda partitions: dict.fromkeys(partitions, self.silent),
@@ -60,6 +61,7 @@ class Watched(Engine):
             0.005,
             self.events.put,
             lambda spec: self.changelog(spec.name),
+            self.global_ids,
             lambda: None,
             dict,
             lambda: False,
@@ -334,6 +336,23 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
         match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`",
     ):
         watched.watcher._compare(watched.open_tasks)
+
+
+def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends_the_instance(watched: Watched) -> None:
+    watched.log.create_topics([TopicSpec("names", 1), TopicSpec("unread", 1)])
+    watched.global_ids |= {"names": watched.log.topic_id("names"), "unread": ""}  # the latter: brokers without ids
+    watched.watcher._compare({})
+    watched.log.delete_topics(["names", "unread"])
+    watched.watcher._compare({})
+    assert watched.events.empty()
+    watched.log.create_topics([TopicSpec("names", 1), TopicSpec("unread", 1)])
+    watched.watcher._compare({})
+    told = watched.events.get_nowait()
+    assert isinstance(told, Failed)
+    assert told.where == "global tables"
+    assert isinstance(told.error, OffsetOutOfRangeError)
+    assert "deleted and made anew" in str(told.error)
+    assert str(told.error).endswith("The next start reads it from its beginning (names)")
 
 
 def test_an_offset_that_is_gone_is_explained_by_a_source_that_was_made_anew_and_by_nothing_else(

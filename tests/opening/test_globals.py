@@ -60,6 +60,22 @@ def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
     table.stop()
 
 
+def test_the_topics_are_noted_as_they_were_before_anything_was_read_of_them() -> None:
+    log = written((b"a", b"1"))
+    table, topic_id = tables_of(log), log.topic_id("names")
+
+    def made_anew() -> bool:
+        log.delete_topics(["names"])
+        log.create_topics([TopicSpec("names", 3)])
+        return True
+
+    assert table.topic_ids == {}
+    table.load(made_anew)
+    assert table.topic_ids == {"names": topic_id}
+    assert log.topic_id("names") != topic_id
+    table.stop()
+
+
 def test_an_empty_topic_is_loaded_at_once_and_a_cancelled_load_ends() -> None:
     empty, full = tables_of(written()), tables_of(written((b"a", b"1")))
     empty.load(lambda: False)
