@@ -1,7 +1,7 @@
 """The state folder of an instance: its lock, its databases and the files on disk.
 
     <state.dir>/<application id>/instance-<n>/
-        lock                 held while the process lives; has its process id
+        lock                 held while the process lives, not by its forked children; has its process id
         format               version of everything below
         application          the application id, for which the folder was made
         topology-topic-id    where the rows of stores without a changelog are from, see `begin`
@@ -76,7 +76,7 @@ class StateDirectory:
         self._open: dict[tuple[int, int], _Open] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock_file = _take_lock(self.folder)
+            self._folder_lock = _Lock(self.folder)
             try:
                 _check_format(self.folder)
                 _check_application(self.folder, application_id)
@@ -89,7 +89,7 @@ class StateDirectory:
                 for doomed in self.folder.glob(f"*{_DOOMED}"):
                     shutil.rmtree(doomed, ignore_errors=True)
             except BaseException:
-                os.close(self._lock_file)
+                self._folder_lock.release()
                 raise
         except OSError as error:
             raise StateError(
@@ -207,9 +207,7 @@ class StateDirectory:
                 self._open.clear()
             for at, known in opened.items():
                 self._close(at, known.database)
-            if self._lock_file >= 0:
-                os.close(self._lock_file)
-                self._lock_file = -1
+            self._folder_lock.release()
 
     def _path(self, at: tuple[int, int]) -> Path:
         return self.folder / f"{at[0]}_{at[1]}"
@@ -219,7 +217,7 @@ class StateDirectory:
         return [path for path, name in names if name and (int(name[1]), int(name[2])) == at]
 
     def _use(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
-        if self._lock_file < 0:
+        if not self._folder_lock.held:
             raise StateError(f'state folder "{self.folder}" is closed')
         known = self._open.get(at)
         if known is None:
@@ -341,30 +339,65 @@ def delete_folder(folder: Path) -> None:
     Raises:
         StateLockedError: it is running; names the process.
     """
-    lock_file = _take_lock(folder)
+    lock = _Lock(folder)
     try:
         _remove(folder)
     finally:
-        os.close(lock_file)
+        lock.release()
 
 
-def _take_lock(folder: Path) -> int:
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError as error:
-        owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
-        os.close(file)
-        raise StateLockedError(
-            f'state folder "{folder}" is in use by process {owner}: stop it, or give this one another instance number '
-            "or state.dir"
-        ) from error
-    except OSError:
-        os.close(file)
-        raise
-    return file
+class _Lock:
+    """The lock of a state folder, from the beginning until `release`. `held`: whether this process has it.
+
+    A forked child closes its copy of the file: the kernel would keep the lock until the child ends as well.
+
+    Raises:
+        StateLockedError: another process has it, or this one; names the process and the cure.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            owner = os.pread(self._file, 20, 0).decode(errors="replace").strip() or "unknown"
+            self.release()
+            here = any(lock._folder == self._folder for lock in list(_LOCKS))
+            holder = f"another instance in this process ({owner})" if here else f"process {owner}"
+            raise StateLockedError(
+                f'state folder "{folder}" is in use by {holder}: stop it, or give this one another instance number '
+                "or state.dir"
+            ) from error
+        except OSError:
+            self.release()
+            raise
+        _LOCKS.add(self)
+
+    @property
+    def held(self) -> bool:
+        return self._file >= 0
+
+    def release(self) -> None:
+        """Give the lock up. Idempotent."""
+        _LOCKS.discard(self)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+_LOCKS: set[_Lock] = set()
+"""The locks that this process has."""
+
+
+def _release_all() -> None:
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
 
 
 def _check_format(folder: Path) -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -17,20 +14,13 @@ from coopstreams.state.directory import FORMAT, StateDirectory
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
+from coopstreams.topology.errors import StateCorruptError, StateError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
 BYTES = 1 << 30
-HOLD = """
-import sys
-from coopstreams.state.directory import FORMAT, StateDirectory
-directory = StateDirectory(sys.argv[1], "app", 0)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def fill(database: Database, key_range: KeyRange = WHOLE, keys: int = 1000) -> None:
@@ -162,46 +152,6 @@ def test_two_instances_have_folders_and_names_of_their_own(tmp_path: Path) -> No
     assert UUID(one.process_id) != UUID(two.process_id)
     one.close()
     two.close()
-
-
-def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StateLockedError) as caught:
-            StateDirectory(tmp_path, "app", 0)
-        message = str(caught.value)
-        assert str(tmp_path / "app" / "instance-0") in message
-        assert f"process {holder.pid}" in message
-        assert "another instance number or state.dir" in message
-        StateDirectory(tmp_path, "app", 1).close()
-    finally:
-        holder.stdin.close()
-        holder.wait(30)
-    StateDirectory(tmp_path, "app", 0).close()
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    holder.kill()
-    holder.wait(30)
-    holder.stdout.close()
-    StateDirectory(tmp_path, "app", 0).close()
-
-
-def test_the_same_process_cannot_open_a_folder_twice_either(tmp_path: Path) -> None:
-    directory = StateDirectory(tmp_path, "app", 0)
-    with pytest.raises(StateLockedError, match=f"process {os.getpid()}"):
-        StateDirectory(tmp_path, "app", 0)
-    directory.close()
 
 
 def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
