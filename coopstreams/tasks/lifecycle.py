@@ -98,13 +98,19 @@ class Lifecycle:
         """Return the response of `on_error` to an error; an error from another instance always ends this one.
 
         Raises:
-            ConfigError: it returns something else.
+            ConfigError: it returns something else. As whatever it raises, this hides the error, which is logged.
         """
         if self._on_error is None or isinstance(failure.error, ApplicationStoppedError):
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
-        answer = self._on_error(failure.error)
+        why = f"{failure.where}: {type(failure.error).__name__}: {failure.error}"
+        try:
+            answer = self._on_error(failure.error)
+        except BaseException:
+            log.error("%s; the instance ends because on_error raised", why)
+            raise
         if not isinstance(answer, StreamThreadExceptionResponse):
             members = ", ".join(str(member) for member in StreamThreadExceptionResponse)
+            log.error("%s; the instance ends because of the answer of on_error", why)
             raise ConfigError(f"on_error returned {answer!r}: it must be one of {members}") from failure.error
         if answer is StreamThreadExceptionResponse.REPLACE_THREAD and failure.thread is None:
             log.error(

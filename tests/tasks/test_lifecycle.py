@@ -48,8 +48,20 @@ def test_the_handler_answers_for_errors_of_this_instance_and_only_stream_threads
     assert ("it was the control thread that failed" in caplog.text) == (answer is REPLACE and response is CLIENT)
 
 
-def test_an_answer_that_is_none_of_the_responses_is_an_error_that_names_them() -> None:
+def test_the_error_of_which_a_handler_was_told_is_logged_if_the_handler_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: Any = {}
+    with pytest.raises(KeyError):
+        Lifecycle(on_error=answers.__getitem__).response(Failed(ERROR, "thread 1", thread=1))
+    assert f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends because on_error raised" in caplog.text
+
+
+def test_an_answer_that_is_none_of_the_responses_is_an_error_that_names_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     answers: Any = {ERROR: "replace-thread"}.get
     with pytest.raises(ConfigError, match=r"returned 'replace-thread': it must be one of .*REPLACE_THREAD") as raised:
         Lifecycle(on_error=answers).response(Failed(ERROR, "thread 1", thread=1))
     assert raised.value.__cause__ is ERROR
+    assert f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends" in caplog.text
