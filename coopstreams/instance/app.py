@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GIVE_UP_S = 5.0
+"""How long Ctrl-C, while a `with` block is entered, waits for the end of the instance: brokers may be silent."""
+
 
 class CoopStreams:
     """One instance of an application: a process of the group, with its tasks, state and query server.
@@ -222,8 +225,14 @@ class CoopStreams:
         self._thread = threading.Thread(
             target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True
         )
-        self._thread.start()
-        self._started.wait()
+        try:
+            self._thread.start()
+            self._started.wait()
+        except BaseException:  # Ctrl-C: there is no block whose end would stop it
+            self.stop()
+            with suppress(RuntimeError):  # the thread had not started
+                self._thread.join(GIVE_UP_S)
+            raise
         if self._error is not None:
             raise self._error
         return self

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
+from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.errors import ConfigError, LogError
 
 
@@ -33,6 +37,24 @@ def test_an_instance_that_could_not_start_does_not_start_behind_its_error_when_i
     for again in (app.run, app.__enter__, lambda: asyncio.run(entered())):
         with pytest.raises(RuntimeError, match="has run before, it is error: make another CoopStreams"):
             again()
+
+
+def test_ctrl_c_while_a_block_is_entered_ends_the_instance(tmp_path: Path) -> None:
+    """No block was entered, so nothing else would stop it: it would run on behind the program's back."""
+    app = without_brokers(tmp_path)
+
+    def strike() -> None:
+        while app.state is StreamsState.CREATED:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    with pytest.raises(KeyboardInterrupt), app:
+        pytest.fail("no broker answers")
+    striking.join()
+    assert app.state is StreamsState.NOT_RUNNING
+    StateDirectory(tmp_path, "retried", 0).close()
 
 
 @pytest.mark.parametrize(
