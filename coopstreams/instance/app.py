@@ -312,6 +312,7 @@ class CoopStreams:
                 if server is not None:
                     server.stop()
                 self._serving.end()
+                instance.release()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
         """Start the query server; it runs before the group knows this instance and until after it has left."""

@@ -77,6 +77,7 @@ class Instance:
         self._stop = self._host.signal()
         self.begun = False
         """Whether the instance has asked, or is about to ask, to join the group: then `stop` has to drain."""
+        self._threaded = False  # whether threads were started, which close what they use
         self.url: str | None = None
         """The address of the query server; set before `run`, so that the group learns it."""
         self.began = self._host.now()
@@ -122,6 +123,7 @@ class Instance:
         if self._stop.is_set():
             return
         self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
+        self._threaded = True
         self.opener.start()
         self._threads.start()
         self.member.start()
@@ -152,6 +154,12 @@ class Instance:
         self._stop.set()
         self._tell(Stopping())
         return self.begun
+
+    def release(self) -> None:
+        """Close the clients of threads that were not started, because `run` was not called, or did not begin."""
+        if not self._threaded:
+            for close in (self._threads.release, self.opener.release, self._dispatcher.close_reader):
+                close()
 
     def pause(self, paused: bool) -> None:
         """Pause or resume processing. Any thread.
@@ -487,14 +495,6 @@ class Instance:
                 closing.callback(end)
             closing.callback(self._subscription.stop)
             closing.callback(self.share.stop, deadline)
-            closing.callback(self._stop_threads, deadline)
+            closing.callback(self._threads.stop, lambda: max(0.1, deadline - self._host.now()))
             if clean:
                 self._do(self.registry.stop())
-
-    def _stop_threads(self, deadline: float) -> None:
-        for thread in self._threads:
-            if not thread.stop(max(0.1, deadline - self._host.now())):
-                log.error(
-                    "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
-                    thread.number,
-                )

@@ -1,11 +1,13 @@
 """The query server's `Backend` of an instance, over the task registry, the open tasks and the last assignment.
 
 Invariant: a view counts as owned only while this very opening of its task runs here and the group has lately answered a
-heartbeat: a suspended process that resumes owns nothing until the group has answered it.
+heartbeat: a suspended process that resumes owns nothing until the group has answered it. A forked child owns nothing:
+its copy of the instance has no threads, so what it reads would stay as it was.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
@@ -32,6 +34,7 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.catalog import stores_of
+from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.tasks.tally import dropped
@@ -78,6 +81,7 @@ class Serving:
         self._instance = instance
         self._details = details
         self._ended = False
+        self._pid = os.getpid()
         self._components = instance.components
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.components.process, ()))
         self._specs = {
@@ -139,7 +143,13 @@ class Serving:
         ]
 
     def global_view(self, store: str) -> GlobalView | None:
-        """Return a global table of this instance; None while it is still being loaded."""
+        """Return a global table of this instance; None while it is still being loaded.
+
+        Raises:
+            QueryError: TASK_MOVING: nobody updates it any more.
+        """
+        if self._over:
+            raise moving(self._over)
         return GlobalView(self._components.globals.rows[store]) if self._components.globals.loaded else None
 
     def health(self) -> Health:
@@ -236,7 +246,14 @@ class Serving:
         here = (
             self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
         )
-        return here and not self._ended and not task.closed and self._instance.member.sure(task.epoch)
+        return here and not self._over and not task.closed and self._instance.member.sure(task.epoch)
+
+    @property
+    def _over(self) -> str:
+        """Why nothing can be read here any more; empty: it can."""
+        if self._pid != os.getpid():
+            return f"this process was forked from {self._pid}, where the instance runs: ask that one over HTTP"
+        return "this instance has ended" if self._ended else ""
 
     def pin(self, task: TaskId) -> Database:
         """Keep a task's database open until `unpin`."""
@@ -255,6 +272,8 @@ class Serving:
 
     def _unread(self, id_: TaskId, task: Task | None, state: State) -> str:
         """Return why a task of this instance cannot be read."""
+        if self._over:
+            return self._over
         if state is not State.RUNNING or task is None:
             return self._why(id_, state)
         if self._instance.member.sure(task.epoch):

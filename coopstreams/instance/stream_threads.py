@@ -121,6 +121,22 @@ class StreamThreads:
             successor.retire()
         return dead
 
+    def stop(self, left_s: Callable[[], float]) -> None:
+        """End all threads; close the writers of those that have died, too, which would have been their successors'."""
+        for thread in self:
+            if thread.stop(left_s()):
+                thread.committer.close()
+            else:
+                log.error(
+                    "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
+                    thread.number,
+                )
+
+    def release(self) -> None:
+        """Close the writers of threads that were not started."""
+        for thread in self:
+            thread.committer.close()
+
     def pause(self, paused: bool) -> None:
         """Pause or resume all threads, and those that are added later."""
         with self._lock:

@@ -142,6 +142,11 @@ class Opener:
         if self._thread.is_alive():
             self._thread.join(10)
 
+    def release(self) -> None:
+        """Close the readers of an opener that was not started."""
+        self._restoring.close()
+        self._follower.close()
+
     def waits_for(self, task: TaskId) -> TaskWait:
         """Return why a task is not yet open. Any thread."""
         opening = self._openings.get(task)

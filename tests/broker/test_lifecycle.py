@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from coopstreams import (
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
+from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError, QueryError
 from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -261,3 +263,53 @@ def test_an_error_while_it_ends_does_not_leave_a_member_behind(
         app.__exit__(None, None, None)
     with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, counting.application) as admin:
         assert admin.describe().members == ()
+
+
+def clients() -> int:
+    """Return how many threads of Kafka clients this process has: librdkafka's, and those that bound its calls."""
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    bounded = [thread for thread in threading.enumerate() if thread.name == "bounded"]
+    return sum(name.startswith("rdk:") for name in names) + len(bounded)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of threads are read from /proc")
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+@pytest.mark.parametrize("ends", ["failed", "stopped", "never began", "could not begin"])
+def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path, guarantee: str, ends: str) -> None:
+    """The object may live on: a service that tries again has the next one beside it."""
+
+    def check(_: str, __: bytes) -> bool:
+        if ends == "failed":
+            raise ValueError("each")
+        return True
+
+    builder, source, names = StreamsBuilder(kafka.unique("ending")), kafka.topic("in"), kafka.topic("names")
+    table = builder.global_table(names, key=serdes.text, value=serdes.text, store="names")
+    stream = builder.stream(source, key=serdes.text, value=serdes.raw).filter(check)
+    stream.left_join(table, lambda _, name: name or "", on=lambda key, _: key, value=serdes.text).group_by_key().count(
+        store="counts"
+    )
+    counting = Counting(kafka, builder.build().application_id, source, names, builder.build())
+    counting.write(["a"] * 3)
+    if ends == "could not begin":
+        kafka.write(names, [(b"a", b"\xff")])
+    gc.collect()
+    before = clients()
+    app = counting.app(tmp_path, processing_guarantee=guarantee)
+    if ends == "never began":
+        app.stop()
+    if ends == "stopped":
+        with app:
+            await_table(app, {"a": 3})
+            read = [partial(app.store("counts").get, "a"), partial(app.store("names").get, "a")]
+            assert [each() for each in read] == [3, None]
+        for each in read:
+            with pytest.raises(QueryError, match="this instance has ended") as raised:
+                each()
+            assert raised.value.retryable
+    elif ends == "never began":
+        with app:
+            pass
+    else:
+        assert isinstance(failure_of(app), ProcessingError)
+    eventually(lambda: clients() <= before, 60, lambda: f"{clients()} threads, {before} before")

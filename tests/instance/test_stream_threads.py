@@ -71,6 +71,17 @@ class Thread:
     def pause(self, paused: bool) -> None:
         self.done.append(f"pause {paused}")
 
+    def stop(self, timeout_s: float) -> bool:
+        self.done.append(f"stop in {timeout_s:g} s")
+        return timeout_s > 1
+
+    @property
+    def committer(self) -> Thread:
+        return self
+
+    def close(self) -> None:
+        self.done.append("close")
+
     def successor(self, _: float) -> Thread:
         return Thread(self.number)
 
@@ -119,6 +130,18 @@ def test_the_last_threads_end_first_and_one_stays(threads: StreamThreads, told: 
     threads.ended(1)
     assert threads.capacity() == (2, [0, 2])
     assert threads.add() == "stream-1"
+
+
+def test_the_writer_of_a_thread_is_closed_when_it_has_ended_and_of_no_other(
+    threads: StreamThreads, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that has died leaves its writer to a successor, which does not come if the instance ends."""
+    made: list[Any] = list(threads)
+    left = iter([5.0, 0.1])
+    threads.stop(lambda: next(left))
+    assert made[0].done[-2:] == ["stop in 5 s", "close"]
+    assert made[1].done[-1] == "stop in 0.1 s"
+    assert "stream thread 1 did not stop in time" in caplog.text
 
 
 def _away(_: int) -> Any:

@@ -256,6 +256,7 @@ class KafkaLog:
             if not self._closed:
                 self._closed = True
                 self._consumer.close()
+                del self._admin  # which has no `close`: the last reference ends its threads and connections
                 if self._brokers is not None:
                     self._brokers.transactions.close()
 
