@@ -11,8 +11,8 @@ from typing import Any
 from coopstreams.query.asked import FAR
 from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.local import LocalReader, decided
-from coopstreams.query.problems import bad_request
-from coopstreams.query.router import locate
+from coopstreams.query.problems import bad_request, not_owner
+from coopstreams.query.router import KeyLocation, locate, owner_of
 from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.serdes import Windowed
 from coopstreams.topology.stores import session_key, window_key
@@ -23,8 +23,8 @@ class ReadOnlyStore:
     """A store of a running instance. Any thread may use it; reads block on the disk.
 
     Raises (each method):
-        QueryError: NOT_OWNER: another instance has the key, `details` has its id and URL; TASK_MOVING (`retryable`):
-            no instance can answer now; WRONG_KIND: the store is of another kind.
+        QueryError: NOT_OWNER: another instance has the key, `details` has its id and URL (None without); TASK_MOVING
+            (`retryable`): no instance can answer now; WRONG_KIND: the store is of another kind.
     """
 
     def __init__(self, backend: Backend, store: StoreInfo) -> None:
@@ -39,8 +39,7 @@ class ReadOnlyStore:
         if self._store.kind == "global":
             row = self._reader.global_table(self._store).get(data)
         else:
-            at = locate(self._store, data)
-            decided(self._backend.placement(), self._store, at, "local")
+            at = self._located(data)
             with self._reader.reading(self._store, at) as view:
                 row = view.store.get(data)
         if row is None:
@@ -58,8 +57,7 @@ class ReadOnlyStore:
         """
         self._expect("window", "session")
         data = self._store.key.serialize(key)
-        at = locate(self._store, data)
-        decided(self._backend.placement(), self._store, at, "local")
+        at = self._located(data)
         with self._reader.reading(self._store, at) as view:
             if self._store.kind == "window":
                 rows = [(window_key(data, one.start), one.value) for one in view.store.fetch(data, start_ms, end_ms)]
@@ -68,6 +66,18 @@ class ReadOnlyStore:
                 rows = [(session_key(data, one.start, one.end), one.value) for one in sessions]
         assert self._store.row_key is not None
         return [(self._store.row_key.deserialize(row), self._store.value.deserialize(value)) for row, value in rows]
+
+    def _located(self, key: bytes) -> KeyLocation:
+        """Return where a key of this instance is.
+
+        Over HTTP an owner without an address may be about to get one. Here it is an answer: the key is not ours.
+        """
+        at, placement = locate(self._store, key), self._backend.placement()
+        owner = None if placement.waits else owner_of(placement, self._store, at)
+        if owner is not None and owner.instance.url is None and owner.instance.id != placement.here:
+            raise not_owner(owner.instance.id, None)
+        decided(placement, self._store, at, "local")
+        return at
 
     def _expect(self, *kinds: str) -> None:
         if self._store.kind not in kinds:

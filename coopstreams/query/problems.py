@@ -81,11 +81,14 @@ def too_large(store: str, most: int) -> QueryError:
     return QueryError("TOO_LARGE", message, status=413)
 
 
-def not_owner(owner: str, url: str) -> QueryError:
+def not_owner(owner: str, url: str | None) -> QueryError:
     """Return the error of `local=true` at another instance than the owner."""
+    ask = (
+        "ask it, or leave out local=true" if url else "it serves no queries: give it http.listen or application.server"
+    )
     return QueryError(
         "NOT_OWNER",
-        f"instance {owner} owns the key; ask it, or leave out local=true",
+        f"instance {owner} owns the key; {ask}",
         status=421,
         details={"owner": owner, "url": url},
     )

@@ -44,6 +44,17 @@ def test_the_owner_reads_a_key_and_another_instance_is_told_the_owner(cluster: C
         assert (caught.value.code, caught.value.details["url"]) == ("NOT_OWNER", owner.url)
 
 
+def test_of_a_key_of_an_instance_without_an_address_the_owner_is_told_too(cluster: Cluster) -> None:
+    """Nothing moves: who asks again, as `TASK_MOVING` says, would do so for ever."""
+    owner, other = cluster.owner("counts", "w1"), cluster.other("counts", "w1")
+    cluster.locate(cluster.placed, without_url=[owner.name, other.name])
+    assert ReadOnlyStore(owner, INFOS["counts"]).get("w1") == 1
+    with pytest.raises(QueryError, match=f"instance {owner.name} owns the key; it serves no queries") as caught:
+        ReadOnlyStore(other, INFOS["counts"]).get("w1")
+    assert (caught.value.code, caught.value.retryable) == ("NOT_OWNER", False)
+    assert caught.value.details == {"owner": owner.name, "url": None}
+
+
 def test_each_kind_of_store_gives_python_values(cluster: Cluster) -> None:
     def read(store: str, key: Any) -> ReadOnlyStore:
         return ReadOnlyStore(cluster.owner(store, key), INFOS[store])
