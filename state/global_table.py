@@ -33,6 +33,8 @@ class GlobalRows:
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Apply records of the topic: the latest of a key is its row, and a tombstone deletes it. Ignores null keys.
 
+        A value that is read as None, such as JSON's `null`, deletes the row as well, as in other tables.
+
         If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
         """
         read = self.spec.value.deserialize
@@ -44,7 +46,10 @@ class GlobalRows:
                 try:
                     if check is not None:
                         check(key)
-                    self.entries[key] = Entry(read(value), timestamp, value)
+                    if (row := read(value)) is None:
+                        self.entries.pop(key, None)
+                    else:
+                        self.entries[key] = Entry(row, timestamp, value)
                 except Exception as error:  # noqa: BLE001 whatever a serde raises, the handler decides
                     headers = None if columns.headers is None else columns.headers[i]
                     offset = columns.offsets[i]

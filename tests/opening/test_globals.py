@@ -60,6 +60,16 @@ def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
     table.stop()
 
 
+def test_a_value_that_is_read_as_none_deletes_the_row_as_a_tombstone_does() -> None:
+    """As in other tables; a row without a value would be found by queries, and by no inner join."""
+    log = written((b"a", b"1"), (b"a", b"null"), (b"b", b"null"), (b"c", b"2"))
+    spec = StoreSpec("all-names", "key_value", serdes.text, serdes.json, logged=False)
+    table = tables_of(log, tables=[GlobalTable("names", spec)])
+    table.load(lambda: False)
+    assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"c": 2}
+    table.stop()
+
+
 def test_the_topics_are_noted_as_they_were_before_anything_was_read_of_them() -> None:
     log = written((b"a", b"1"))
     table, topic_id = tables_of(log), log.topic_id("names")
