@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GIVE_UP_S = 5.0
-"""How long Ctrl-C, while a `with` block is entered, waits for the end of the instance: brokers may be silent."""
+"""How long a block that is given up while it is entered waits for the end of the instance: brokers may be silent."""
 
 
 class CoopStreams:
@@ -194,6 +194,9 @@ class CoopStreams:
             await self._mount(block)
         except BaseException:
             self.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GIVE_UP_S):
+                    await block.ended.wait()
             raise
         if self._error is not None:  # it failed while this block waited for the loop
             await block.close()

@@ -57,6 +57,28 @@ def test_ctrl_c_while_a_block_is_entered_ends_the_instance(tmp_path: Path) -> No
     StateDirectory(tmp_path, "retried", 0).close()
 
 
+def test_a_block_of_asyncio_that_is_cancelled_while_it_is_entered_waits_for_the_end_of_the_instance(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a program that ends then leaves a member behind, which the group waits for."""
+    app = without_brokers(tmp_path)
+
+    async def entered() -> None:
+        async with app:
+            pytest.fail("no broker answers")
+
+    async def cancelled() -> None:
+        entering = asyncio.create_task(entered())
+        while app.state is StreamsState.CREATED:
+            await asyncio.sleep(0)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert app.state is StreamsState.NOT_RUNNING
+
+    asyncio.run(cancelled())
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [("gs://bucket/snapshots", "gcsfs"), ("s4://bucket", "Protocol not known: s4")],
