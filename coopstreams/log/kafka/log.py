@@ -463,12 +463,11 @@ class KafkaLog:
         attempt: Attempt,
         fine: Collection[int] = (),
     ) -> list[Any]:
-        """Return the results of an admin request, in the order of `what_for`; none: an error in `fine`.
-
-        It is retried, for all, while the cluster is unreachable.
-        """
+        """Return an admin request's results, in the order of `what_for`; none: an error in `fine`. Retried, for all."""
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
+            if self._closed:
+                raise LogError("this log is closed")
             seconds = patience.attempt_s()
             try:
                 answers = request(self._admin, what_for, request_timeout=seconds).values()
