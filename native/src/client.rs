@@ -12,16 +12,14 @@
 
 use crate::consumer;
 use crate::librdkafka::{
-    self, CONSUMER, DESTROYED, Functions, Message, NO_ERROR, Opaque, PERSISTED, PRODUCER, functions, nothing,
+    self, CONSUMER, DESTROYED, Functions, Message, NAME, NO_ERROR, Opaque, PERSISTED, PRODUCER, functions, nothing,
 };
+use crate::locked;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::catch_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// The name of these interceptors in librdkafka.
-pub const NAME: &CStr = c"coopstreams";
+use std::sync::Mutex;
 
 /// What is known of one producer.
 pub struct Client {
@@ -65,11 +63,6 @@ thread_local! {
 /// The producer that this thread has made last, once.
 pub fn take_made() -> Option<&'static Client> {
     MADE.take()
-}
-
-/// A lock also after a panic: what it guards here and in `consumer` is never half written.
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A record to produce. The bytes belong to the caller, and outlive the call.

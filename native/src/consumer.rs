@@ -12,8 +12,8 @@
 //! Turned down: reading each partition's own queue, which needs no repeated forwarding. Then the limits hold for each
 //! partition, which is 256 MiB each.
 
-use crate::client::{NAME, locked};
-use crate::librdkafka::{FATAL, Functions, Message, NO_ERROR, OnError, Opaque, functions, nothing};
+use crate::librdkafka::{FATAL, Functions, Message, NAME, NO_ERROR, OnError, Opaque, functions, nothing};
+use crate::locked;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};

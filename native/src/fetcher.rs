@@ -7,9 +7,9 @@
 //! Invariant: a fetch that fails after records were taken is the last one: none is left out silently.
 //! Invariant: no lock of ours is held while the interpreter's is waited for.
 
-use crate::client::locked;
 use crate::consumer::{Consumer, Error, Gone, take_made};
 use crate::librdkafka::{PARTITION_EOF, name_of};
+use crate::locked;
 use crate::pace::Pace;
 use crate::pile::{Pile, Row};
 use crate::router::Router;

@@ -6,112 +6,39 @@
 //!
 //! Two threads of Python run in it: one in `serve`, one by turns in `wait`, `take` and `give`. So a panic is an error there.
 
-use std::collections::VecDeque;
 use std::mem;
 use std::net::TcpListener;
 use std::os::fd::{FromRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tokio::sync::{oneshot, watch};
 use tokio::{net, runtime, time};
 
 use crate::front_connection::{Limits, refuse, run};
+use crate::front_queue::{Asked, Phase, Shared};
+use crate::locked;
 
 /// How long no connection is accepted after one could not be: there is no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What connections do from now on.
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub enum Phase {
-    Serving,
-    /// Finish the request that is under way.
-    Draining,
-    /// End.
-    Ended,
-}
-
-/// A request for keys, and where its answer goes. None: the server behind the front answers it.
-struct Asked {
-    target: Vec<u8>,
-    authorization: Option<Vec<u8>>,
-    at: Instant,
-    answer: oneshot::Sender<Option<Vec<u8>>>,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Asked>,
-    taken: Vec<Asked>,
-    refused: usize,
-    told: usize,
-    ended: bool,
-}
-
-/// What the connections and Python share.
-pub struct Shared {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    pub open: AtomicUsize,
-    phase: watch::Sender<Phase>,
-}
-
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Return the answer of Python; None: the server behind the front answers.
-    pub async fn ask(&self, target: Vec<u8>, authorization: Option<Vec<u8>>) -> Option<Vec<u8>> {
-        let (answer, answered) = oneshot::channel();
-        {
-            let mut queue = self.queue();
-            if queue.ended {
-                return None;
+/// Serve each connection that is made.
+async fn accept(shared: &Arc<Shared>, listener: net::TcpListener, limits: &Arc<Limits>) {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) if shared.open.load(Ordering::Relaxed) >= limits.connections => {
+                shared.refuse();
+                tokio::spawn(refuse(client, Arc::clone(limits)));
             }
-            queue.waiting.push_back(Asked {
-                target,
-                authorization,
-                at: Instant::now(),
-                answer,
-            });
-        }
-        self.changed.notify_one();
-        answered.await.ok().flatten()
-    }
-
-    fn refused(&self) {
-        self.queue().refused += 1;
-        self.changed.notify_one();
-    }
-
-    fn end(&self) {
-        let mut queue = self.queue();
-        queue.ended = true;
-        queue.waiting.clear();
-        queue.taken.clear();
-        drop(queue);
-        self.changed.notify_all();
-    }
-
-    async fn accept(self: &Arc<Self>, listener: net::TcpListener, limits: &Arc<Limits>) {
-        loop {
-            match listener.accept().await {
-                Ok((client, _)) if self.open.load(Ordering::Relaxed) >= limits.connections => {
-                    self.refused();
-                    tokio::spawn(refuse(client, Arc::clone(limits)));
-                }
-                Ok((client, _)) => {
-                    let held = Held::of(self);
-                    let (limits, phase) = (Arc::clone(limits), self.phase.subscribe());
-                    tokio::spawn(async move { run(client, &held.0, &limits, phase).await });
-                }
-                Err(_) => time::sleep(PAUSE).await,
+            Ok((client, _)) => {
+                let held = Held::of(shared);
+                let (limits, phase) = (Arc::clone(limits), shared.phase.subscribe());
+                tokio::spawn(async move { run(client, &held.0, &limits, phase).await });
             }
+            Err(_) => time::sleep(PAUSE).await,
         }
     }
 }
@@ -174,14 +101,8 @@ impl Front {
             idle: seconds(idle_s),
             read: seconds(read_s),
         };
-        let shared = Shared {
-            queue: Mutex::default(),
-            changed: Condvar::new(),
-            open: AtomicUsize::new(0),
-            phase: watch::Sender::new(Phase::Serving),
-        };
         Ok(Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new()),
             limits: Arc::new(limits),
             listener: Mutex::new(Some(listener)),
         })
@@ -189,7 +110,7 @@ impl Front {
 
     /// Accept connections and serve them, until `drain` and `end` were called.
     fn serve(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(listener) = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(listener) = locked(&self.listener).take() else {
             return Ok(());
         };
         py.detach(|| {
@@ -199,7 +120,7 @@ impl Front {
                 let mut phase = self.shared.phase.subscribe();
                 let listener = net::TcpListener::from_std(listener)?;
                 tokio::select! {
-                    () = self.shared.accept(listener, &self.limits) => {}
+                    () = accept(&self.shared, listener, &self.limits) => {}
                     _ = phase.wait_for(|&phase| phase >= Phase::Draining) => {}
                 }
                 let _ = phase.wait_for(|&phase| phase >= Phase::Ended).await;
@@ -260,7 +181,7 @@ impl Front {
 
     /// Accept no connection any more, and close each one after the request that is under way.
     fn drain(&self) {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+        locked(&self.listener).take();
         self.shared.phase.send_modify(|phase| {
             if *phase < Phase::Draining {
                 *phase = Phase::Draining;

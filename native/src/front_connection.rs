@@ -15,7 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::front::{Phase, Shared};
+use crate::front_queue::{Phase, Shared};
 use crate::front_request::{Answer, Method, Request, length, read};
 
 const CHUNK: usize = 1 << 16;

@@ -5,7 +5,7 @@
 //! `router`: records to key ranges · `rows`: the write buffer of an aggregation, its `row_table` and its `numbers` ·
 //! `parts`: JSON to columns of its fields. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
-//! `front_request`.
+//! `front_request`, what both share with Python in `front_queue`.
 
 mod appender;
 mod client;
@@ -13,6 +13,7 @@ mod consumer;
 mod fetcher;
 mod front;
 mod front_connection;
+mod front_queue;
 mod front_request;
 mod librdkafka;
 mod numbers;
@@ -22,6 +23,8 @@ mod pile;
 mod router;
 mod row_table;
 mod rows;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
@@ -34,6 +37,11 @@ fn breathe(py: Python<'_>, done: usize) {
     if done % BREATH == BREATH - 1 {
         py.detach(|| ());
     }
+}
+
+/// A lock also after a panic: what is guarded here is never half written.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[pymodule]

@@ -11,6 +11,9 @@ use std::sync::OnceLock;
 /// A pointer to something that only librdkafka looks into.
 pub type Opaque = *mut c_void;
 
+/// The name of our interceptors in librdkafka.
+pub const NAME: &CStr = c"coopstreams";
+
 pub const NO_ERROR: c_int = 0;
 pub const PERSISTED: c_int = 2;
 pub const PRODUCER: c_int = 0;

@@ -1,0 +1,94 @@
+//! What the connections of the front and Python share: the requests that wait, and what connections do from now on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+use tokio::sync::{oneshot, watch};
+
+use crate::locked;
+
+/// What connections do from now on.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub enum Phase {
+    Serving,
+    /// Finish the request that is under way.
+    Draining,
+    /// End.
+    Ended,
+}
+
+/// A request for keys, and where its answer goes. None: the server behind the front answers it.
+pub struct Asked {
+    pub target: Vec<u8>,
+    pub authorization: Option<Vec<u8>>,
+    pub at: Instant,
+    pub answer: oneshot::Sender<Option<Vec<u8>>>,
+}
+
+#[derive(Default)]
+pub struct Queue {
+    pub waiting: VecDeque<Asked>,
+    pub taken: Vec<Asked>,
+    pub refused: usize,
+    pub told: usize,
+    pub ended: bool,
+}
+
+pub struct Shared {
+    queue: Mutex<Queue>,
+    pub changed: Condvar,
+    pub open: AtomicUsize,
+    pub phase: watch::Sender<Phase>,
+}
+
+impl Shared {
+    pub fn new() -> Self {
+        Self {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            open: AtomicUsize::new(0),
+            phase: watch::Sender::new(Phase::Serving),
+        }
+    }
+
+    pub fn queue(&self) -> MutexGuard<'_, Queue> {
+        locked(&self.queue)
+    }
+
+    /// Return the answer of Python; None: the server behind the front answers.
+    pub async fn ask(&self, target: Vec<u8>, authorization: Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut queue = self.queue();
+            if queue.ended {
+                return None;
+            }
+            queue.waiting.push_back(Asked {
+                target,
+                authorization,
+                at: Instant::now(),
+                answer,
+            });
+        }
+        self.changed.notify_one();
+        answered.await.ok().flatten()
+    }
+
+    /// Count a connection that was refused.
+    pub fn refuse(&self) {
+        self.queue().refused += 1;
+        self.changed.notify_one();
+    }
+
+    /// Answer no request any more.
+    pub fn end(&self) {
+        let mut queue = self.queue();
+        queue.ended = true;
+        queue.waiting.clear();
+        queue.taken.clear();
+        drop(queue);
+        self.changed.notify_all();
+    }
+}
