@@ -96,9 +96,9 @@ def check_stopped(coordinator: GroupAdmin) -> None:
     Raises:
         GroupError: it has members. Stop them; a dead member is removed after `session.timeout.ms`.
     """
-    if inhabitants := coordinator.describe().inhabitants:
+    if members_text := coordinator.describe().members_text:
         raise GroupError(
-            f"group {coordinator.group} has {inhabitants}: stop all instances, then try again. "
+            f"group {coordinator.group} has {members_text}: stop all instances, then try again. "
             "One that was killed, and each of Kafka Streams, is counted until its session.timeout.ms is over"
         )
 

@@ -62,12 +62,12 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group. Shape: `state` is Kafka's word; `inhabitants` are the members in words, empty: there are none."""
+    """A group. Shape: `state` is Kafka's word; `members_text` are the members in words, empty: there are none."""
 
     state: str
     members: tuple[MemberReport, ...]
     partitions: tuple[PartitionReport, ...]
-    inhabitants: str = ""
+    members_text: str = ""
 
 
 def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
@@ -88,7 +88,7 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
         for at, committed in sorted(offsets.items())
         if at.partition < counts.get(at.topic, 0)
     )
-    return GroupReport(described.state, members, partitions, described.inhabitants)
+    return GroupReport(described.state, members, partitions, described.members_text)
 
 
 def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]) -> list[OwnedRange]:

@@ -35,7 +35,7 @@ def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFil
         report = describe_group(log, admin)
         topics = {topic_number(topic): topic for topic in log.partitions()}
     console = plain_console()
-    heading = Text.assemble("group ", (group, "bold"), f": {report.state}, {report.inhabitants or '0 members'}")
+    heading = Text.assemble("group ", (group, "bold"), f": {report.state}, {report.members_text or '0 members'}")
     console.print(heading)
     if report.partitions:
         console.print(partitions_table(report))

@@ -86,7 +86,7 @@ class DescribedGroup:
     protocol: str = "classic"
 
     @property
-    def inhabitants(self) -> str:
+    def members_text(self) -> str:
         """The members in words, with their number as far as it is known; empty: there are none."""
         if self.protocol != "classic":
             return "" if self.state in ("Empty", "Dead") else f"members (of the protocol {self.protocol})"

@@ -76,11 +76,7 @@ class Begun:
         Raises:
             ConfigError: it has lost its position; the message has the cure.
         """
-        of_streams = [
-            at for at, opening in openings.items() if opening.committed and opening.committed.of_kafka_streams
-        ]
-        if of_streams:
-            self._refuse_state_of_streams(min(of_streams))
+        self._check_streams({source: opening.committed for source, opening in openings.items()})
         self._tell_foreign(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
@@ -95,11 +91,7 @@ class Begun:
         resolved = self.resolved()
         numbers = [(task.subtopology, task.partition)]
         if not self._looked:
-            numbers = [
-                (number, partition)
-                for number in resolved.programs
-                for partition in range(resolved.topics.tasks[number] or 0)
-            ]
+            numbers = _numbers(resolved)
         self._look(resolved, numbers, follower)
         self._looked = True
 
@@ -123,9 +115,7 @@ class Begun:
             return
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}
-        of_streams = [at for at, row in rows.items() if row is not None and Committed.parse(*row).of_kafka_streams]
-        if of_streams:
-            self._refuse_state_of_streams(min(of_streams))
+        self._check_streams({source: None if row is None else Committed.parse(*row) for source, row in rows.items()})
         lost = sorted(source for source in every - known - beside if source.topic not in self.new())
         # A reset that had a topic made anew began it without a plain offset.
         orphans = sorted(source for source in every & beside - known if not follower.anew(source, None))
@@ -140,15 +130,17 @@ class Begun:
             if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
 
-    def _refuse_state_of_streams(self, source: TopicPartition) -> None:
-        """Refuse the changelogs of an application of Kafka Streams, which has committed an offset of `source`."""
+    def _check_streams(self, committed: Mapping[TopicPartition, Committed | None]) -> None:
+        """Refuse the changelogs of an application of Kafka Streams: it has committed some of these plain offsets."""
+        source = min((at for at, plain in committed.items() if plain and plain.of_kafka_streams), default=None)
+        if source is None:
+            return
         resolved = self.resolved()
         kept = [
             TopicPartition(self.changelog(store), partition)
-            for number, program in resolved.programs.items()
-            for store in program.subtopology.stores
+            for number, partition in _numbers(resolved)
+            for store in resolved.programs[number].subtopology.stores
             if store.logged and store.source is None
-            for partition in range(resolved.topics.tasks[number] or 0)
         ]
         ends = self.log.end_offsets(kept)
         if written := next((changelog for changelog in kept if ends[changelog]), None):
@@ -201,3 +193,9 @@ class Begun:
             f"state stands (topic made anew: earliest), say so: {commands}. Records in between are processed twice, "
             "or left out"
         )
+
+
+def _numbers(resolved: ResolvedTopology) -> list[tuple[int, int]]:
+    """Return the sub-topology and the partition of each task of the application."""
+    tasks = resolved.topics.tasks
+    return [(number, partition) for number in resolved.programs for partition in range(tasks[number] or 0)]

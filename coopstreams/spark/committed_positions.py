@@ -34,10 +34,10 @@ def check_stopped(config: Config) -> None:
     """
     application = config["application.id"]
     with GroupAdmin(config.client, application) as admin:
-        inhabitants = admin.describe().inhabitants
-    if inhabitants:
+        members_text = admin.describe().members_text
+    if members_text:
         raise GroupError(
-            f'"{application}" has {inhabitants}: state is rebuilt from the source for an application that '
+            f'"{application}" has {members_text}: state is rebuilt from the source for an application that '
             "stands still. Stop all its "
             "instances, then try again."
         )

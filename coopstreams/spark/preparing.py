@@ -288,7 +288,7 @@ def check_unused(
         for number in range(count if topic in known else 0)
     ]
     with GroupAdmin(config.client, config["application.id"]) as group:
-        inhabitants, committed = group.describe().inhabitants, group.committed(places)
+        members_text, committed = group.describe().members_text, group.committed(places)
     for place, found in committed.items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise ConfigError(
@@ -301,8 +301,8 @@ def check_unused(
                 f"key ranges of the group have committed in {shared[0]}: the application has run, or was reset. Give "
                 "the program another application id: these commits stay valid"
             )
-    if inhabitants:  # one that has just started, or has no tasks, has committed nothing
-        raise ConfigError(f'"{topology.application_id}" runs, it has {inhabitants}: stop all instances')
+    if members_text:  # one that has just started, or has no tasks, has committed nothing
+        raise ConfigError(f'"{topology.application_id}" runs, it has {members_text}: stop all instances')
 
 
 def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:

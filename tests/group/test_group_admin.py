@@ -59,12 +59,12 @@ def test_a_group_whose_members_speak_a_newer_protocol_is_not_taken_for_one_witho
             eventually(lambda: bool(stranger.poll(0.1) or stranger.assignment()), 60, lambda: "no assignment")
             found = admin.describe()
             assert (found.state, found.protocol) == ("Stable", "consumer")
-            assert found.inhabitants == "members (of the protocol consumer)"
+            assert found.members_text == "members (of the protocol consumer)"
             with pytest.raises(GroupError, match=r"has members \(of the protocol consumer\): stop all instances"):
                 check_stopped(admin)
         finally:
             stranger.close()
-        eventually(lambda: admin.describe().inhabitants == "", 60, lambda: str(admin.describe()))
+        eventually(lambda: admin.describe().members_text == "", 60, lambda: str(admin.describe()))
         check_stopped(admin)
 
 

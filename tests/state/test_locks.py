@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -34,14 +35,19 @@ signal.pause()
 """
 
 
+def started(program: str, folder: Path) -> tuple[subprocess.Popen[str], IO[str], IO[str]]:
+    """Return a process of this program, what it reads, and what it writes."""
+    command = [sys.executable, "-c", program, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process, process.stdin, process.stdout
+
+
 def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
+    holder, told, tells = started(HOLD, tmp_path)
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert tells.readline() == "held\n"
         with pytest.raises(StateLockedError) as caught:
             StateDirectory(tmp_path, "app", 0)
         message = str(caught.value)
@@ -50,20 +56,17 @@ def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_pa
         assert "another instance number or state.dir" in message
         StateDirectory(tmp_path, "app", 1).close()
     finally:
-        holder.stdin.close()
+        told.close()
         holder.wait(30)
     StateDirectory(tmp_path, "app", 0).close()
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
+    holder, _, tells = started(HOLD, tmp_path)
+    assert tells.readline() == "held\n"
     holder.kill()
     holder.wait(30)
-    holder.stdout.close()
+    tells.close()
     StateDirectory(tmp_path, "app", 0).close()
 
 
@@ -76,17 +79,13 @@ def test_the_same_process_cannot_open_a_folder_twice_either(tmp_path: Path) -> N
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_killed_process(tmp_path: Path) -> None:
     """The worker of a `multiprocessing.Pool` outlives a killed parent, and so may a child that a library forked."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    assert {holder.stdout.readline(), holder.stdout.readline()} == {"forked\n", "held\n"}
+    holder, told, tells = started(HOLD_AND_FORK, tmp_path)
+    assert {tells.readline(), tells.readline()} == {"forked\n", "held\n"}
     with pytest.raises(StateLockedError, match=f"in use by process {holder.pid}:"):
         StateDirectory(tmp_path, "app", 0)
     holder.kill()
     holder.wait(30)
     StateDirectory(tmp_path, "app", 0).close()
-    holder.stdin.close()  # ends the child
-    assert holder.stdout.read() == "ended\n"
-    holder.stdout.close()
+    told.close()  # ends the child
+    assert tells.read() == "ended\n"
+    tells.close()
