@@ -64,7 +64,7 @@ class Instance:
     def __init__(self, components: Components, lifecycle: Lifecycle) -> None:
         self.components = components
         self._host = components.host
-        self._lifecycle = lifecycle
+        self.lifecycle = lifecycle
         self._ending = ""
         """Why all instances are to stop, for the other members."""
         self._inbox: Inbox[Event] = self._host.inbox()
@@ -136,11 +136,11 @@ class Instance:
             while not self._stop.is_set() and failure is None:
                 failure = self._turn()
                 if failure is not None:
-                    response = self._lifecycle.response(failure)
+                    response = self.lifecycle.response(failure)
                     if response is StreamThreadExceptionResponse.REPLACE_THREAD:
                         self._replace(failure)
                         failure = None
-            self._lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
+            self.lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
             if failure is not None and response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
                 self._end_application(failure.error)
         finally:
@@ -229,7 +229,7 @@ class Instance:
                 if failure is not None and not self._doubtful(failure):
                     return failure
                 settled = self._settled()
-                self._lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
+                self.lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
                 self._leftovers.note(self._takes_tasks(), self._host.now())
                 if settled and (moving := self._threads.to_move(self._homes)):
                     self._do(self.registry.reopen(moving))

@@ -37,6 +37,7 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
+from coopstreams.tasks.lifecycle import ENDING
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
@@ -218,6 +219,8 @@ class Serving:
         settled_state = "paused" if self._instance.paused else "running"
         running = "waiting" if self._instance.waits and not states else settled_state if settled else "rebalancing"
         state = "joining" if self._instance.assigned is None else running
+        if self._instance.lifecycle.state in ENDING:
+            state = self._instance.lifecycle.state.value
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
         details = {
             **self._details,

@@ -310,7 +310,8 @@ class ShareStatus:
 class Status:
     """The status of this instance.
 
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`.
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`; of an instance that ends
+    `pending-shutdown`, `not-running`, `pending-error`, `error`.
     """
 
     application: str

@@ -39,6 +39,15 @@ class StreamsState(Enum):
     ERROR = "error"
 
 
+ENDING = {
+    StreamsState.PENDING_SHUTDOWN,
+    StreamsState.NOT_RUNNING,
+    StreamsState.PENDING_ERROR,
+    StreamsState.ERROR,
+}
+"""The states of an instance that gives its tasks up, or has done so."""
+
+
 class RestoreListener:
     """Called while the stores of tasks that open are restored from their changelogs. Subclass and override.
 

@@ -155,10 +155,12 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
 
     builder.stream(topic, key=serdes.raw, value=serdes.raw).foreach(fail_late)
     states: list[StreamsState] = []
+    told: list[str] = []
 
     def listen(new: StreamsState, _: StreamsState) -> None:
         states.append(new)
         if new is StreamsState.PENDING_SHUTDOWN:
+            told.append((app.status() or {})["state"])
             go_on.set()
 
     app = CoopStreams(builder.build(), kafka.config(tmp_path), on_state=listen)
@@ -172,6 +174,7 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
     with pytest.raises(ProcessingError, match="while it drained"):
         drain()
     assert states[-2:] == [StreamsState.PENDING_SHUTDOWN, StreamsState.ERROR]
+    assert [*told, (app.status() or {})["state"]] == ["pending-shutdown", "error"]
 
 
 @pytest.mark.ci
