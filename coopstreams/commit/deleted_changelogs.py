@@ -54,7 +54,7 @@ def check_changelogs(
         "would be empty, and results would begin from nothing without an error. Stop all instances. Then have its rows "
         f"made from the source topics (`coopstreams rebuild APP --from source {asked}`), or begin anew (`coopstreams "
         "reset APP`). Or, if the store may begin empty where the application stands, create the topic: "
-        + "; ".join(f"`{_creation(spec)}`" for spec in lost.values())
+        + "; ".join(f"`{creation(spec)}`" for spec in lost.values())
     )
 
 
@@ -88,7 +88,7 @@ def _has_committed(cluster: Log, config: Config, sources: Collection[TopicPartit
         return follower is not None and not set(follower.sources()).isdisjoint(sources)
 
 
-def _creation(spec: TopicSpec) -> str:
+def creation(spec: TopicSpec) -> str:
     """Return the command that creates a topic."""
     settings = " ".join(f"--set {name}={value}" for name, value in spec.config.items())
     return f"coopstreams topics create {spec.name} --partitions {spec.partitions} {settings}"

@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.foreign_changelogs import check_own
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
 from coopstreams.common.extra import need_otel
@@ -23,7 +24,7 @@ from coopstreams.group.joining import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
-from coopstreams.instance.deployed import Deployed
+from coopstreams.instance.deployed import Deployed, topic_spec
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
@@ -141,6 +142,7 @@ class Components:
             check_share_group(topology, config)
             resolved = resolve_topology(cluster, topology, config, had=deployed.changelogs)
             check_published(config, cluster.partitions(), resolved.topics.partitions)
+            check_own(cluster, application, resolved.topics, topic_spec(application), counts)
             subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
             databases = Databases(
