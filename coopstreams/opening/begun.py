@@ -14,7 +14,10 @@ state: it must not write its results again into the sources of a task that has.
 The first task without an offset of a source triggers a check of the whole application.
 
 An offset without our metadata was set by another tool. That is allowed, as with any consumer, but told: the state stays
-where it was, so records are processed into it a second time, or are missing.
+where it was, so records are processed into it a second time, or are missing. If no store of the application has a row
+yet, the offset is rather that of another application in this group, Quix Streams' or Faust's, say, whose state is not
+here: results would begin from nothing there. So that is refused, unless an operator says it (`coopstreams group reset`,
+whose offsets have our metadata).
 
 Kafka Streams gives its group, changelogs and repartition topics the names that we give ours, and tells its offsets by
 their metadata. Most of its rows have the bytes of ours. Those of joins of streams and by foreign keys, of versioned
@@ -77,7 +80,7 @@ class Begun:
             ConfigError: it has lost its position; the message has the cure.
         """
         self._check_streams({source: opening.committed for source, opening in openings.items()})
-        self._tell_foreign(task, openings)
+        self._check_foreign(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
             if openings[source].term > 1:  # siblings have committed, and they began with a plain offset
@@ -135,13 +138,7 @@ class Begun:
         source = min((at for at, plain in committed.items() if plain and plain.of_kafka_streams), default=None)
         if source is None:
             return
-        resolved = self.resolved()
-        kept = [
-            TopicPartition(self.changelog(store), partition)
-            for number, partition in _numbers(resolved)
-            for store in resolved.programs[number].subtopology.stores
-            if store.logged and store.source is None
-        ]
+        kept = self._kept(self.resolved())
         ends = self.log.end_offsets(kept)
         if written := next((changelog for changelog in kept if ends[changelog]), None):
             raise ConfigError(
@@ -153,8 +150,8 @@ class Begun:
                 "under this id, and writes its results again"
             )
 
-    def _tell_foreign(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]) -> None:
-        """Warn of positions that another tool has set, if the task has state."""
+    def _check_foreign(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]) -> None:
+        """Warn of positions that another tool has set, if there is state; refuse them if there is none yet."""
         foreign = {
             source: opening.committed.offset
             for source, opening in openings.items()
@@ -164,8 +161,11 @@ class Begun:
         }
         if not foreign:
             return
-        changelogs = self._changelogs(self.resolved(), task.subtopology, task.partition)
-        if any(self.log.end_offsets(changelogs).values()):
+        ends = self.log.end_offsets(self._kept(self.resolved()))
+        if ends and not any(ends.values()):
+            if any(offset > self.log.start_offset(source) for source, offset in foreign.items()):
+                raise self._of_others()
+        elif any(ends.values()):
             for source, offset in foreign.items():
                 log.warning(
                     "task %s: %s begins at offset %d, which this application has not committed: somebody has set it, "
@@ -176,6 +176,34 @@ class Begun:
                     source,
                     offset,
                 )
+
+    def _of_others(self) -> ConfigError:
+        resolved = self.resolved()
+        every = {source for at in _numbers(resolved) for source in resolved.sources(TaskId(*at, WHOLE))}
+        rows = self.coordinator.fetch_offsets(every, stable=False).offsets
+        foreign = {at: row[0] for at, row in sorted(rows.items()) if row and Committed.parse(*row).term is None}
+        commands = "; ".join(
+            f"`coopstreams group reset {self.group} --topic {at.topic} --partition {at.partition} --to {offset}`"
+            for at, offset in foreign.items()
+        )
+        told = ", ".join(f"{at} at {offset}" for at, offset in foreign.items())
+        return ConfigError(
+            f"group {self.group!r} has offsets of another application: {told}. coopstreams has not committed them, and "
+            "no store of this program has a row yet, so results would begin from nothing there. Where Quix Streams, "
+            "Faust, Kafka Streams or a consumer has used this group, run this program under another application.id: it "
+            "begins anew, and the other application may go on beside it. Or, if that is stopped for good, run "
+            "`coopstreams reset`: this program begins anew under this id. Or, if its stores are to begin empty at "
+            f"these offsets, say so: {commands}"
+        )
+
+    def _kept(self, resolved: ResolvedTopology) -> list[TopicPartition]:
+        """Return the changelogs of the application, without topics of tables that serve as such."""
+        return [
+            TopicPartition(self.changelog(store), partition)
+            for number, partition in _numbers(resolved)
+            for store in resolved.programs[number].subtopology.stores
+            if store.logged and store.source is None
+        ]
 
     def _changelogs(self, resolved: ResolvedTopology, subtopology: int, partition: int) -> list[TopicPartition]:
         stores = resolved.programs[subtopology].subtopology.stores

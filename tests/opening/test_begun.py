@@ -43,13 +43,16 @@ CHANGELOG = "app-counts-changelog"
 class Application:
     """A stateless stage that repartitions, and a count behind it. It is its own group coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool = True) -> None:
+        """`counts`: whether there is a count, or only a look at what was repartitioned."""
         self.log = MemoryLog()
         self.log.create_topics([TopicSpec("orders", 2)])
         builder = StreamsBuilder("app")
-        builder.stream("orders", key=serdes.text, value=serdes.text).group_by(
-            lambda _, v: v, key=serdes.text, name="by-city"
-        ).count(store="counts")
+        orders = builder.stream("orders", key=serdes.text, value=serdes.text)
+        if counts:
+            orders.group_by(lambda _, v: v, key=serdes.text, name="by-city").count(store="counts")
+        else:
+            orders.repartition(name="by-city").peek(lambda _, __: None)
         config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
         resolved = resolve_topology(self.log, builder.build(), config)
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
@@ -260,7 +263,8 @@ def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened()
 
 
 @pytest.mark.parametrize(
-    ("rows", "metadata", "told"), [(1, "", True), (0, "", False), (1, Committed(3, term=1).metadata, False)]
+    ("rows", "metadata", "told"),
+    [(1, "", True), (1, Committed(3, term=1).metadata, False), (0, Committed(3, term=1).metadata, False)],
 )
 def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
     rows: int, metadata: str, told: bool, caplog: pytest.LogCaptureFixture
@@ -272,6 +276,32 @@ def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
     app.offsets = {REPARTITION: (3, metadata)}
     assert app.open(1) == [3]
     assert ("begins at offset 3, which this application has not committed" in caplog.text) is told
+
+
+@pytest.mark.parametrize("metadata", ["", "AgAAAaIft6SK"])
+def test_an_application_with_state_does_not_begin_from_nothing_at_the_offsets_of_another(metadata: str) -> None:
+    """A group of Quix Streams was taken over: all counts began at its offsets, in silence. Its changelogs have other
+    names; so may have those of Faust and Kafka Streams, whose stores have other names.
+
+    The stage in front of the count is refused, too: it would count from nothing as well.
+    """
+    app = Application()
+    app.offsets = {ORDERS: (3, metadata), TopicPartition("orders", 1): (4, metadata)}
+    with pytest.raises(
+        ConfigError,
+        match=r"'app' has offsets of another application: orders-0 at 3, orders-1 at 4\. .*another application.id.*"
+        r"`coopstreams reset`.*`coopstreams group reset app --topic orders --partition 1 --to 4`",
+    ):
+        app.open(0, 1)
+
+
+def test_offsets_before_which_there_is_nothing_to_read_leave_nothing_out() -> None:
+    """As of `kafka-consumer-groups.sh --reset-offsets --to-earliest`."""
+    app = Application()
+    app.write("orders", 0)
+    app.log.delete_before(ORDERS, 1)
+    app.offsets = {ORDERS: (1, "")}
+    assert app.open(0) == [1]
 
 
 OF_KAFKA_STREAMS = "AgAAAaIft6SK"
@@ -295,6 +325,6 @@ def test_the_state_of_an_application_of_kafka_streams_is_no_state_of_ours(opened
 
 
 def test_without_state_an_application_goes_on_at_the_offsets_of_kafka_streams() -> None:
-    app = Application()
+    app = Application(counts=False)
     app.offsets = {ORDERS: (3, OF_KAFKA_STREAMS), REPARTITION: (5, OF_KAFKA_STREAMS)}
     assert [app.open(0), app.open(1), app.open(0, 1)] == [[3], [5], [0]]
