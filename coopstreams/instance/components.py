@@ -115,8 +115,8 @@ class Components:
         """Build the components: brokers reached, topics checked and created, state folder locked.
 
         Raises:
-            ConfigError: a store's engine is not available, a schema does not fit, a changelog was deleted, or a
-                backfill waits to be published.
+            ConfigError: a store's engine is not available, a schema does not fit, a changelog was deleted, or is
+                another framework's, or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
                 not.

@@ -42,6 +42,15 @@ def copying(kafka: Kafka, source: str, sink: str) -> Topology:
     return builder.build()
 
 
+def test_a_changelog_of_another_framework(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 1)
+    kafka.create(counting.changelog, 1, cleanup_policy="compact")
+    kafka.write(counting.changelog, [(b'"ann"', b"143")], partition=0)
+    error = failure_of(counting.app(tmp_path))
+    assert isinstance(error, ConfigError)
+    assert f"{counting.changelog}-0 has records, and coopstreams has not written them" in str(error)
+
+
 @pytest.mark.ci
 def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
     existing = kafka.topic("departures")
