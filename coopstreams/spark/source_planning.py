@@ -84,12 +84,12 @@ def begin_rebuild(
         cut = _cut(topology, cluster, stages, rebuild.committed)
         if not any(end > start for bounds in cut.values() for start, end in bounds.values()):
             raise ConfigError(
-                f'"{config["application.id"]}" has committed nothing of what it reads: there is no state to rebuild. '
-                "To give it state before it begins: "
-                "coopstreams backfill."
+                f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
+                "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
+                "records are gone: rebuild from the changelogs."
             )
         if not incomplete:
-            _check_whole(cut)
+            check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
         if not dry_run:
             create_missing(cluster, topology, config, resolved, _kept_as_they_are(cluster, topology, config, wanted))
@@ -234,12 +234,14 @@ def _partitions(stage: Stage) -> set[int]:
     return {task // stage.ranges for task in stage.running}
 
 
-def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+def check_whole(stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+    """Check that no source has lost records: not some in front of those that are left, and not all of a partition."""
     lost = [
         f"{topic}-{number} begins at {start}"
-        for topic, bounds in cut.items()
-        for number, (start, end) in bounds.items()
-        if 0 < start < end
+        for stage in stages
+        for topic in stage.topics
+        for number, (start, _) in cut.get(topic, {}).items()
+        if start and number in _partitions(stage)
     ]
     if lost:
         raise OffsetOutOfRangeError(

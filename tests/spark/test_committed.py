@@ -19,9 +19,9 @@ from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned, end_
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.repairing import Differences, differences
 from coopstreams.spark.rounds import forwarded
-from coopstreams.spark.source_planning import stages_of
+from coopstreams.spark.source_planning import check_whole, stages_of
 from coopstreams.topology.columns import Columns
-from coopstreams.topology.errors import ConfigError, TopologyError
+from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
 from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange, key_hash
 
 RECORDS = 60
@@ -159,6 +159,29 @@ def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() ->
     # The first is needed as a whole, and its key ranges are cut at a third.
     both = stages(Rebuild(("by-value",), (1,), KeyRange.of_groups(0, 127), stands, {}))
     assert both == [(("by-key",), 3, 0, None), (("by-value",), 2, 6, (2,))]
+
+
+def counting() -> Topology:
+    builder = StreamsBuilder("counting")
+    builder.stream("words", key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    return builder.build()
+
+
+@pytest.mark.parametrize("gone", [(7, 9), (9, 9)])
+def test_a_partition_that_has_lost_all_its_records_is_as_incomplete_as_one_that_has_lost_some(
+    gone: tuple[int, int],
+) -> None:
+    """Rebuilt from nothing, all its rows would be deleted."""
+    topology, at = counting(), (Segment(WHOLE, 9),)
+    stands: Stands = {"words": {0: at, 1: at}}
+
+    def check(partitions: tuple[int, ...]) -> None:
+        made = stages_of(topology, {"words": 2}, Rebuild(("counts",), partitions, WHOLE, stands, {}), 2)
+        check_whole(made, {"words": {0: (0, 9), 1: gone}})
+
+    check((0,))
+    with pytest.raises(OffsetOutOfRangeError, match=f"records are gone: words-1 begins at {gone[0]}"):
+        check((0, 1))
 
 
 def test_time_that_advanced_in_the_silence_of_a_repartition_topic_is_in_no_source() -> None:

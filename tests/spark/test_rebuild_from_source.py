@@ -278,7 +278,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
 @pytest.mark.slow
 def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, 2)
-    with pytest.raises(ConfigError, match="has committed nothing of what it reads"):
+    with pytest.raises(ConfigError, match="has committed nothing of what its sources have"):
         plan_of(counting, tmp_path)
     written = counting.write(f"key-{number % 60}" for number in range(300))
     with counting.app(tmp_path / "state") as app:
@@ -307,6 +307,12 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
     ):
         plan_of(counting, tmp_path)
     assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        last = TopicPartition(counting.source, 1)
+        end = cluster.end_offset(last)
+        cluster.delete_before(last, end)
+    with pytest.raises(OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at {end}\b"):
+        plan_of(counting, tmp_path)
 
 
 @pytest.mark.ci
