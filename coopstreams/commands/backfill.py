@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -133,7 +135,7 @@ def backfill(
     typer.echo(str(plan))
     if dry_run:
         return
-    again = f"coopstreams backfill {target} --resume {plan.run}" + ("" if work == WORK else f" --work {work}")
+    again = resuming(target, plan.run, work, bootstrap_servers, config, set_)
     with (
         _saying(again),
         session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark,
@@ -142,6 +144,21 @@ def backfill(
         done = running.carry_out(spark, topology, checked, plan, {}, work, say_stage, bars.show)
     _report(done, dead_letter_topics(topology, checked), published=publish)
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
+
+
+def resuming(
+    target: str,
+    run: str,
+    work: str,
+    bootstrap_servers: str | None,
+    config: Path | None,
+    pairs: Sequence[str] | None,
+) -> str:
+    """Return the command that resumes a run, with the settings of this one; of `--set` the names only: secrets."""
+    given = {"--bootstrap-servers": bootstrap_servers, "--config": config, "--work": None if work == WORK else work}
+    options = [f"{option} {shlex.quote(str(value))}" for option, value in given.items() if value is not None]
+    settings = [f"--set {shlex.quote(pair.partition('=')[0].strip())}=…" for pair in pairs or ()]
+    return " ".join([f"coopstreams backfill {shlex.quote(target)} --resume {run}", *options, *settings])
 
 
 @contextmanager

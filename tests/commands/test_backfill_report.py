@@ -1,8 +1,10 @@
-"""The final report of a backfill on results that it has not written."""
+"""The reports of a backfill: results that it has not written, and how to resume it."""
 
 from __future__ import annotations
 
-from coopstreams.commands.backfill import not_written
+from pathlib import Path
+
+from coopstreams.commands.backfill import WORK, not_written, resuming
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
@@ -21,3 +23,13 @@ def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
     _, cure = not_written({"totals": 4120}, [], published=True)
     assert "under another application id with --outputs table" in cure
     assert "publish" not in cure
+
+
+def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secret() -> None:
+    """Without the brokers of its own command line it would end with the error that none are named."""
+    assert resuming("app.py", "run-1", WORK, None, None, None) == "coopstreams backfill app.py --resume run-1"
+    said = resuming("app.py", "run-1", "a folder", "kafka:9092", Path("my.toml"), ["sasl.password=secret"])
+    assert (
+        said == "coopstreams backfill app.py --resume run-1 --bootstrap-servers kafka:9092 --config my.toml "
+        "--work 'a folder' --set sasl.password=…"
+    )

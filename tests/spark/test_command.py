@@ -73,7 +73,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
 
     again = backfill()
     assert isinstance(again.exception, ConfigError)
-    (run,) = re.findall(r"--resume (\S+) --work \S+ --publish", done.stdout)
+    (run,) = re.findall(r"--resume (\S+) --bootstrap-servers \S+ --work \S+ --publish", done.stdout)
     assert f"run {run}" in str(again.exception)
     assert "is not published: go on with it" in str(again.exception)
     assert f"run {run} of {counting.application}: 900 offsets" in backfill("--resume", run, "--dry-run").stdout
@@ -114,7 +114,7 @@ def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(
     assert isinstance(failed.exception, ProcessingError)
     said = (
         f"not done. What has not run yet is done by: coopstreams backfill {re.escape(str(program))} --resume (\\S+) "
-        "--work"
+        f"--bootstrap-servers {kafka.bootstrap} --work {tmp_path / 'work'}"
     )
     (run,) = re.findall(said, failed.stderr)
     program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: None).group_by_key()"))
