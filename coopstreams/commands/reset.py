@@ -122,7 +122,8 @@ def _time_ms(to: str) -> int | None:
             f"--to {to}: write earliest, latest, or a time as 2026-01-31T08:00Z or in ms since 1970"
         ) from None
     if moment.tzinfo is None:
-        raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
+        time = moment.isoformat()
+        raise ConfigError(f"--to {to}: in which time zone? Write {time}Z for UTC, or an offset, as {time}+01:00")
     return round(moment.timestamp() * 1000)
 
 

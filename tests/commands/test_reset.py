@@ -309,6 +309,7 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
     [
         ("soon", "write earliest, latest, or a time"),
         ("2026-01-31T08:00", "in which time zone"),
+        ("2026-01-31", "Write 2026-01-31T00:00:00Z for UTC"),
         ("9" * 20, "write earliest, latest, or a time"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from coopstreams import (
 )
 from coopstreams.spark import plan as planning
 from coopstreams.spark import rounds
+from coopstreams.spark.history.history import first_ms
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
@@ -62,6 +64,18 @@ def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through()
     assert Plan.from_json(plan.to_json()) == plan
     assert "orders: 0: 5..30, 1: 0..7" in str(plan)
     assert "customers: from a table; a live application goes on at 0: 0, 1: 9" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("until", "wanted"),
+    [
+        (datetime(1987, 5, 16, 20, 56, 45, 527_000, UTC), 548_197_005_527),  # as a float ...526.9999
+        (datetime(2026, 1, 31, 0, 0, 0, 500, UTC), 1_769_817_600_001),
+        (datetime(1969, 12, 31, 23, 59, 59, 999_500, UTC), 0),
+    ],
+)
+def test_a_cut_by_time_has_all_that_is_older(until: datetime, wanted: int) -> None:
+    assert first_ms(until) == wanted
 
 
 def test_a_live_application_goes_on_at_the_ends_with_their_stream_times() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any
 
@@ -25,6 +25,7 @@ from coopstreams.topology.keys import partition_of
 _TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
 _OPTIONAL = {"partition": "int", "headers": "array<struct<name:string,value:binary>>"}
 """The types of columns that a table may have besides."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
     elif isinstance(history.until, datetime):
         # As of the command: the zone of the driver's machine would decide otherwise.
         until = history.until if history.until.tzinfo is not None else history.until.replace(tzinfo=UTC)
-        until_ms = int(until.timestamp() * 1000)
+        until_ms = first_ms(until)
         ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
     elif history.until is not None:
         ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
@@ -106,6 +107,11 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
                 f"{place}: the cut {end} lies below the first record that is left, {starts[place]}"
             )
     return {place.partition: (starts[place], end) for place, end in ends.items()}
+
+
+def first_ms(time: datetime) -> int:
+    """Return the first millisecond at or after a time. Not by `timestamp()`, a float that may be a millisecond less."""
+    return -((_EPOCH - time) // timedelta(milliseconds=1))
 
 
 def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int:
