@@ -5,6 +5,10 @@ task. A later attempt (after a lost executor, or with `--resume`) takes over the
 transaction of the attempt before it. Then it looks for the mark, which is there exactly if that transaction committed.
 
 Invariant: for each task of a run there is at most one committed transaction with its mark in it.
+Invariant: rows of a task count only if no instance has begun. One that was starting when the run was announced has
+looked for runs, and joins its group when its global tables are read, minutes later. So a task looks for it once its own
+rows are in the log: an instance that has joined is found, and one that joins later finds rows in its changelogs and no
+position, and ends (`opening.begun`).
 Turned down: a file that says "done" (it is not part of the transaction, so one of the two would be ahead),
 at-least-once outputs, and one partition for all marks (an open transaction of another task would hide this task's own
 mark).
@@ -13,17 +17,18 @@ mark).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from coopstreams.common.config import Config
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import BROKERS_TIME, Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.errors import GroupError, UnknownTopicError
 from coopstreams.topology.naming import marks_topic
 
 BATCH = 10_000
@@ -78,6 +83,7 @@ class Outbox:
     """
 
     def __init__(self, config: Config, run: str, number: int) -> None:
+        self._config, self._run = config, run
         self._log: Log = cluster_of(config)
         self._mark = TopicPartition(marks_topic(config["application.id"], run), number)
         self._writer = self._log.writer(f"{config['application.id']}-backfill-{run}-{number}")
@@ -99,6 +105,26 @@ class Outbox:
                 count += self._append(seeds.changelog, part)
                 part = []
         return count + self._append(seeds.changelog, part)
+
+    def check_alone(self, sources: Collection[TopicPartition]) -> None:
+        """Check that the application has not begun beside the run, in these partitions or at all.
+
+        Raises:
+            GroupError: it has members, or has committed.
+        """
+        self._writer.flush(LONGEST_TRANSACTION_MS / 1000)
+        application = self._config["application.id"]
+        with GroupAdmin(self._config.client, application) as group:
+            said = group.describe().members_text
+            offsets = group.fetch_offsets(sources, stable=False).offsets
+        places = [at for at, found in offsets.items() if found is not None]
+        if said or places:
+            raise GroupError(
+                f'"{application}" has {said or f"committed an offset of {places[0]}"}: it has begun beside run '
+                f"{self._run} of a backfill, and rows of both would be in its changelogs. Stop all its instances. If "
+                "it has committed nothing (`coopstreams group describe`), resume the run. If it has, `coopstreams "
+                "reset` it, and start it live, or backfill the program under another application id"
+            )
 
     def commit(self, result: str) -> None:
         """Write the result as the mark, and commit the transaction.

@@ -265,6 +265,7 @@ class TaskAttempt:
         Raises:
             TopologyError: a stream-time punctuator feeds a foreign-key join: the next round would call it at other
                 times.
+            GroupError: the application has begun beside the run.
         """
         self._write_state()
         if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
@@ -278,6 +279,8 @@ class TaskAttempt:
         if result is None:
             result = msgspec.json.encode(self._result()).decode()
             if self._outbox is not None:
+                if self._work.repair is None:
+                    self._outbox.check_alone(self._topics)
                 self._outbox.commit(result)
         else:
             log.info("%s: an earlier attempt has committed", self.id)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.common.config import Config
@@ -12,8 +16,9 @@ from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.errors import FencedError, LogError
+from coopstreams.topology.errors import FencedError, GroupError, LogError
 from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -105,3 +110,28 @@ def test_what_another_task_left_open_keeps_nobody_waiting(kafka: Kafka) -> None:
     assert Outbox(config, "r", 1).mark == "done"
     other.close()
     dead.close()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["which runs", "which has run"])
+def test_a_task_writes_nothing_beside_an_application_that_has_begun_meanwhile(kafka: Kafka, *, left: bool) -> None:
+    """An instance that reads its global tables has looked for runs, and is no member of its group yet."""
+    config, source = config_for(kafka, 1), kafka.topic("in")
+    application = config["application.id"]
+    builder = StreamsBuilder(application)
+    builder.stream(source, key=serdes.raw, value=serdes.raw).group_by_key().count(store="counts")
+    changelog = f"{application}-counts-changelog"
+    kafka.create(changelog, 1, cleanup_policy="compact")
+    history = batch(HISTORY, [[source], [0], [0], [5], [b"key"], [b""], headers_column(None, 1)])
+    topology = builder.build()
+    work = TaskWork(topology, 0, 1, "r", 0, config, seed=True)
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": application, "enable.auto.commit": False}
+    with closing(Consumer(settings)) as member:
+        member.subscribe([source])
+        eventually(lambda: not member.poll(0.1) and bool(member.assignment()), 60, lambda: "it has joined no group")
+        if left:
+            member.commit(offsets=[KafkaPartition(source, 0, 0)], asynchronous=False)
+            member.close()
+        why = f"committed an offset of {source}-0" if left else "1 members"
+        with pytest.raises(GroupError, match=f'"{application}" has {why}: it has begun beside run r'):
+            list(work(Routing(topology, 0, source, 1)(iter([history]))))
+    assert read_topic(kafka.bootstrap, changelog) == []
