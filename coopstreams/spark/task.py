@@ -199,8 +199,18 @@ class TaskAttempt:
         on_failure = handler(
             self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates, topics=topics
         )
+        # All tasks read the global tables: a record that fails there is counted, and has a letter, of the first one.
+        tells = number == 0
+        global_failure = handler(
+            None,
+            work.config,
+            tally.failure if tells else _nothing,
+            self._dead_letter if tells else _nothing,
+            self._sayings,
+            fates,
+        )
         rows = read_rows(
-            work.config.client, global_tables_of(topology, program.subtopology), work.global_tables, on_failure
+            work.config.client, global_tables_of(topology, program.subtopology), work.global_tables, global_failure
         )
         for each in rows.values():
             closing.callback(each.close)
@@ -438,3 +448,7 @@ class TaskAttempt:
         letters.values.append(failure.value)
         letters.timestamps.append(failure.timestamp)
         letters.give_headers(headers)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""

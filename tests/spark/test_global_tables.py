@@ -6,12 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import pytest
 from confluent_kafka import Message, Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.common.config import Config
 from coopstreams.spark import KafkaHistory, Options, TableHistory, backfill, publish
+from coopstreams.spark.history.rows import BEGIN, ROUTED
+from coopstreams.spark.task import TaskWork
 from coopstreams.topology.errors import ConfigError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -89,3 +94,28 @@ def found(kafka: Kafka, topic: str) -> list[tuple[str, str]]:
     return [
         ((record.key or b"").decode(), (record.value or b"").decode()) for record in read_topic(kafka.bootstrap, topic)
     ]
+
+
+def test_a_record_of_a_global_table_that_cannot_be_read_is_one_dead_letter_however_many_tasks_read_it(
+    kafka: Kafka,
+) -> None:
+    places, ranges = kafka.topic("places"), 3
+    builder = StreamsBuilder(kafka.unique("globals"))
+    table = builder.global_table(places, key=serdes.text, value=serdes.json, store="places")
+    stream = builder.stream("orders", key=serdes.text, value=serdes.text)
+    stream.left_join(table, lambda order, _: order, on=lambda _, order: order, value=serdes.text).to("out")
+    kafka.write(places, [("p1", "no JSON"), ("p2", '"fine"')])
+    given = {"deserialization.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+    config = Config.of({"bootstrap.servers": kafka.bootstrap, **given}, builder.build().application_id)
+    bounds = {places: {0: (0, 2)}}
+    work = TaskWork(builder.build(), 0, ranges, "r", 0, config, outputs="table", global_tables=bounds)
+    begins = [
+        pa.RecordBatch.from_pylist(
+            [{"task": task, "source": 0, "time": -1, "stream_time": -1, "offset": BEGIN}], ROUTED
+        )
+        for task in range(ranges)
+    ]
+    rows = [row for begin in begins for made in work(iter([begin])) for row in made.to_pylist()]
+    assert [(row["key"], row["value"]) for row in rows if row["topic"] == "dead"] == [(b"p1", b"no JSON")]
+    dropped = [msgspec.json.decode(row["result"])["dropped"] for row in rows if row["result"] is not None]
+    assert [sum(each.values()) for each in dropped] == [1, 0, 0]
