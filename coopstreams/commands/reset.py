@@ -22,7 +22,7 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
-from coopstreams.topology.graph.offset_resets import EARLIEST
+from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST
 from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.windows import FOREVER_MS
 
@@ -60,12 +60,8 @@ def reset(
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
             offsets = {at: log.offset_at(at, time_ms) for at in plan.sources}
-        if plan.share_group is not None and to != settings["auto.offset.reset"]:
-            raise ConfigError(
-                f"--to {to}: share group {plan.share_group} is deleted, and begins anew at auto.offset.reset="
-                f"{settings['auto.offset.reset']}. Say --to {settings['auto.offset.reset']}, or --set "
-                "auto.offset.reset=…, here and at the next start"
-            )
+        if plan.share_group is not None:
+            check_begins_at(to, plan.share_group, settings["auto.offset.reset"])
         try:
             check_stopped(coordinator)
         except GroupError as error:
@@ -103,6 +99,22 @@ def _last(log: Log, settings: Config) -> Outline | None:
     except TopologyError as error:
         typer.echo(f"what the version that ran last has, and this one has not, stays: {error}")
         return None
+
+
+def check_begins_at(to: str, share_group: str, setting: str) -> None:
+    """Check that a share group, which is deleted, begins anew where the other sources do.
+
+    Raises:
+        ConfigError: `auto.offset.reset` says otherwise.
+    """
+    if to == setting:
+        return
+    ends = (EARLIEST, LATEST)
+    same = f"Say --to {setting}, or" if setting in ends else f"Say --to {' or '.join(ends)}, and the same by"
+    raise ConfigError(
+        f"--to {to}: share group {share_group} is deleted, and begins anew at auto.offset.reset={setting}. {same} "
+        "--set auto.offset.reset=…, here and at the next start"
+    )
 
 
 def _time_ms(to: str) -> int | None:

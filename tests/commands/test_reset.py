@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from coopstreams import CoopStreams, StreamsState
 from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.reset import check_begins_at
 from coopstreams.commands.settings import cluster
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
@@ -319,3 +321,17 @@ def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: 
     error = CliRunner().invoke(app, command).exception
     assert isinstance(error, ConfigError)
     assert problem in str(error)
+
+
+@pytest.mark.parametrize(
+    ("setting", "cure"),
+    [
+        ("latest", "Say --to latest, or --set auto.offset.reset="),
+        ("by_duration:PT3600S", "Say --to earliest or latest, and the same by --set auto.offset.reset="),
+    ],
+)
+def test_a_share_group_that_would_begin_elsewhere_has_a_cure_that_can_be_typed(setting: str, cure: str) -> None:
+    """There is no --to by_duration: of other groups a reset sets offsets."""
+    check_begins_at("earliest", "words-share", "earliest")
+    with pytest.raises(ConfigError, match=re.escape(cure)):
+        check_begins_at("earliest", "words-share", setting)
