@@ -20,7 +20,7 @@ from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.calls import DeliveryCalls
 from coopstreams.sharing.delivery import Delivery, columns_of
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failures import Answer, handler
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally
@@ -84,6 +84,8 @@ class SharedWork:
         self._append = partial(refusals.append, writer, config["transaction.timeout.ms"] / 1000)
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
+        self._left_out: list[tuple[TaskId, Failure, Answer]] = []
+        """What the failure handler has left out of the batch, which counts when the batch passes."""
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._handler = partial(
             handler,
@@ -181,8 +183,11 @@ class SharedWork:
             if len(deliveries) == 1 and self._refusals.expected:
                 self._leave_out_refused(deliveries[0].record)
             self._write()
+            for task, failure, answer in self._left_out:
+                self._tallies.failed(task, self.tally, failure, answer)
         finally:
             self._letters.clear()
+            self._left_out.clear()
             for output in self.program.outputs.values():
                 output.clear()
         self.processed += len(deliveries)
@@ -216,5 +221,4 @@ class SharedWork:
 
     def _on_failure(self, failure: Failure) -> None:
         task = TaskId(self.id.subtopology, failure.source.partition, WHOLE)
-        count = partial(self._tallies.failed, task, self.tally)
-        self._handler(task, count=count)(failure)
+        self._handler(task, count=lambda *counted: self._left_out.append((task, *counted)))(failure)

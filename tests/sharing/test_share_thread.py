@@ -212,6 +212,34 @@ def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once
     assert (status.acquired, status.redelivered, status.dead_letters, status.waits) == (0, 0, 1, "")
 
 
+def test_what_is_left_out_counts_once_although_its_batch_is_done_again() -> None:
+    """Another record of the batch fails, so that all go through once more, one by one."""
+    group = ShareGroup()
+    group.write("in", *encoded(*range(40)))
+    said: list[int] = []
+
+    def work(value: int) -> int:
+        if value in (20, 21) or (value == 24 and len(said) < 2):
+            raise ValueError(value)
+        return value
+
+    def handler(failure: Failure) -> Any:
+        value = serdes.int64.decode(failure.value or b"")
+        if value == 24:
+            said.append(value)
+        return {20: "dead-letter", 21: "continue", 24: Retry(backoff=timedelta(milliseconds=1))}[value]
+
+    made = Instance(
+        mapping(work), group, processing_exception_handler=handler, errors_dead_letter_queue_topic_name="letters"
+    )
+    with running(made):
+        until(lambda: settled(group))
+    assert len(said) == 2
+    assert [letter for letter, _ in made.read("letters")] == encoded(20)
+    (status,) = made.members.status()
+    assert (status.dead_letters, sum(status.dropped.values())) == (1, 2)
+
+
 @pytest.mark.parametrize("how", [{}, {"max_in_flight": 2}])
 def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(how: dict[str, int]) -> None:
     group = ShareGroup()
