@@ -62,6 +62,10 @@ from coopstreams.topology.graph.topology import Topology
 log = logging.getLogger(__name__)
 
 _RESULTS = msgspec.json.Decoder(TaskResult)
+_ERRORS = re.compile(
+    r"^coopstreams\.topology\.errors\.(\w+): (.+(?:\n(?!\s*$|\tat |Traceback |JVM stack|Driver stack).+)*)",
+    re.MULTILINE,
+)
 
 OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
@@ -195,7 +199,7 @@ def carry_out(
             table_outputs.write(spark, plan, run.folder, Storage(work))
         return Backfilled(plan, results, run.folder)
     except PySparkException as error:
-        raise _ours(error) from error
+        raise error_of_task(error) from error
 
 
 class _Run:
@@ -353,9 +357,12 @@ class _Run:
         return table_frame(history, topic, partitions) if ordered else partitioned(history, topic, partitions)
 
 
-def _ours(error: PySparkException) -> Exception:
-    """Return the error that a task raised; Spark has only the text of its traceback, which ends with it."""
-    told = re.findall(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+def error_of_task(error: PySparkException) -> Exception:
+    """Return the error that a task raised; Spark has only the text of its traceback, which ends with it.
+
+    A message may have several lines, as that of a validation has. An empty line or the JVM's stack ends it.
+    """
+    told = _ERRORS.findall(str(error))
     name, text = told[-1] if told else ("", "")
     kind: Any = getattr(errors, name, None)
     return error if kind is None else kind(text)

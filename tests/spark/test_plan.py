@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from coopstreams import (
     KStream,
@@ -27,7 +28,8 @@ from coopstreams.spark import rounds
 from coopstreams.spark.history.history import first_ms
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.plan import Plan
-from coopstreams.topology.errors import TopologyError
+from coopstreams.spark.running import error_of_task
+from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
@@ -265,3 +267,14 @@ def test_a_plan_says_what_sql_folds_and_why_not_the_rest() -> None:
         assert Plan.from_json(plan.to_json()) == plan
         assert ("    in Python: it has no store to fold into" in str(plan)) is native
         assert ("    in Spark SQL, if all its records are understood there" in str(plan)) is native
+
+
+@pytest.mark.parametrize(
+    "stack", ["", "\n\tat org.apache.spark.api.python.PythonException\n\n", "\n\nJVM stacktrace:\nx"]
+)
+@pytest.mark.parametrize("message", ["gone", "1 validation error\namount\n  Input should be a number. Mend the data"])
+def test_the_error_of_a_task_has_all_lines_of_its_message_and_nothing_of_spark_s(message: str, stack: str) -> None:
+    cause = "Traceback (most recent call last):\ncoopstreams.topology.errors.SerdeError: no JSON\n\nThe above exception"
+    told = f"{cause} was the direct cause\n\ncoopstreams.topology.errors.ProcessingError: {message}\n{stack}"
+    error = error_of_task(PySparkException(f"Job aborted: {told}"))
+    assert (type(error), str(error)) == (ProcessingError, message)
