@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, copy};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -195,7 +195,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Pass all bytes on in both directions, until the server behind ends or one of them fails.
+    /// Pass all bytes on in both directions, until the server behind ends or the client fails.
     async fn tunnel(mut self) -> io::Result<()> {
         let mut behind = match self.behind.take() {
             Some(behind) => behind,
@@ -204,9 +204,16 @@ impl Connection<'_> {
         let (mut from_client, mut to_client) = self.client.split();
         let (mut from_behind, mut to_behind) = behind.split();
         let asks = async {
-            to_behind.write_all(&self.bytes).await?;
-            copy(&mut from_client, &mut to_behind).await?;
-            to_behind.shutdown().await?;
+            let mut chunk = self.bytes;
+            // An error of the server behind: it has closed, and what it has answered before is still passed on.
+            while to_behind.write_all(&chunk).await.is_ok() {
+                chunk.clear();
+                chunk.reserve(CHUNK);
+                if from_client.read_buf(&mut chunk).await? == 0 {
+                    let _ = to_behind.shutdown().await;
+                    break;
+                }
+            }
             pending::<io::Result<()>>().await // the answer may still come
         };
         let answers = async {

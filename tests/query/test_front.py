@@ -193,6 +193,16 @@ def test_heads_that_are_wrong_or_long_are_answered_alike(both: tuple[Cluster, Cl
     assert with_front == without
 
 
+def test_a_client_that_still_sends_gets_the_answer_that_ends_its_connection(both: tuple[Cluster, Cluster]) -> None:
+    """The front may notice first that it can send no more to the server behind, which has answered and closed."""
+    refused = b"POST /v1/pause HTTP/1.1\r\nhost: a\r\nbroken\r\n\r\n" + 5_000_000 * b"x"
+    for _ in range(12):
+        with socket.create_connection(("127.0.0.1", both[0]["a"].server.port), timeout=60) as client:
+            with suppress(ConnectionError):
+                client.sendall(refused)
+            assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_connection_is_used_again_after_any_answer(both: tuple[Cluster, Cluster]) -> None:
     """A connection that stayed a tunnel would keep later requests for keys from the front."""
     node = both[0]["a"]
