@@ -31,6 +31,9 @@ pub enum Method {
 
 /// Return who answers.
 pub fn read(bytes: &[u8]) -> Request {
+    if let [b'\r' | b'\n', ..] = bytes {
+        return Request::Other; // httparse skips empty lines, the server behind refuses them
+    }
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let end = match request.parse(bytes) {
