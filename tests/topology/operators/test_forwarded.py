@@ -20,10 +20,14 @@ COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
         (1, [("n", 5)], r"headers are a list of names and bytes, .* not \[\('n', 5\)\]"),
         (1, [("n",)], "headers are a list"),
         (1, {"n": b"5"}, "headers are a list"),
+        (1 << 63, [], "a timestamp has 63 bits at most"),
+        (1, [("\ud800", b"5")], "a header is UTF-8, and its name has no NUL character"),
+        (1, [("n", "\udfff")], "a header is UTF-8"),
+        (1, [("n\0m", b"5")], "a header is UTF-8"),
     ],
 )
 def test_what_kafka_cannot_have_fails_the_record_that_forwards_it(timestamp: Any, headers: Any, says: str) -> None:
-    """The client would refuse it later, without a word of node and record, whatever the handlers say."""
+    """The client would refuse it later, without a word of node and record, whatever the handlers say; or crash."""
     made = Record("a", 1, timestamp, headers)
 
     class Wrong(Processor[str, int, str, int]):
