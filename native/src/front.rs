@@ -147,7 +147,10 @@ impl Front {
         let now = Instant::now();
         let age = |asked: &Asked| now.duration_since(asked.at).as_secs_f64();
         let old = queue.waiting.partition_point(|asked| age(asked) >= age_s);
-        queue.taken = queue.waiting.drain(..old).collect();
+        // A request that the server behind has got meanwhile is not answered twice.
+        let old = queue.waiting.drain(..old).filter(|asked| !asked.answer.is_closed());
+        queue.taken = old.collect();
+        queue.taken_at = Some(now);
         let taken = queue.taken.iter().map(|asked| {
             let authorization = asked.authorization.as_deref().map(|given| PyBytes::new(py, given));
             (PyBytes::new(py, &asked.target), authorization, age(asked))

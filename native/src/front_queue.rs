@@ -3,11 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
 use crate::locked;
+
+/// How long Python may be at one batch. Then one read in it waits for a disk, say, and the server behind has other threads.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What connections do from now on.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -31,6 +35,7 @@ pub struct Asked {
 pub struct Queue {
     pub waiting: VecDeque<Asked>,
     pub taken: Vec<Asked>,
+    pub taken_at: Option<Instant>,
     pub refused: usize,
     pub told: usize,
     pub ended: bool,
@@ -41,6 +46,16 @@ pub struct Shared {
     pub changed: Condvar,
     pub open: AtomicUsize,
     pub phase: watch::Sender<Phase>,
+}
+
+impl Queue {
+    /// Whether Python answers, and is not at one batch for too long.
+    fn answers(&self) -> bool {
+        let stuck = self
+            .taken_at
+            .is_some_and(|at| !self.taken.is_empty() && at.elapsed() >= PATIENCE);
+        !self.ended && !stuck
+    }
 }
 
 impl Shared {
@@ -59,10 +74,10 @@ impl Shared {
 
     /// Return the answer of Python; None: the server behind the front answers.
     pub async fn ask(&self, target: Vec<u8>, authorization: Option<Vec<u8>>) -> Option<Vec<u8>> {
-        let (answer, answered) = oneshot::channel();
+        let (answer, mut answered) = oneshot::channel();
         {
             let mut queue = self.queue();
-            if queue.ended {
+            if !queue.answers() {
                 return None;
             }
             queue.waiting.push_back(Asked {
@@ -73,7 +88,13 @@ impl Shared {
             });
         }
         self.changed.notify_one();
-        answered.await.ok().flatten()
+        loop {
+            match timeout(PATIENCE / 2, &mut answered).await {
+                Ok(answer) => return answer.ok().flatten(),
+                Err(_) if !self.queue().answers() => return None,
+                Err(_) => {}
+            }
+        }
     }
 
     /// Count a connection that was refused.

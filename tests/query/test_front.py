@@ -262,6 +262,36 @@ def test_an_error_in_a_batch_is_told_and_the_others_are_answered() -> None:
         assert client.get(f"{url}/counts/keys/w1").json()["value"] == 1
 
 
+def test_a_read_that_waits_for_a_disk_keeps_no_other_request_waiting() -> None:
+    """All keys that are asked for at a time are one batch of one thread: it ended with the slowest read."""
+    asked, healed = threading.Event(), threading.Event()
+
+    class Slow(Node):
+        """Waits for a disk."""
+
+        def view(self, store: str, partition: int, hash_: int) -> object:  # type: ignore[override]
+            if store == "numbers":
+                asked.set()
+                healed.wait()
+            return super().view(store, partition, hash_)
+
+    limits = dataclasses.replace(LIMITS, request_s=1.0)
+    with Cluster(1, limits, kind=Slow) as cluster, httpx.Client(trust_env=False, timeout=20) as client:
+        cluster.deal(1, DATA)
+        url, late = f"{cluster['a'].url}/v1/stores", list[int]()
+        slow = threading.Thread(
+            target=lambda: late.append(httpx.get(f"{url}/numbers/keys/3", trust_env=False, timeout=20).status_code)
+        )
+        slow.start()
+        try:
+            asked.wait()
+            assert client.get(f"{url}/counts/keys/w1").json()["value"] == 1
+            slow.join()
+            assert late == [504]
+        finally:
+            healed.set()
+
+
 def test_without_its_thread_for_keys_the_server_behind_answers() -> None:
     with Cluster(1, LIMITS) as cluster, httpx.Client(trust_env=False, timeout=60) as client:
         cluster.deal(1, DATA)
