@@ -337,3 +337,23 @@ def test_rows_in_native_memory_give_what_live_objects_give(
     steps = [step_of(dice, flow, buffer) for _ in range(length)]
     note(f"{steps}")
     check(flow, shape, steps, buffer=buffer, caching=caching, shared=shared)
+
+
+@pytest.mark.parametrize("flow", ["count", "hopping count", "sum", "mean"])
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_many_keys_of_any_length_are_found_again_among_those_that_were_evicted(flow: str, seed: int) -> None:
+    """Short places lie in their rows, long ones beside; eviction frees places among hundreds."""
+    dice = Random(seed)
+    keys = [dice.randbytes(dice.choice((0, 1, 8, 20, 21, 22, 28, 29, 30, 60))) for _ in range(1500)]
+
+    def batch(begin: int) -> Batch:
+        records = [
+            (dice.choice(keys), b"%d" % dice.randint(-9, 9), dice.randint(begin, begin + 30)) for _ in range(800)
+        ]
+        return Batch("in", [(*record, -1, None) for record in records])
+
+    steps: list[Step] = []
+    for begin in range(0, 60, 10):
+        steps += [batch(begin), dice.choice(("commit", "commit", "abort")), "full"]
+    check(flow, "sink", steps, buffer=50_000, caching=True, shared=False)
