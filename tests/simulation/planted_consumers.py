@@ -51,9 +51,9 @@ def commit_beside() -> AbstractContextManager[Any]:
     """The progress of a user's transaction is committed before it, in one of its own."""
 
     def commit_in(
-        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership
+        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, metadata: Any
     ) -> CommitResult:
-        done = self.commit(shares, ownership, {})
+        done = self.commit(shares, ownership, metadata)
         transaction.commit(self._timeout_s)
         return done
 
@@ -64,10 +64,10 @@ def results_first() -> AbstractContextManager[Any]:
     """The results of a user's transaction are committed before its progress."""
 
     def commit_in(
-        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership
+        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, metadata: Any
     ) -> CommitResult:
         transaction.commit(self._timeout_s)
-        return self.commit(shares, ownership, {})
+        return self.commit(shares, ownership, metadata)
 
     return patch.object(Committing, "commit_in", commit_in)
 
