@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export CARGO_TARGET_DIR ?= $(or $(COOPSTREAMS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coopstreams)/cargo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow demo pictures demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-ci test-slow test-oldest demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -111,6 +111,12 @@ test-ci: setup ## these and the longer ones, all that CI runs: about 15 minutes 
 # Each slow test has brokers, workers or executors of its own: four at once take longer, and wait too long.
 test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about an hour on two cores
 	$(PYTEST) -n 2 -m slow $(ARGS)
+
+# What a program that embeds coopstreams has pinned may be years old.
+test-oldest: setup ## the quick tests with the oldest versions of other packages that pyproject.toml takes, in .venv-oldest
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-oldest
+	$(BIN)/uv pip install --quiet --python $(VENV)-oldest/bin/python --system-certs --resolution lowest-direct --editable '.[test]'
+	$(subst $(VENV)/,$(VENV)-oldest/,$(PYTEST)) -m "not slow and not ci" $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m examples.demo.scenes $(ARGS)

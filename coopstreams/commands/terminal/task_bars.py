@@ -44,7 +44,8 @@ class TaskBars:
     def __exit__(self, *_: object) -> None:
         for bar in self._running.values():
             self._bars.remove_task(bar)
-        self._bars.stop()
+        if self._console.is_terminal:  # elsewhere rich before 14.3 ends a line that was not begun
+            self._bars.stop()
 
     def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
         """Show the progress of a stage. Any thread, one at a time."""

@@ -95,12 +95,14 @@ class QueryServer:
             lifespan="on",
             ws="none",
             http=limited(replace(limits, connections=connections)),
-            ssl_context_factory=None if certificates is None else lambda _config, _default: certificates.server,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             server_header=False,
             timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # a time-out of asyncio
             timeout_graceful_shutdown=DRAIN_S,
         )
+        if certificates is not None:
+            config.load()
+            config.ssl = certificates.server  # its parameter for this is new: it would shut out older versions
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(
