@@ -238,18 +238,18 @@ def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path
 def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
     """No version was recorded as the last one at its start; another instance records one before it opens tasks."""
     changed = Application(kafka, tmp_path)
-    changed.write(changed.a)
-    changed.counts(counted())
     topic = topology_topic(changed.id)
     with changed.app(counted()) as running:
         await_running([running])
-        kafka.delete(topic)
+        kafka.delete(topic)  # as if both started at once: the changelog has no row yet
         eventually(lambda: topic not in kafka.topics(), 60, lambda: "it is still there")
         waiting = changed.app(folded(serdes.int64), instance=1)
         ended: list[BaseException] = []
         thread = threading.Thread(target=lambda: ended.append(failure_of(waiting)))
         thread.start()
         eventually(lambda: bool((waiting.status() or {}).get("state") == "waiting"), 60, lambda: str(waiting.status()))
+        changed.write(changed.a)
+        eventually(lambda: changed.results() == changed.written, 60, lambda: str(running.status()))
         settings = {"bootstrap.servers": kafka.bootstrap}
         with closing(KafkaLog(settings)) as log:
             Deployed(log, Config.of(settings, changed.id)).take_over(changed.build(counted()), log.partitions())
