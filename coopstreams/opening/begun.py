@@ -162,30 +162,26 @@ class Begun:
         if not foreign:
             return
         ends = self.log.end_offsets(self._kept(self.resolved()))
-        if ends and not any(ends.values()):
-            if any(offset > self.log.start_offset(source) for source, offset in foreign.items()):
+        if not any(ends.values()):
+            if ends and any(offset > self.log.start_offset(source) for source, offset in foreign.items()):
                 raise self._of_others()
-        elif any(ends.values()):
-            for source, offset in foreign.items():
-                log.warning(
-                    "task %s: %s begins at offset %d, which this application has not committed: somebody has set it, "
-                    "as `kafka-consumer-groups.sh --reset-offsets` does. The state stays as it was: what is read a "
-                    "second time counts twice, what is left out is missing. To begin anew, stop all instances and run "
-                    "`coopstreams reset`",
-                    task,
-                    source,
-                    offset,
-                )
+            return
+        for source, offset in foreign.items():
+            log.warning(
+                "task %s: %s begins at offset %d, which this application has not committed: somebody has set it, as "
+                "`kafka-consumer-groups.sh --reset-offsets` does. The state stays as it was: what is read a second "
+                "time counts twice, what is left out is missing. To begin anew, stop all instances and run "
+                "`coopstreams reset`",
+                task,
+                source,
+                offset,
+            )
 
     def _of_others(self) -> ConfigError:
         resolved = self.resolved()
         every = {source for at in _numbers(resolved) for source in resolved.sources(TaskId(*at, WHOLE))}
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         foreign = {at: row[0] for at, row in sorted(rows.items()) if row and Committed.parse(*row).term is None}
-        commands = "; ".join(
-            f"`coopstreams group reset {self.group} --topic {at.topic} --partition {at.partition} --to {offset}`"
-            for at, offset in foreign.items()
-        )
         told = ", ".join(f"{at} at {offset}" for at, offset in foreign.items())
         return ConfigError(
             f"group {self.group!r} has offsets of another application: {told}. coopstreams has not committed them, and "
@@ -193,7 +189,7 @@ class Begun:
             "Faust, Kafka Streams or a consumer has used this group, run this program under another application.id: it "
             "begins anew, and the other application may go on beside it. Or, if that is stopped for good, run "
             "`coopstreams reset`: this program begins anew under this id. Or, if its stores are to begin empty at "
-            f"these offsets, say so: {commands}"
+            f"these offsets, say so: {self._resets(foreign)}"
         )
 
     def _kept(self, resolved: ResolvedTopology) -> list[TopicPartition]:
@@ -210,16 +206,19 @@ class Begun:
         return [TopicPartition(self.changelog(store), partition) for store in stores if store.logged]
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
-        commands = "; ".join(
-            f"`coopstreams group reset {self.group} --topic {source.topic} --partition {source.partition} --to OFFSET`"
-            for source in sorted(sources)
-        )
         return ConfigError(
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
             "instance ran (offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its "
             "offsets with it). Begin anew: stop all instances and run `coopstreams reset`. Or, if you know where the "
-            f"state stands (topic made anew: earliest), say so: {commands}. Records in between are processed twice, "
-            "or left out"
+            f"state stands (topic made anew: earliest), say so: {self._resets(dict.fromkeys(sources, 'OFFSET'))}. "
+            "Records in between are processed twice, or left out"
+        )
+
+    def _resets(self, offsets: Mapping[TopicPartition, int | str]) -> str:
+        """Return the commands that set these offsets."""
+        return "; ".join(
+            f"`coopstreams group reset {self.group} --topic {at.topic} --partition {at.partition} --to {offset}`"
+            for at, offset in sorted(offsets.items())
         )
 
 
