@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
 
+from coopstreams.commands.resuming import resuming, saying
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
@@ -135,40 +133,15 @@ def backfill(
     typer.echo(str(plan))
     if dry_run:
         return
-    again = resuming(target, plan.run, work, bootstrap_servers, config, set_)
+    again = resuming("backfill", target, plan.run, None if work == WORK else work, bootstrap_servers, config, set_)
     with (
-        _saying(again),
+        saying(again),
         session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark,
         TaskBars(Console()) as bars,
     ):
         done = running.carry_out(spark, topology, checked, plan, {}, work, say_stage, bars.show)
     _report(done, dead_letter_topics(topology, checked), published=publish)
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
-
-
-def resuming(
-    target: str,
-    run: str,
-    work: str,
-    bootstrap_servers: str | None,
-    config: Path | None,
-    pairs: Sequence[str] | None,
-) -> str:
-    """Return the command that resumes a run, with the settings of this one; of `--set` the names only: secrets."""
-    given = {"--bootstrap-servers": bootstrap_servers, "--config": config, "--work": None if work == WORK else work}
-    options = [f"{option} {shlex.quote(str(value))}" for option, value in given.items() if value is not None]
-    settings = [f"--set {shlex.quote(pair.partition('=')[0].strip())}=…" for pair in pairs or ()]
-    return " ".join([f"coopstreams backfill {shlex.quote(target)} --resume {run}", *options, *settings])
-
-
-@contextmanager
-def _saying(again: str) -> Iterator[None]:
-    """Print how to resume a run that is interrupted, by Ctrl-C or an error."""
-    try:
-        yield
-    except BaseException:
-        typer.echo(f"not done. What has not run yet is done by: {again}", err=True)
-        raise
 
 
 def _publish(done: Backfilled, topology: Topology, config: Config) -> None:

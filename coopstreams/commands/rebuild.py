@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
+from coopstreams.commands.resuming import resuming, saying
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
@@ -110,6 +111,7 @@ def rebuild(
             resume=resume,
             dry_run=dry_run,
             incomplete=incomplete,
+            again=lambda run: resuming("rebuild --from source", target, run, work, bootstrap_servers, config, set_),
         )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
@@ -207,8 +209,11 @@ def from_source(
     resume: str | None,
     dry_run: bool,
     incomplete: bool,
+    again: Callable[[str], str],
 ) -> None:
     """Correct the changelogs by the source topics, and print how they differed.
+
+    `again`: the command that resumes a run.
 
     Raises:
         ConfigError: Spark is not installed; or see `rebuild_from_source`.
@@ -224,6 +229,7 @@ def from_source(
     )
     typer.echo(str(plan))
     with (
+        saying(again(plan.run)),
         session_or_local(None, f"rebuild of {plan.application}", cores=cores) as spark,
         TaskBars(Console()) as bars,
     ):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coopstreams.commands.backfill import WORK, not_written, resuming
+from coopstreams.commands.backfill import not_written
+from coopstreams.commands.resuming import resuming
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
@@ -27,9 +28,11 @@ def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
 
 def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secret() -> None:
     """Without the brokers of its own command line it would end with the error that none are named."""
-    assert resuming("app.py", "run-1", WORK, None, None, None) == "coopstreams backfill app.py --resume run-1"
-    said = resuming("app.py", "run-1", "a folder", "kafka:9092", Path("my.toml"), ["sasl.password=secret"])
+    again = resuming("backfill", "app.py", "run-1", None, None, None, None)
+    assert again == "coopstreams backfill app.py --resume run-1"
+    given = ("app.py", "run-1", "a folder", "kafka:9092", Path("my.toml"), ["sasl.password=secret"])
     assert (
-        said == "coopstreams backfill app.py --resume run-1 --bootstrap-servers kafka:9092 --config my.toml "
+        resuming("rebuild --from source", *given)
+        == "coopstreams rebuild --from source app.py --resume run-1 --bootstrap-servers kafka:9092 --config my.toml "
         "--work 'a folder' --set sasl.password=…"
     )

@@ -4,6 +4,8 @@ contain.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -27,7 +29,7 @@ from coopstreams.spark.repairing import Differences
 from coopstreams.spark.source_planning import begin_rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
+from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError, ProcessingError
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.stores import window_key
 from coopstreams.topology.versions import versions_of
@@ -361,6 +363,26 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
         )
     done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
     assert done.stores == {"counts": Differences(59, changed=1)}
+    assert counting.counts() == written
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_prints_the_command_that_goes_on(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(f"key-{number % 3}" for number in range(30))
+    has_run(counting, tmp_path / "state", written)
+    damage(counting, ["key-1"], serdes.int64.encode(1000))
+    program = tmp_path / "program.py"
+    program.write_text(counting.program.replace(".group_by_key()", ".peek(lambda key, _: {}[key]).group_by_key()"))
+    options = ["--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+    failed = CliRunner().invoke(
+        app_of_commands, ["rebuild", "--from", "source", str(program), "--ranges", "1", *options]
+    )
+    assert isinstance(failed.exception, ProcessingError)
+    (again,) = re.findall(r"not done. What has not run yet is done by: coopstreams (.*)", failed.stderr)
+    program.write_text(counting.program.replace(".group_by_key()", ".peek(lambda key, _: None).group_by_key()"))
+    resumed = CliRunner().invoke(app_of_commands, shlex.split(again))
+    assert "2 equal, 0 added, 1 changed, 0 deleted" in resumed.stdout, resumed.output
     assert counting.counts() == written
 
 
