@@ -25,6 +25,7 @@ OTHERS = sorted(
 )
 
 MODULE_LINES = 500
+LINE_COLUMNS = 120
 FUNCTION_STATEMENTS = 45
 FOLDER_MODULES = 25
 
@@ -175,6 +176,13 @@ def test_a_module_fits_in_one_head() -> None:
     long = {path: lines for path in LIBRARY + OTHERS if (lines := len(source(path).splitlines())) > MODULE_LINES}
     assert long == {}, "split it by idea"
     assert found(LIBRARY + OTHERS, long_functions) == {}
+
+
+def test_a_line_fits_in_120_columns() -> None:
+    """Comments count: ruff lets those for linters stand out, as they may in tests."""
+    for path in LIBRARY:
+        lines = (ROOT / path).read_text().splitlines()
+        assert [number for number, line in enumerate(lines, 1) if len(line) > LINE_COLUMNS] == [], path
 
 
 def test_a_folder_fits_on_one_screen() -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
-from coopstreams.commands.resuming import resuming, saying
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.snapshots import megabytes
+from coopstreams.commands.terminal.resuming import resuming, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -179,7 +179,13 @@ class _Bar(RestoreListener):
         self._start[partition] = start
         self._bars.update(self._bar, total=(self._bars.tasks[-1].total or 0) + end - start)
 
-    def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:  # noqa: ARG002
+    def on_batch_restored(
+        self,
+        partition: TopicPartition,
+        store: str,  # noqa: ARG002
+        position: int,
+        records: int,  # noqa: ARG002
+    ) -> None:
         self._read[partition] = position - self._start[partition]
         self._bars.update(self._bar, completed=sum(self._read.values()))
 

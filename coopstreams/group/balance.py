@@ -205,7 +205,8 @@ def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[d
     rest = (member for member in sorted(left, key=lambda m: (-left[m], m)) for _ in range(left[member]))
     owners.update(zip([cell for cell in cells if owners[cell] is None], rest, strict=False))
     for _ in range(_PASSES):
-        if not any([_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2)]):  # noqa: C419 all pairs, not up to the first
+        # A list: all pairs, not up to the first.
+        if not any([_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2)]):  # noqa: C419
             break
     return owners, sum(overlaps.get((cell, member or ""), 0) for cell, member in owners.items())
 

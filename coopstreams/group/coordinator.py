@@ -79,10 +79,20 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
     def group_protocols(self) -> list[tuple[str, bytes]]:
         return [(PROTOCOL, self._hooks.subscription())]
 
-    def _perform_assignment(self, leader_id: str, protocol: str, members: list[Any]) -> dict[str, bytes]:  # noqa: ARG002
+    def _perform_assignment(
+        self,
+        leader_id: str,  # noqa: ARG002
+        protocol: str,  # noqa: ARG002
+        members: list[Any],
+    ) -> dict[str, bytes]:
         return self._hooks.assignments({member.member_id: member.metadata for member in members})
 
-    async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:  # noqa: ARG002
+    async def _on_join_prepare_async(
+        self,
+        generation: int,  # noqa: ARG002
+        member_id: str,  # noqa: ARG002
+        timeout_ms: float | None = None,  # noqa: ARG002
+    ) -> None:
         patient_until = time.monotonic() + self._patience_s
         while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats continue meanwhile
             await self._net.sleep(0.005)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coopstreams.commands.backfill import not_written
-from coopstreams.commands.resuming import resuming
+from coopstreams.commands.terminal.resuming import resuming
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:

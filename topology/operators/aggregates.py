@@ -308,13 +308,13 @@ def _add_to_moving_windows(
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
     """Return the function that makes the sliding windows or sessions of a task from its store."""
-    function = node.aggregator
-    if function is None:
+    initializer: Any = node.initializer
+    aggregator: Any = node.aggregator
+    merger: Any = node.merger
+    if aggregator is None:
         initializer, aggregator, merger = windowing.zero, windowing.counting, windowing.added
-    elif node.initializer is None:
-        initializer, aggregator, merger = windowing.none, windowing.reducing(function), windowing.merging(function)  # type: ignore[assignment]
-    else:
-        initializer, aggregator, merger = node.initializer, function, node.merger  # type: ignore[assignment]
+    elif initializer is None:
+        initializer, aggregator, merger = windowing.none, windowing.reducing(aggregator), windowing.merging(aggregator)
     if isinstance(node.windows, SlidingWindows):
         return partial(_sliding, node.windows, initializer, aggregator)
     return partial(_sessions, node.windows, initializer, aggregator, merger)

@@ -105,7 +105,10 @@ class MemoryLog:
         """Return the true end: there is one broker, which never hangs."""
         return self.end_offset(partition)
 
-    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:  # noqa: ARG002
+    def silent_replicas(
+        self,
+        partitions: Collection[TopicPartition],  # noqa: ARG002
+    ) -> dict[TopicPartition, frozenset[int]]:
         """Return nothing: there are no replicas."""
         return {}
 

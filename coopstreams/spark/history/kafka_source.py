@@ -117,8 +117,8 @@ class KafkaSource(DataSource):
         """Return the reader."""
         return KafkaParts(self.options)
 
-    def writer(self, schema: StructType, overwrite: bool) -> KafkaRows:  # noqa: ARG002 there is nothing to overwrite in a log
-        """Return the writer."""
+    def writer(self, schema: StructType, overwrite: bool) -> KafkaRows:  # noqa: ARG002
+        """Return the writer. There is nothing to overwrite in a log."""
         return KafkaRows(self.options)
 
 

@@ -45,7 +45,8 @@ def _recreated(codec: object) -> tuple[Callable[[], Any], tuple[()]]:
 class _Pickler(cloudpickle.CloudPickler):
     """Pickles compiled codecs as the arguments that recreate them."""
 
-    dispatch_table = ChainMap[type, Any](dict.fromkeys(_CODECS, _recreated), _KNOWN)  # noqa: RUF012 cloudpickle's own way
+    # A class attribute, as in cloudpickle itself.
+    dispatch_table = ChainMap[type, Any](dict.fromkeys(_CODECS, _recreated), _KNOWN)  # noqa: RUF012
 
 
 def ship(work: object) -> bytes:
