@@ -136,7 +136,7 @@ class PostgresSink:
         try:
             if keys:
                 put = f"INSERT INTO {{0}} ({listed}) SELECT {listed} FROM {{0}} ON CONFLICT ({listed}) DO NOTHING"
-                connection.execute(_over(f"EXPLAIN {put}", self.table))
+                connection.execute(_over(f"EXPLAIN {put}", self.table), ())  # with values, %% in a name is one %
                 connection.execute(_over("EXPLAIN DELETE FROM {0} WHERE false", self.table))
             else:
                 connection.execute(_over("EXPLAIN INSERT INTO {0} DEFAULT VALUES", self.table))

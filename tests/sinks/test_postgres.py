@@ -46,13 +46,13 @@ def table(server: PostgresServer, columns: str) -> str:
 
 @pytest.mark.slow
 def test_a_key_has_one_row_until_a_null_value_deletes_it(postgres: PostgresServer) -> None:
-    name = table(postgres, 'guest text PRIMARY KEY, city text, nights int, "Odd %s {name}" int')
-    sink = PostgresSink(postgres.dsn, name, key="guest")
+    name = table(postgres, '"guest %" text PRIMARY KEY, city text, nights int, "Odd %s {name}" int')
+    sink = PostgresSink(postgres.dsn, name, key="guest %")
     odd = {"city": "Bonn", "nights": 1, "Odd %s {name}": 7}
     assert (
         applied(sink, ("ada", Stay("Rome", 2)), ("bob", odd), ("ada", {"nights": 3}), ("cyd", {}), ("cyd", None)) == []
     )
-    assert postgres.run(f"SELECT * FROM {name} ORDER BY guest") == [("ada", "Rome", 3, None), ("bob", "Bonn", 1, 7)]
+    assert postgres.run(f'SELECT * FROM {name} ORDER BY "guest %"') == [("ada", "Rome", 3, None), ("bob", "Bonn", 1, 7)]
 
 
 @pytest.mark.slow
