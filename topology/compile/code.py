@@ -1,75 +1,18 @@
-"""Generated code: before it is bound to a task, bound (its functions), and the functions that it calls."""
+"""Generated code: before it is bound to a task, and bound (its functions)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.operator_time import Operator
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.failures import Phase
-from coopstreams.topology.graph.nodes import Processing
-from coopstreams.topology.sinks import Applied
-from coopstreams.topology.stores import Entry, TableStore
+from coopstreams.topology.stores import TableStore
 
-
-class Process(Protocol):
-    """The bound program, as generated code sees it."""
-
-    headers: Headers | None
-    """The headers of the current record, or table entry."""
-
-    def fail(self, site: int, error: Exception) -> None:
-        """Report that the current record, or table entry, failed at a site of `Compiled.sites`."""
-
-    def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the current partition and batch, and the index of the current record."""
-        ...
-
-    def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the current entry is the one that it returned last."""
-        ...
-
-    held_row: tuple[bytes | None, int] | None
-    """Key and timestamp of the row at hand among those of `held`; None: the current record is."""
-
-    def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over rows that were held back, from key to timestamp; what fails meanwhile is theirs."""
-        ...
-
-    def stream_time(self, topics: Sequence[str]) -> int:
-        """Return the largest stream time that any of these topics has reached."""
-        ...
-
-    def begin_output(self, topic: str) -> Output:
-        """Return a new output for a topic that has none yet."""
-        ...
-
-    partitions: Callable[[str], int]
-    """Returns the partition count of a topic that the program writes."""
-
-    def want(self, node: str, key: Any, value: Any) -> None:
-        """Note that a node is to be called for the current record."""
-
-    def result(self, node: str) -> Any:
-        """Return the result of a node's call for the current record, or raise its error."""
-        ...
-
-    applied: list[Applied]
-    """The records for the external sink."""
-
-    def task_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in."""
-        ...
-
-    def begin_work(
-        self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work | EffectsWork:
-        """Return the work of a processor node in this task."""
-        ...
+if TYPE_CHECKING:
+    from coopstreams.topology.compile.program import BoundProgram  # a program has code, which calls the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +29,7 @@ class Compiled:
     Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or
     `stale-answer`.
     """
-    make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
+    make: Callable[[BoundProgram, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
     operators: Mapping[str, Operator]

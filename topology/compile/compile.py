@@ -16,11 +16,11 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
-from coopstreams.topology.compile.code import Code, Compiled, Process
+from coopstreams.topology.compile.code import Code, Compiled
 from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import Program
+from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
@@ -156,7 +156,7 @@ def _compiled(
     text = unit.text({topic: functions[source.name] for topic, source in _sources(subtopology).items()}, flushes)
     made = _executed(title, text, unit.constants)["make"]
 
-    def make(process: Process, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
+    def make(process: BoundProgram, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
         return Code(*made(process, stores, outputs))
 
     names = {

@@ -138,6 +138,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self.held_row: tuple[bytes | None, int] | None = None
+        """Key and timestamp of the row at hand among those of `held`; None: the current record is."""
         self.place: tuple[str, int, int] | None = None
         self._cursor: Iterator[object] = iter(())
         self.wall_clock, self.partitions, self._parts = clock, partitions, parts
