@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from xxhash import xxh64_hexdigest
 
@@ -220,36 +221,21 @@ def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, fro
 
 def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
     """Return the effect on a store whose rows fit."""
-    moved = was.subtopology != now.subtopology
+    effect, moved = partial(TopologyChange, "store", was.name), was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
     if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them again
         moved, where = True, f"its rows {'expire now' if now.expires else 'do not expire any more'}"
+    if now.changelog is None and was.changelog is not None:
+        return effect(Verdict.EMPTY, "it has no changelog any more: its rows are only where they are on disk now")
     if now.changelog is None:
-        if was.changelog is not None:
-            return TopologyChange(
-                "store",
-                was.name,
-                Verdict.EMPTY,
-                "it has no changelog any more: its rows are only where they are on disk now",
-            )
-        return (
-            TopologyChange("store", was.name, Verdict.EMPTY, f"{where}, and it has no changelog")
-            if moved
-            else TopologyChange("store", was.name, Verdict.KEEPS)
-        )
+        return effect(Verdict.EMPTY, f"{where}, and it has no changelog") if moved else effect(Verdict.KEEPS)
     if was.changelog is None and now.changelog not in new.sources:
         why = "it gets a changelog, which begins empty: the rows of before are nowhere but on disk"
-        return TopologyChange("store", was.name, Verdict.EMPTY, why, _rebuild(was.name), now.changelog)
+        return effect(Verdict.EMPTY, why, _rebuild(was.name), now.changelog)
     if was.changelog != now.changelog:
-        return TopologyChange(
-            "store",
-            was.name,
-            Verdict.KEEPS,
-            f"it is restored from {now.changelog}, once, and from then on has that for a changelog",
-        )
-    return TopologyChange(
-        "store", was.name, Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else ""
-    )
+        why = f"it is restored from {now.changelog}, once, and from then on has that for a changelog"
+        return effect(Verdict.KEEPS, why)
+    return effect(Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else "")
 
 
 def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
@@ -257,76 +243,61 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
 
     `another`: the cure that always works, see `_another`.
     """
-    topic = was.changelog
+    misfit = partial(TopologyChange, "store", was.name, topic=was.changelog)
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
-        yield TopologyChange(
-            "store",
-            was.name,
-            Verdict.UNREADABLE,
-            f"it is a {now.kind} store, and was a {was.kind} store",
-            another,
-            topic,
-        )
+        yield misfit(Verdict.UNREADABLE, f"it is a {now.kind} store, and was a {was.kind} store", another)
     if not described.same_format(now.key, now.key_schemas, was.key, was.key_schemas):
         why = (
             f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
             "more"
         )
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
+        yield misfit(Verdict.MIXED, why, another)
     if changed := described.changed_keys(now, was):
         why = f"{changed}: old rows stay under bytes that no key has any more"
         cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, topic)
+        yield misfit(Verdict.MIXED, why, cure)
     values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
     if not described.same_format(values[1], now.schemas, values[0], was.schemas):
         why = f"its values are read as {values[1]}, and were written as {values[0]}"
         # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
         never = _has_versions(was) != _has_versions(now)
         cure = another if never else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
-        yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
+        yield misfit(Verdict.UNREADABLE, why, cure)
     if changed := described.changed_values(now, was):
         cure = f"give new fields a default, and a field of another type another name; else {another}"
-        yield TopologyChange("store", was.name, Verdict.UNREADABLE, changed, cure, topic)
+        yield misfit(Verdict.UNREADABLE, changed, cure)
     yield from _unasked(was, now, another)
     if was.windows != now.windows:
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
+        yield misfit(Verdict.MIXED, why, another)
     if None not in (was.left, now.left) and was.left != now.left:
         why = f"it has {'' if now.left else 'no '}rows without a match now: those of before are as they were"
-        yield TopologyChange(
-            "store", was.name, Verdict.MIXED, why, f"if they need not be there, accept it; else {another}", topic
-        )
+        yield misfit(Verdict.MIXED, why, f"if they need not be there, accept it; else {another}")
     if was.first and now.first and not old.meets(was.first, new, now.first):
         why = (
             f"it has a row for each row of {_words(new.outside(now.first))}, and had one for each row of "
             f"{_words(old.outside(was.first))}"
         )
-        yield TopologyChange(
-            "store", was.name, Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}", topic
-        )
+        yield misfit(Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}")
     if was.made_by != now.made_by:
         why = (
             f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "
             "of another meaning"
         )
-        yield TopologyChange(
-            "store", was.name, Verdict.MIXED, why, f"if they mean the same, accept it; else {another}", topic
-        )
+        yield misfit(Verdict.MIXED, why, f"if they mean the same, accept it; else {another}")
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         told = f"it is made from {_words(new.outside(now.reads))}, and was from {_words(old.outside(was.reads))}"
-        yield TopologyChange(
-            "store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic
-        )
+        yield misfit(Verdict.MIXED, told, f"if these are the same data, accept it; else {another}")
     before, counts = (version.partitions.get(was.name, {}) for version in (old, new))
     for grown in (each for each, count in counts.items() if before.get(each, count) != count):
         why = f"{grown} has {counts[grown]} partitions, and had {before[grown]}: keys are in other ones than their rows"
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, "begin anew (`coopstreams reset`)")
+        yield misfit(Verdict.MIXED, why, "begin anew (`coopstreams reset`)", topic=None)
     if was.changelog != now.changelog and was.changelog in old.sources and now.changelog is not None:
         why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
         cure = (
             f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
         )
-        yield TopologyChange("store", was.name, Verdict.LOST, why, cure, topic)
+        yield misfit(Verdict.LOST, why, cure)
 
 
 def _unasked(was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
@@ -388,37 +359,32 @@ def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyCh
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
-    changelog = _changelog_of(new, now.name)
+    effect, changelog = partial(TopologyChange, "store", now.name), _changelog_of(new, now.name)
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
-        return TopologyChange("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")
+        return effect(Verdict.NEW, f"it is restored from {now.changelog}")
     if not old.meets(new.outside(now.reads), new, old.sources):
-        return TopologyChange("store", now.name, Verdict.NEW)
+        return effect(Verdict.NEW)
     of = now.name.removesuffix(past_name(""))
     if of in old.stores and now.name == past_name(of) and _has_versions(old.stores[of]):
         why = f"the versions that {of} has in its rows are brought there as the rows change"
-        return TopologyChange("store", now.name, Verdict.NEW, why)
+        return effect(Verdict.NEW, why)
     if now.twin in old.stores:
         why = f"{now.twin} had its rows, too, and it gets a changelog of its own, without the rows of before"
         cure = f"keep topology.optimization=single.store.self.join, or have the changelog made: {_rebuild(now.name)}"
-        return TopologyChange("store", now.name, Verdict.LOST, why, cure, old.stores[now.twin].changelog)
+        return effect(Verdict.LOST, why, cure, old.stores[now.twin].changelog)
     why = (
         f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
     )
-    return TopologyChange("store", now.name, Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
+    return effect(Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
 
 
 def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]) -> TopologyChange:
-    what, now = "repartition topic", new.repartitions.get(was.name)
+    effect, now = partial(TopologyChange, "repartition topic", was.name), new.repartitions.get(was.name)
     drain = "let the old version process its records before it stops (stop the producers first)"
     if now is None:
         if not _still_fed(was, new, renamed):
-            return TopologyChange(
-                what,
-                was.name,
-                Verdict.ORPHANED,
-                "the new version has none of the stores and topics that were made from it",
-            )
+            return effect(Verdict.ORPHANED, "the new version has none of the stores and topics that were made from it")
         why = "the new version does not read it, and its records are already processed in their sources"
         cure = _KEEP_THE_NAME  # of a join by foreign key
         if was.name.endswith("-repartition"):
@@ -427,30 +393,26 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
                 f'name the grouping, the join with a table, the repartition() or to_sink() behind it: name="{prefix}"; '
                 f'in front of a join of streams write .repartition(name="{prefix}")'
             )
-        return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
+        return effect(Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     keys = described.same_format(now.key, now.key_schemas, was.key, was.key_schemas)
     if not keys or not described.same_format(now.value, now.schemas, was.value, was.schemas):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
-        return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
+        return effect(Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
     if changed := described.changed_keys(now, was):
         why = f"{changed}: its records have keys as they were"
-        return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
+        return effect(Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
     if changed := described.changed_values(now, was):
         cure = f"{drain}, or give new fields a default, and a field of another type another name"
-        return TopologyChange(what, was.name, Verdict.UNREADABLE, changed, cure, was.name)
+        return effect(Verdict.UNREADABLE, changed, cure, was.name)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         why = f"its records come from {_words(new.outside(now.reads))}, and came from {_words(old.outside(was.reads))}"
-        return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
+        return effect(Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
     if None not in (was.partitions, now.partitions) and was.partitions != now.partitions:
         why = f"it is to have {now.partitions} partitions, and has {was.partitions}"
-        return TopologyChange(
-            what,
-            was.name,
-            Verdict.UNREADABLE,
-            why,
-            "keep partitions=, give it another name, or begin anew (`coopstreams reset`)",
+        return effect(
+            Verdict.UNREADABLE, why, "keep partitions=, give it another name, or begin anew (`coopstreams reset`)"
         )
-    return TopologyChange(what, was.name, Verdict.KEEPS)
+    return effect(Verdict.KEEPS)
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
@@ -462,6 +424,7 @@ def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -
 
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
+    effect = partial(TopologyChange, "position")
     for topic in sorted(old.sources):
         if topic in new.sources and (topic in old.unordered) != (topic in new.unordered):
             now, then = (
@@ -469,8 +432,7 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
                 if topic in new.unordered
                 else ("the application's group", "a share group")
             )
-            yield TopologyChange(
-                "position",
+            yield effect(
                 topic,
                 Verdict.EMPTY,
                 f"{now} reads it, and {then} did: neither knows what the other has done, so it begins at "
@@ -479,20 +441,19 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
                 "first start of the new one; or accept that records are processed again",
             )
         elif topic in new.sources or old.meets([topic], new, new.sources):
-            yield TopologyChange("position", topic, Verdict.KEEPS)
+            yield effect(topic, Verdict.KEEPS)
         elif topic in new.global_topics:
-            yield TopologyChange(
-                "position", topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table"
+            yield effect(
+                topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table"
             )
         else:
-            yield TopologyChange(
-                "position",
+            yield effect(
                 topic,
                 Verdict.ORPHANED,
                 "no source reads it any more: its unread records stay unprocessed, and the position expires",
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):
-            yield TopologyChange(
-                "position", topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it"
+            yield effect(
+                topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it"
             )
