@@ -216,7 +216,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):
                 function.line(f"{check}(key_bytes)")
-        record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
+        record = RecordVariables(source.name, "key_bytes", source.key, value_bytes="value_bytes")
+        record.value_serde = source.value
         if (
             compiler.parts is not None
             and compiler.unit.wrapper is None

@@ -154,8 +154,8 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
-        row = RecordVariables(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp)
-        compiler.forward(function, node, replace(row, stream_time=record.stream_time, has_key=True, old=old))
+        row = RecordVariables(node.name, key_bytes, node.store.key, new, timestamp, record.stream_time, has_key=True)
+        compiler.forward(function, node, replace(row, key=record.key, old=old))
 
 
 def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
@@ -315,25 +315,16 @@ def _moving(node: Aggregate) -> Callable[[Any], object]:
         initializer, aggregator, merger = windowing.zero, windowing.counting, windowing.added
     elif initializer is None:
         initializer, aggregator, merger = windowing.none, windowing.reducing(aggregator), windowing.merging(aggregator)
+    given: dict[str, Any] = {"windows": node.windows, "initializer": initializer, "aggregator": aggregator}
     if isinstance(node.windows, SlidingWindows):
-        return partial(_sliding, node.windows, initializer, aggregator)
-    return partial(_sessions, node.windows, initializer, aggregator, merger)
-
-
-def _sliding(windows: Any, initializer: Any, aggregator: Any, store: Any) -> windowing.Sliding:
-    return windowing.Sliding(store, windows, initializer, aggregator)
-
-
-def _sessions(windows: Any, initializer: Any, aggregator: Any, merger: Any, store: Any) -> windowing.Sessions:
-    return windowing.Sessions(store, windows, initializer, aggregator, merger)
+        return partial(windowing.Sliding, **given)
+    return partial(windowing.Sessions, **given, merger=merger)
 
 
 def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, stream_time: str) -> None:
     key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
     with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
-        row = RecordVariables(
-            key, None, node.store.row_key, None, value, None, node.name, timestamp, stream_time, has_key=True
-        )
+        row = RecordVariables(node.name, key, node.store.row_key, value, timestamp, stream_time, has_key=True)
         compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
 
 
@@ -383,19 +374,8 @@ def _row(node: Aggregate, record: RecordVariables, key_bytes: str, value: str, t
     """Return the update of a row as a record. If the record's key is the row's key, it is not deserialised again."""
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
-    return RecordVariables(
-        key_bytes,
-        key,
-        serde,
-        None,
-        value,
-        None,
-        node.name,
-        timestamp,
-        record.stream_time,
-        has_key=True,
-        dense=_is_count(node),
-    )
+    row = RecordVariables(node.name, key_bytes, serde, value, timestamp, record.stream_time, has_key=True)
+    return replace(row, key=key, dense=_is_count(node))
 
 
 def _is_count(node: Aggregate) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from coopstreams.topology.failures import Phase
@@ -47,16 +47,17 @@ class RecordVariables:
     update, whether it is the latest of its row; None if all are.
     """
 
-    key_bytes: str | None
-    key: str | None
-    key_serde: Serde[Any] | None
-    value_bytes: str | None
-    value: str | None
-    value_serde: Serde[Any] | None
     source: str
     """The source node of the bytes, which fails if they cannot be deserialised."""
+    key_bytes: str | None
+    key_serde: Serde[Any] | None
+    value: str | None = None
     timestamp: str = "timestamp"
     stream_time: str = "stream_time"
+    _: KW_ONLY
+    key: str | None = None
+    value_bytes: str | None = None
+    value_serde: Serde[Any] | None = None
     has_key: bool = False
     """The key is known not to be null."""
     dense: bool = False

@@ -105,7 +105,7 @@ class Compiler:
             function.line("value, timestamp = entry.value, entry.timestamp")
             with function.block("if value is None and entry.stored is None:"):
                 function.line("continue  # inserted and deleted since the last flush: no child has received it")
-            record = RecordVariables("key_bytes", None, key, None, "value", None, node.name, has_key=True)
+            record = RecordVariables(node.name, "key_bytes", key, "value", has_key=True)
             if self.analysis.wants_old(node):
                 decode = self.unit.constant("decode_value", store.value.decode)
                 function.line(f"old = None if entry.stored is None else {decode}(entry.stored)")
@@ -133,10 +133,13 @@ class Compiler:
                 value, has_parts = function.value_without_parts(record)
                 arguments = ", ".join(["None"] * (len(parts) - 1) + [value])
                 return f"({code} if {has_parts} else {self.unit.constant(label, called)}({arguments}))"
-        read = [
-            part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts))
-            for at, part in enumerate(parts)
-        ]
+        read = []
+        for at, part in enumerate(parts):
+            if part in ("key", "value"):
+                reads, form = reads_argument(called, at, len(parts)), function.key if part == "key" else function.value
+                read.append(form(record) if reads else "None")
+            else:
+                read.append(part)
         call = f"{self.unit.constant(label, called)}({', '.join(read)})"
         return of_value(self.unit, called, read[-1], call) if isinstance(called, Condition) else call
 
@@ -193,19 +196,6 @@ class Compiler:
         if store.kind != "key_value":
             for windows in self.analysis.windows_above(node):
                 self.expire(self.operator_time(function, windows), store)
-
-    def _part(
-        self,
-        function: Function,
-        record: RecordVariables,
-        part: str,
-        called: UserFunction,
-        position: int,
-        arguments: int,
-    ) -> str:
-        if not reads_argument(called, position, arguments):
-            return "None"
-        return function.key(record) if part == "key" else function.value(record)
 
     def _read_once(self, function: Function, edges: list[Edge], record: RecordVariables) -> None:
         """Deserialise parts here that several children read. A part that one child reads is deserialised there."""

@@ -46,9 +46,7 @@ def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
     emit.parameters = ("key_bytes", "old", "timestamp", "stream_time")
     emit.line("value = None")
     old = "old" if compiler.analysis.wants_old(node) else None
-    record = RecordVariables(
-        "key_bytes", None, row_key(node, store), None, "value", None, node.name, has_key=True, old=old
-    )
+    record = RecordVariables(node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old)
     compiler.forward(emit, node, record)
     with due.loop(f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"):
         due.line(f"process.under_headers(None, lambda: {emit.name}(key_bytes, old, timestamp, stream_time))")

@@ -36,16 +36,7 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     foreign_key, asked = function.fresh("foreign_key"), function.fresh("asked")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
         made = RecordVariables(
-            foreign_key,
-            None,
-            node.foreign_key,
-            None,
-            asked,
-            None,
-            node.name,
-            record.timestamp,
-            record.stream_time,
-            dense=True,
+            node.name, foreign_key, node.foreign_key, asked, record.timestamp, record.stream_time, dense=True
         )
         compiler.forward(function, node, made)
 
@@ -111,20 +102,8 @@ def _send(
 ) -> None:
     key, value = function.fresh("key_bytes"), function.fresh("value")
     function.line(f"{key}, {value} = {primary_key}, {said}")
-    made = RecordVariables(
-        key,
-        None,
-        node.primary_key,
-        None,
-        value,
-        None,
-        node.name,
-        timestamp,
-        record.stream_time,
-        has_key=True,
-        dense=True,
-    )
-    compiler.call_children(function, node, made)
+    made = RecordVariables(node.name, key, node.primary_key, value, timestamp, record.stream_time, has_key=True)
+    compiler.call_children(function, node, replace(made, dense=True))
 
 
 def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: RecordVariables) -> None:

@@ -101,16 +101,7 @@ def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> 
     join = compiler.unit.function(f"{name}_join")
     join.parameters = ("key_bytes", "value", "timestamp")
     record = RecordVariables(
-        "key_bytes",
-        None,
-        node.store.key,
-        None,
-        "value",
-        None,
-        node.name,
-        stream_time=now,
-        has_key=not node.left,
-        dense=True,
+        node.name, "key_bytes", node.store.key, "value", stream_time=now, has_key=not node.left, dense=True
     )
     compiler.forward(join, node, join_row(compiler, join, node, record))
 

@@ -38,9 +38,8 @@ def do_effects(compiler: Compiler, function: Function, node: AsyncProcessing, re
 def _work(compiler: Compiler, node: Processing) -> str:
     """Return the variable of a node's work in a task; with `run_` in front, its method for a record."""
     unit, names = compiler.unit, list(dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node)))
-    after = RecordVariables(
-        "key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name
-    )
+    key_bytes = "key_bytes" if node.key is not None else None
+    after = RecordVariables(node.name, key_bytes, node.key, "value", key="key")
     if len(names) > 1:
         everyone = _way(compiler, node, None, lambda body: compiler.call_children(body, node, after))
         ways = {name: _way(compiler, node, name, partial(_to_one, compiler, node, after, name)) for name in names}

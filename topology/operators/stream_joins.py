@@ -89,7 +89,7 @@ def _forward(
     """
     key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
-        made = RecordVariables(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
+        made = RecordVariables(node.name, key, node.key, left, timestamp, record.stream_time)
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
         compiler.call_children(function, node, made.with_value(function.guarded("value", call, node, skip)))

@@ -114,7 +114,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
     if record.old and node.sends_old:
-        known = RecordVariables(None, None, None, None, record.old, None, node.name)
+        known = RecordVariables(node.name, None, None, record.old)
         before = function.value_as_bytes(known, node.value, node)
     operator_time = compiler.stream_time(function, node, record)
     name = buffer(compiler, node)
@@ -166,9 +166,8 @@ def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
-    record = RecordVariables(
-        "key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=operator_time
-    )
+    record = RecordVariables(node.name, "key_bytes", node.key, stream_time=operator_time, has_key=True)
+    record = replace(record, value_bytes="value_bytes", value_serde=node.value)
     if compiler.analysis.wants_old(node):
         emit.line(
             "old = None if update.before is None else "

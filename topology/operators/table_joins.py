@@ -76,11 +76,8 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
         with function.block("if value is None and old is None:"):
             function.line("continue")
         old = "old" if compiler.analysis.wants_old(node) else None
-        compiler.forward(
-            function,
-            node,
-            RecordVariables("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old),
-        )
+        record = RecordVariables(node.name, "key_bytes", node.key, "value", has_key=True, old=old)
+        compiler.forward(function, node, record)
     compiler.read_stream_time(function, node)
     return function.name
 
