@@ -261,16 +261,8 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
-    name, around = f"windowed({inner.name}, {size_ms} ms)", lambda one: _windowed(one, size_ms)
-    return Serde(
-        name,
-        encode,
-        decode,
-        parts=(inner,),
-        check_key=_in_front(inner.check_key, 8),
-        check_new_key=_in_front(inner.check_new_key, 8),
-        around=around,
-    )
+    name = f"windowed({inner.name}, {size_ms} ms)"
+    return _in_front(name, encode, decode, inner, 8, lambda one: _windowed(one, size_ms))
 
 
 @cache
@@ -282,16 +274,8 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
-    name, around = f"windowed({inner.name}, {type(windows).__name__})", lambda one: _windowed_by(one, windows)
-    return Serde(
-        name,
-        encode,
-        decode,
-        parts=(inner,),
-        check_key=_in_front(inner.check_key, 8),
-        check_new_key=_in_front(inner.check_new_key, 8),
-        around=around,
-    )
+    name = f"windowed({inner.name}, {type(windows).__name__})"
+    return _in_front(name, encode, decode, inner, 8, lambda one: _windowed_by(one, windows))
 
 
 @cache
@@ -305,21 +289,24 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         end_ms, start_ms = pair.unpack(data[-16:])
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
-    name = f"session_windowed({inner.name})"
-    return Serde(
-        name,
-        encode,
-        decode,
-        parts=(inner,),
-        check_key=_in_front(inner.check_key, 16),
-        check_new_key=_in_front(inner.check_new_key, 16),
-        around=_session_windowed,
-    )
+    return _in_front(f"session_windowed({inner.name})", encode, decode, inner, 16, _session_windowed)
 
 
-def _in_front(check: Callable[[Any], None] | None, behind: int) -> Callable[[Any], None] | None:
-    """Return the check of a key whose last bytes are a window."""
-    return None if check is None else lambda data: check(None if data is None else data[:-behind])
+def _in_front(
+    name: str,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    key: Serde[Any],
+    behind: int,
+    around: Callable[[Serde[Any]], Serde[Any]],
+) -> Serde[Windowed[Any]]:
+    """Return the serde of keys with a window in so many bytes behind the key, which the key's own checks do not see."""
+
+    def checked(check: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+        return None if check is None else lambda data: check(None if data is None else data[:-behind])
+
+    checks = {"check_key": checked(key.check_key), "check_new_key": checked(key.check_new_key)}
+    return Serde(name, encode, decode, parts=(key,), **checks, around=around)
 
 
 @cache
