@@ -22,7 +22,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition, serde_or_none
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
-from coopstreams.topology.graph.nodes import Sink, Source, TableSource
+from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import SUBSCRIBER_BYTES, StoreSpec
@@ -132,19 +132,6 @@ def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(f'two internal topics are named "{topic}". Give one of the joins another name=.')
-    graph.attach(
-        Sink(
-            name=graph.names.node("KTABLE-SINK-"),
-            parents=(flow.node,),
-            topic=topic,
-            key=key,
-            value=value,
-            internal=True,
-        )
-    )
-    source = graph.names.node("KTABLE-SOURCE-")
-    graph.attach(Source(name=source, topics=(topic,), key=key, value=value, internal=True))
-    graph.repartitions.append(
-        Repartition(flow.node, key, value, False, topic, source=source, partitions=None, explicit=True)
-    )
-    return source
+    wanted = Repartition(flow.node, key, value, False, topic, source="", partitions=None, explicit=True)
+    sink, source = graph.names.node("KTABLE-SINK-"), graph.names.node("KTABLE-SOURCE-")
+    return graph.through(flow.node, sink, source, wanted).node

@@ -20,7 +20,7 @@ from coopstreams.topology.dsl.sources import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Repartition, Unknown, serde_or_none
-from coopstreams.topology.graph.nodes import ApplyTo, DropNullKeys, Sink, Source
+from coopstreams.topology.graph.nodes import ApplyTo, DropNullKeys
 from coopstreams.topology.naming import check_name, repartition_topic
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.sinks import ExternalSink
@@ -151,27 +151,4 @@ def _through(flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None =
     parent = flow.node
     if wanted.drop_null_keys:
         parent = graph.attach(DropNullKeys(name=graph.names.take(drop_name), parents=(parent,)))
-    name, chosen_by = graph.names.take(sink_name), wanted.partitioner
-    graph.attach(
-        Sink(
-            name=name,
-            parents=(parent,),
-            topic=topic,
-            key=wanted.key,
-            value=wanted.value,
-            internal=True,
-            partitioner=chosen_by,
-        )
-    )
-    graph.attach(
-        Source(
-            name=graph.names.take(source_name),
-            topics=(topic,),
-            key=wanted.key,
-            value=wanted.value,
-            internal=True,
-            idle_ms=idle_ms,
-        )
-    )
-    graph.repartitions.append(replace(wanted, source=source_name))
-    return Flow(graph, source_name, wanted.key, wanted.value, rekeyed=wanted.partitioner is not None)
+    return graph.through(parent, graph.names.take(sink_name), graph.names.take(source_name), wanted, idle_ms)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import GlobalTable, Node, Source
+from coopstreams.topology.graph.nodes import GlobalTable, Node, Sink, Source
 from coopstreams.topology.naming import Names
 from coopstreams.topology.serdes import Serde
 
@@ -72,6 +72,15 @@ class Graph:
         """Add a node under its name, which `names` has given out; return the name."""
         self.nodes[node.name] = node
         return node.name
+
+    def through(self, parent: str, sink: str, source: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:
+        """Send a node's records through a repartition topic, by a sink and a source of these names; return their flow."""
+        serdes: dict[str, Any] = {"key": wanted.key, "value": wanted.value, "internal": True}
+        chosen_by = wanted.partitioner
+        self.attach(Sink(name=sink, parents=(parent,), topic=wanted.topic, partitioner=chosen_by, **serdes))
+        self.attach(Source(name=source, topics=(wanted.topic,), idle_ms=idle_ms, **serdes))
+        self.repartitions.append(replace(wanted, source=source))
+        return Flow(self, source, wanted.key, wanted.value, rekeyed=chosen_by is not None)
 
     def source(self, given: str | None, make: Callable[..., Source], suffix: str = "") -> Source:
         """Return the source of some topics: a new node, or the one that reads these topics already.
