@@ -117,11 +117,6 @@ def past_name(store: str) -> str:
     return f"{store}-history"
 
 
-def changelog_topic(store: str) -> str:
-    """Return the name of a store's changelog topic, without the application id."""
-    return f"{store}-changelog"
-
-
 def internal_topic(application_id: str, name: str) -> str:
     """Return the name of an internal topic in Kafka.
 
@@ -129,6 +124,11 @@ def internal_topic(application_id: str, name: str) -> str:
         TopologyError: the name is longer than a broker accepts.
     """
     return check_name(f"{application_id}-{name}", "the internal topic")
+
+
+def changelog_topic(application_id: str, store: str) -> str:
+    """Return the name of a store's changelog topic."""
+    return internal_topic(application_id, f"{store}-changelog")
 
 
 def topology_topic(application_id: str) -> str:

@@ -36,7 +36,7 @@ from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -250,7 +250,7 @@ class Rebuilder:
         return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in rebuilt.stores))
 
     def _changelog(self, store: StoreSpec) -> str:
-        return internal_topic(self._application, changelog_topic(store.name))
+        return changelog_topic(self._application, store.name)
 
 
 def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]:

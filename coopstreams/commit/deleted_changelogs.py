@@ -21,7 +21,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 
 
 def check_changelogs(
@@ -73,7 +73,7 @@ def _kept_in(topology: Topology, changelog: str) -> tuple[str, tuple[str, ...]]:
         (store.name, part.topics)
         for part in topology.subtopologies
         for store in part.stores
-        if internal_topic(topology.application_id, changelog_topic(store.name)) == changelog
+        if changelog_topic(topology.application_id, store.name) == changelog
     )
 
 

@@ -66,7 +66,7 @@ from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import ResolvedTopics, grown
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -230,7 +230,7 @@ class Components:
 
     def changelog(self, store: StoreSpec) -> str:
         """Return the changelog topic of a store."""
-        return internal_topic(self.application, changelog_topic(store.name))
+        return changelog_topic(self.application, store.name)
 
     def subtopology(self, number: int) -> SubTopology:
         """Return a sub-topology by its number."""

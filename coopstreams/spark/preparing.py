@@ -36,7 +36,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS
-from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic, marks_topic
+from coopstreams.topology.naming import backfill_runs, changelog_topic, marks_topic
 
 log = logging.getLogger(__name__)
 
@@ -308,11 +308,9 @@ def check_unused(
 def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:
     """Return, for stores whose changelogs have a retention, the earliest timestamp that is not deleted at once."""
     stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
-    forgetful = {changelog_topic(store.name): store.name for store in stores if store.logged and store.retention_ms}
+    forgetful = [store.name for store in stores if store.logged and store.retention_ms]
+    topics = {store: changelog_topic(topology.application_id, store) for store in forgetful}
     now = int(time.time() * 1000)
     with closing(cluster_of(config)) as cluster:
-        kept = {
-            store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"])
-            for topic, store in forgetful.items()
-        }
+        kept = {store: int(cluster.topic_config(topic)["retention.ms"]) for store, topic in topics.items()}
     return tuple((store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0)

@@ -36,7 +36,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.errors import ConfigError, GroupError
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import changelog_topic, internal_topic, marks_topic
+from coopstreams.topology.naming import changelog_topic, marks_topic
 
 
 def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:
@@ -137,7 +137,7 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
     ):
         if not spec.logged:
             continue  # a store without a changelog stays local
-        changelog = internal_topic(plan.application, changelog_topic(spec.name))
+        changelog = changelog_topic(plan.application, spec.name)
         ends = {number: cluster.end_offset(TopicPartition(changelog, number)) for number in range(part.partitions)}
         stores[spec.name] = StoreSlices(
             changelog,

@@ -39,7 +39,7 @@ from coopstreams.state.manifest import Slice, placed
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -189,7 +189,7 @@ class Repair:
 
 def changelog_of(config: Config, spec: StoreSpec) -> str:
     """Return the changelog topic of a store."""
-    return internal_topic(config["application.id"], changelog_topic(spec.name))
+    return changelog_topic(config["application.id"], spec.name)
 
 
 def _records(

@@ -60,7 +60,7 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -409,7 +409,7 @@ class TaskAttempt:
             for spec in self._specs:
                 if self._work.seed and spec.logged and self._outbox is not None:
                     changelog = TopicPartition(
-                        internal_topic(self._application, changelog_topic(spec.name)), self.id.partition
+                        changelog_topic(self._application, spec.name), self.id.partition
                     )
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
                 if writer is not None and spec.logged:  # a store without a changelog is in no snapshot
@@ -436,7 +436,7 @@ class TaskAttempt:
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER)
         for key, row in visible(self._database, spec, self.id.key_range, horizon_of(self._state.stores[spec.name])):
-            yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
+            yield record_of(spec, key, row, oldest, changelog_topic(self._application, spec.name))
 
     def _partitions(self, topic: str) -> int:
         """Return the partition count of a topic that the task writes to."""

@@ -18,7 +18,7 @@ from coopstreams.topology.errors import ConfigError, LogError, SerdeError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.schemas import IN_MEMORY, Codec, RegistryUnavailableError, SchemaRegistry, SchemaSerde
 from coopstreams.topology.serde import Serde, within
 
@@ -60,7 +60,7 @@ def schema_uses(topology: Structure) -> list[SchemaUse]:
             elif isinstance(node, DynamicSink):
                 places.append((None, node.key, node.value, True))
         places += [
-            (internal_topic(topology.application_id, changelog_topic(store.name)), store.key, store.value, True)
+            (changelog_topic(topology.application_id, store.name), store.key, store.value, True)
             for store in part.stores
             if store.logged and store.source is None
         ]
@@ -83,7 +83,7 @@ def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
     for part in topology.subtopologies:
         for node in part.nodes:
             if isinstance(node, Suppress):
-                yield internal_topic(topology.application_id, changelog_topic(node.buffer.name)), node.value
+                yield changelog_topic(topology.application_id, node.buffer.name), node.value
             elif isinstance(node, ForeignKeyAsk | ForeignKeyAnswer):
                 behind = (sink for sink in part.nodes if isinstance(sink, Sink) and node.name in sink.parents)
                 yield next(behind).topic, node.value

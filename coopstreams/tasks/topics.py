@@ -22,7 +22,7 @@ from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics, TopicPlan, check_names, check_partitions
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
+from coopstreams.topology.naming import changelog_topic, topology_topic
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _counts_with(cluster: Log, counts: dict[str, int], topics: Iterable[str]) ->
 
 def _check_marked(cluster: Log, topology: Topology) -> None:
     """Check the topics to which the application writes time marks: a compacted one takes no record without a key."""
-    sources = [node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source)]
+    sources = [node for node in topology.nodes if isinstance(node, Source)]
     for topic in (topic for node in sources if node.idle_ms is not None and not node.internal for topic in node.topics):
         if "compact" in cluster.topic_config(topic).get("cleanup.policy", ""):
             raise ConfigError(
@@ -163,11 +163,7 @@ def _check_kept(
         return
     windowed = [plan for plan in changelogs.values() if "delete" in _policies(plan.config)]
     for_ever = settings.keys() - {plan.name for plan in windowed} - set(repartitions)
-    stores = {
-        internal_topic(topology.application_id, changelog_topic(store.name)): store.name
-        for part in topology.subtopologies
-        for store in part.stores
-    }
+    stores = {changelog_topic(topology.application_id, store.name): store.name for store in topology.stores}
     check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
     check_not_compacted({topic: settings[topic] for topic in repartitions})
     for topic in repartitions:
@@ -232,7 +228,7 @@ def reset_of(source: Source, config: Config) -> str:
 
 def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
     """Return where a source topic begins in which the group has no position."""
-    for node in (node for part in topology.subtopologies for node in part.nodes):
+    for node in topology.nodes:
         if isinstance(node, Source) and topic in node.topics:
             return reset_of(node, config)
     return str(config["auto.offset.reset"])
@@ -240,12 +236,7 @@ def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
     """Check the topics that serve as the changelog of a table: they should keep its rows as a changelog does."""
-    reused = [
-        (store.name, store.source)
-        for part in topology.subtopologies
-        for store in part.stores
-        if store.source is not None
-    ]
+    reused = [(store.name, store.source) for store in topology.stores if store.source is not None]
     for store, topic in reused:
         if (reset := reset_of_topic(topology, config, topic)) != EARLIEST:
             raise ConfigError(

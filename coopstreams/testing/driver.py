@@ -58,7 +58,7 @@ from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.task_id import TaskId
 
@@ -493,7 +493,7 @@ class TopologyTestDriver:
         with self._collecting("when the record caches were flushed"):
             batches = task.flush()
         for batch in batches:
-            topic, at = internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition
+            topic, at = changelog_topic(self.topology.application_id, batch.store), task.id.partition
             self._writer.append(topic, batch.keys, batch.values, batch.timestamps, partitions=at)
             checkpoints[batch.store] = self._writer.delivered_to(TopicPartition(topic, at))
         task.commit(checkpoints)

@@ -28,12 +28,7 @@ def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Se
     """
     one_of(topic, topology.source_topics, "reads no topic")
     kept = [table.update or table.store for table in topology.global_tables if table.topic == topic]
-    sources = [
-        node
-        for part in topology.subtopologies
-        for node in part.nodes
-        if isinstance(node, Source) and topic in node.topics
-    ]
+    sources = [node for node in topology.nodes if isinstance(node, Source) and topic in node.topics]
     reader = [*kept, *sources][0]  # a topic has one reader
     return key or reader.key, value or reader.value
 
@@ -52,9 +47,8 @@ def written_with(
     Raises:
         TopologyError: the topology does not write it, or writes it with several serdes and none is given.
     """
-    nodes = [node for part in topology.subtopologies for node in part.nodes]
-    named = [node for node in nodes if isinstance(node, Sink)]
-    dynamic = [node for node in nodes if isinstance(node, DynamicSink)]
+    named = [node for node in topology.nodes if isinstance(node, Sink)]
+    dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]
     if not dynamic:
         one_of(topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic")
     sinks: list[Sink] | list[DynamicSink] = [sink for sink in named if sink.topic == topic]

@@ -19,7 +19,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.views import KeyRangeView, StoredRow
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import ALL_GROUPS, KeyRange
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 from tests.simulation import disk
 
@@ -209,7 +209,7 @@ class Changelogs:
         return row is not None and any(at == key and told == row for at, told in zip(columns.keys, rows, strict=True))
 
     def _topic(self, spec: StoreSpec) -> str:
-        return spec.source or internal_topic(self._application, changelog_topic(spec.name))
+        return spec.source or changelog_topic(self._application, spec.name)
 
     def _of(self, part: Part) -> TopicPartition:
         return TopicPartition(self._topic(part.spec), part.partition)

@@ -27,7 +27,7 @@ from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.compatibility import described
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
-from coopstreams.topology.naming import changelog_topic, internal_topic, past_name
+from coopstreams.topology.naming import changelog_topic, past_name
 
 
 class Verdict(StrEnum):
@@ -191,7 +191,7 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
     same = (name for name in causes if name == store or causes[name] & causes[store])
     all_ = [name for name in same if new.stores[name].kind != "versions"]
     others = [name for name in all_ if name != store]
-    logged = [name for name in all_ if new.stores[name].changelog == _changelog_of(new, name)]
+    logged = [name for name in all_ if new.stores[name].changelog == changelog_topic(new.application_id, name)]
     bare = [name for name in all_ if name not in logged]
     if others:
         cure = f"give it and {', '.join(others)} other names (then they start empty)"
@@ -201,10 +201,6 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
         return cure
     cure += f", or have {'their' if others else 'its'} rows made again: {_rebuild(*logged)}"
     return f"{cure}, with other names for {', '.join(bare)}, which no rebuild writes" if bare else cure
-
-
-def _changelog_of(new: Outline, store: str) -> str:
-    return internal_topic(new.application_id, changelog_topic(store))
 
 
 def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]) -> TopologyChange:
@@ -359,7 +355,7 @@ def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyCh
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
-    effect, changelog = partial(TopologyChange, "store", now.name), _changelog_of(new, now.name)
+    effect, changelog = partial(TopologyChange, "store", now.name), changelog_topic(new.application_id, now.name)
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
         return effect(Verdict.NEW, f"it is restored from {now.changelog}")

@@ -40,7 +40,7 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.origins import Above, Made, made, stores_above, topics_above
 from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.serdes import Serde, schemas_of
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
@@ -69,7 +69,7 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
 
 def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
     """Return the stores that a node writes or looks up, without those that the topology does not make."""
-    made = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
+    made = {store.name for store in topology.stores}
     made |= {table.store.name for table in topology.global_tables}
     looked_into = [node.store] if isinstance(node, StreamTableJoin | StreamGlobalJoin) else []
     return [store for store in dict.fromkeys([*looked_into, *stores_of(node)]) if store.name in made]
@@ -184,9 +184,7 @@ def _json_stores(
 ) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
-        changelog = (
-            internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
-        )
+        changelog = changelog_topic(topology.application_id, store.name) if store.logged else store.source
         yield _json_store(store, how[store.name]) | {
             "stores_above": sorted(made_from[store.name]),
             "changelog": changelog,
@@ -219,7 +217,7 @@ def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
     """Return how the left rows of a foreign-key join are written, whose hash its subscribers have, and whether they are
     computed: then no store has the bytes of before.
     """
-    nodes = {node.name: node for part in topology.subtopologies for node in part.nodes}
+    nodes = {node.name: node for node in topology.nodes}
     answer = next(node for node in nodes.values() if isinstance(node, ForeignKeyAnswer) and node.store == store)
     source = nodes[answer.parents[0]]
     assert isinstance(source, Source)
@@ -235,12 +233,11 @@ def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
     """Yield the serdes of the keys and values in stores, what they hold of a suppression, and repartition topics."""
-    for part in topology.subtopologies:
-        for store in part.stores:
-            yield from (store.key, store.value)
-        for node in part.nodes:
-            if isinstance(node, Suppress | ForeignKeyAsk) or (isinstance(node, Source) and node.internal):
-                yield from (node.key, node.value)
+    for store in topology.stores:
+        yield from (store.key, store.value)
+    for node in topology.nodes:
+        if isinstance(node, Suppress | ForeignKeyAsk) or (isinstance(node, Source) and node.internal):
+            yield from (node.key, node.value)
 
 
 def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:

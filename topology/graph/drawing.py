@@ -150,9 +150,7 @@ def drawn(topology: Structure) -> Drawing:
     contents, edges = _contents(topology), _edges(topology)
     placed = {part.id: _inside(part, contents, edges) for part in topology.subtopologies}
     framed = {number: inside for number, inside in placed.items() if inside is not None}
-    block_of = {
-        _node(name): _block(part.id) for part in topology.subtopologies for name in (node.name for node in part.nodes)
-    }
+    block_of = {_node(node.name): _block(part.id) for part in topology.subtopologies for node in part.nodes}
     parts = {part.id: part for part in topology.subtopologies if part.id in framed}
     outer = {(block_of.get(start, start), block_of.get(end, end)): (start, end) for start, end in edges}
     outer = {edge: ends for edge, ends in outer.items() if edge[0] != edge[1] or edge[0] in contents}
@@ -253,7 +251,7 @@ def _contents(topology: Structure) -> dict[str, _Content]:
     """Return the content of each box, by its id."""
     topics: dict[str, list[str]] = {}
     operators: dict[str, _Content] = {}
-    made = {store.name for part in topology.subtopologies for store in part.stores}
+    made = {store.name for store in topology.stores}
     for part in topology.subtopologies:
         for node in part.nodes:
             for topic in _topics_of(node):
@@ -279,7 +277,7 @@ def _contents(topology: Structure) -> dict[str, _Content]:
 def _lines(topology: Structure, part: SubTopology, node: Node, made: set[str]) -> Iterator[Line]:
     for store in stores_of(node):
         if store.name in made:
-            changelog = internal_topic(topology.application_id, changelog_topic(store.name))
+            changelog = changelog_topic(topology.application_id, store.name)
             yield Line(store.name, False, (("produced", str(part.id), changelog),) if store.logged else ())
     if isinstance(node, StreamTableJoin | StreamGlobalJoin):
         yield Line(node.store.name, reads=True)

@@ -376,19 +376,25 @@ class Structure:
     global_tables: tuple[GlobalTable, ...] = ()
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of all sub-topologies, in order."""
+        return tuple(node for part in self.subtopologies for node in part.nodes)
+
+    @property
+    def stores(self) -> tuple[StoreSpec, ...]:
+        """The stores of all sub-topologies, in order."""
+        return tuple(store for part in self.subtopologies for store in part.stores)
+
+    @property
     def has_patterns(self) -> bool:
         """Whether a source names its topics by a pattern."""
-        return any(
-            isinstance(node, Source) and node.pattern is not None
-            for subtopology in self.subtopologies
-            for node in subtopology.nodes
-        )
+        return any(isinstance(node, Source) and node.pattern is not None for node in self.nodes)
 
     @property
     def source_topics(self) -> tuple[str, ...]:
         """The topics that the application reads and that must exist."""
-        nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
-        topics = [topic for node in nodes if isinstance(node, Source) and not node.internal for topic in node.topics]
+        sources = [node for node in self.nodes if isinstance(node, Source) and not node.internal]
+        topics = [topic for source in sources for topic in source.topics]
         return tuple(dict.fromkeys([*topics, *(table.topic for table in self.global_tables)]))
 
     @property
@@ -399,11 +405,10 @@ class Structure:
     @property
     def sink_topics(self) -> tuple[str, ...]:
         """The topics that the application writes for others."""
-        nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
-        return tuple(dict.fromkeys(node.topic for node in nodes if isinstance(node, Sink) and not node.internal))
+        return tuple(dict.fromkeys(node.topic for node in self.nodes if isinstance(node, Sink) and not node.internal))
 
     @property
     def dead_letter_topics(self) -> Mapping[str, str]:
         """The topics of operators for records that they cannot process, by node."""
-        nodes = [node for part in self.subtopologies for node in part.nodes if isinstance(node, Asynchronous)]
+        nodes = [node for node in self.nodes if isinstance(node, Asynchronous)]
         return {node.name: topic for node in nodes if (topic := node.calling.dead_letters) is not None}

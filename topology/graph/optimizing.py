@@ -21,7 +21,7 @@ from typing import TypeVar
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, stores_of
 from coopstreams.topology.graph.nodes import Node, Source, Structure, SubTopology, TableSource
 from coopstreams.topology.graph.offset_resets import EARLIEST
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
 
 S = TypeVar("S", bound=Structure)
@@ -60,12 +60,8 @@ def optimized(topology: S, wanted: str) -> S:
         parts = tuple(_joining_once(part) for part in parts)
     if REUSE in optimizations:
         parts = tuple(_reusing(part) for part in parts)
-    logged = {
-        internal_topic(topology.application_id, changelog_topic(store.name))
-        for part in parts
-        for store in part.stores
-        if store.logged
-    }
+    stores = [store for part in parts for store in part.stores]
+    logged = {changelog_topic(topology.application_id, store.name) for store in stores if store.logged}
     internal = tuple(topic for topic in topology.internal_topics if topic.kind != "changelog" or topic.name in logged)
     return replace(topology, subtopologies=parts, internal_topics=internal)
 

@@ -68,7 +68,7 @@ def check_silences(topology: Structure) -> None:
     Raises:
         TopologyError: it is not; names the node, the topic between them and the cure.
     """
-    nodes = {node.name: node for part in topology.subtopologies for node in part.nodes}
+    nodes = {node.name: node for node in topology.nodes}
     for node in nodes.values():
         reading = _sources(node, nodes) if holds_results(node) else []
         if any(source.idle_ms is not None for source in reading):

@@ -41,14 +41,13 @@ def stores_above(topology: Structure) -> Above:
     write, or look up.
     """
     gathered = _gathered(topology, _stores_used)
-    known = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
+    known = {store.name for store in topology.stores}
     above = dict.fromkeys(known, frozenset[str]())
-    for subtopology in topology.subtopologies:
-        for node in subtopology.nodes:
-            looked_up = _stores_used(node) - {store.name for store in stores_of(node)}
-            for number, store in enumerate(stores_of(node)):
-                from_parents = (gathered[parent] for parent in _kept_of(node, number))
-                above[store.name] = above[store.name].union(looked_up, *from_parents)
+    for node in topology.nodes:
+        looked_up = _stores_used(node) - {store.name for store in stores_of(node)}
+        for number, store in enumerate(stores_of(node)):
+            from_parents = (gathered[parent] for parent in _kept_of(node, number))
+            above[store.name] = above[store.name].union(looked_up, *from_parents)
     before: Above = {}
     while before != above:  # a processor that looks a store up is not below the nodes above that store
         before = above
@@ -72,7 +71,7 @@ def _kept_of(node: Node, number: int) -> tuple[str, ...]:
 
 def _gathered(topology: Structure, own: Callable[[Node], frozenset[str]]) -> Above:
     """Return, for each node by name, what `own` says of it and of all nodes above it."""
-    nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
+    nodes = topology.nodes
     gathered: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
     written: dict[str, frozenset[str]] = {}
     before: dict[str, frozenset[str]] = {}

@@ -26,7 +26,7 @@ from coopstreams.topology.naming import marks_topics, topology_topic
 
 def unmatched(topology: Topology) -> list[str]:
     """Return the patterns that no topic matches."""
-    sources = [node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source)]
+    sources = [node for node in topology.nodes if isinstance(node, Source)]
     return [node.pattern.pattern for node in sources if node.pattern is not None and not node.topics]
 
 

@@ -43,7 +43,6 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.order_and_time import check_silences, check_unordered
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
-from coopstreams.topology.stores import StoreSpec
 
 
 def cut(graph: Graph) -> Topology:
@@ -160,12 +159,8 @@ def _changelog_topics(application_id: str, subtopologies: tuple[SubTopology, ...
     for subtopology in subtopologies:
         for store in subtopology.stores:
             if store.logged:
-                yield _changelog(application_id, store, subtopology)
-
-
-def _changelog(application_id: str, store: StoreSpec, subtopology: SubTopology) -> InternalTopic:
-    name = internal_topic(application_id, changelog_topic(store.name))
-    return InternalTopic(name, "changelog", subtopology.topics, retention_ms=store.retention_ms)
+                name = changelog_topic(application_id, store.name)
+                yield InternalTopic(name, "changelog", subtopology.topics, retention_ms=store.retention_ms)
 
 
 def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
