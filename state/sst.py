@@ -17,8 +17,6 @@ from coopstreams.state.engine import Rows
 from coopstreams.state.rocks import Rocks, options
 from coopstreams.topology.errors import CoopStreamsError, SnapshotError, StateCorruptError, StateError
 
-_CHUNK = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
@@ -79,8 +77,5 @@ def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file, hexadecimal."""
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

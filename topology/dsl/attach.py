@@ -94,13 +94,24 @@ def sink(
     where = "to(…)" if callable(topic) else f'to("{check_name(topic, "the topic")}")'
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    flow.then("KSTREAM-SINK-", name, sink_of("to", topic, key, value, partitioner))
+
+
+def sink_of(
+    where: str, topic: str | Function, key: Serde[Any], value: Serde[Any], partitioner: Function | None
+) -> Callable[..., Sink | DynamicSink]:
+    """Return what makes a sink, given its name and parents.
+
+    Raises:
+        TopologyError: the topic name is not legal, or a function takes other arguments.
+    """
     if partitioner is not None:
         partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
     if callable(topic):
-        make: Function = partial(DynamicSink, topic_of=checked("to", topic, "key", "value"))
+        make: Function = partial(DynamicSink, topic_of=checked(where, topic, "key", "value"))
     else:
-        make = partial(Sink, topic=topic)
-    flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
+        make = partial(Sink, topic=check_name(topic, "the topic"))
+    return partial(make, key=key, value=value, partitioner=partitioner)
 
 
 def to_table(

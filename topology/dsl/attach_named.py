@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, TypeAlias
 
+from coopstreams.topology.dsl.attach import sink_of
 from coopstreams.topology.dsl.attach_processors import by_key_of, take_store, using
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
@@ -157,16 +157,8 @@ def sink(
     for part, serde in serdes.items():
         if serde_or_none(serde, part, where) is None:
             raise TopologyError(f"{where}: how do {part}s become bytes? Write {part}=serdes.… there.")
-    if partitioner is not None:
-        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
-    if callable(topic):
-        make: Function = partial(DynamicSink, topic_of=checked(where, topic, "key", "value"))
-    else:
-        make = partial(Sink, topic=check_name(topic, "the topic"))
-    _add(
-        graph,
-        make(name=check_name(name, "the node name"), parents=parents, key=key, value=value, partitioner=partitioner),
-    )
+    make = sink_of(where, topic, key, value, partitioner)
+    _add(graph, make(name=check_name(name, "the node name"), parents=parents))
 
 
 def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> None:
