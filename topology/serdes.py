@@ -305,8 +305,8 @@ def _in_front(
     def checked(check: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
         return None if check is None else lambda data: check(None if data is None else data[:-behind])
 
-    checks = {"check_key": checked(key.check_key), "check_new_key": checked(key.check_new_key)}
-    return Serde(name, encode, decode, parts=(key,), **checks, around=around)
+    check_key, check_new_key = checked(key.check_key), checked(key.check_new_key)
+    return Serde(name, encode, decode, parts=(key,), check_key=check_key, check_new_key=check_new_key, around=around)
 
 
 @cache

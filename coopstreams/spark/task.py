@@ -408,9 +408,7 @@ class TaskAttempt:
         else:
             for spec in self._specs:
                 if self._work.seed and spec.logged and self._outbox is not None:
-                    changelog = TopicPartition(
-                        changelog_topic(self._application, spec.name), self.id.partition
-                    )
+                    changelog = TopicPartition(changelog_topic(self._application, spec.name), self.id.partition)
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
                 if writer is not None and spec.logged:  # a store without a changelog is in no snapshot
                     slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.key_range)

@@ -159,16 +159,12 @@ def _compiled(
     def make(process: BoundProgram, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
         return Code(*made(process, stores, outputs))
 
-    names = {
-        operator_time: node
-        for node in subtopology.nodes
-        for operator_time in [f"operator_time_{compiler.analysis.numbers[node.name]}"]
-    }
+    nodes = subtopology.nodes
     operator_times = {
-        topic: tuple(names[operator_time].name for operator_time in unit.operator_times_of(topic))
+        topic: tuple(nodes[unit.operator_times[name].number].name for name in unit.operator_times_of(topic))
         for topic in subtopology.topics
     }
-    timed = {node.name: operator_of(node, compiler.analysis) for node in names.values()}
+    timed = {node.name: operator_of(node, compiler.analysis) for node in nodes}
     return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, timed)
 
 

@@ -439,9 +439,7 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
         elif topic in new.sources or old.meets([topic], new, new.sources):
             yield effect(topic, Verdict.KEEPS)
         elif topic in new.global_topics:
-            yield effect(
-                topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table"
-            )
+            yield effect(topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table")
         else:
             yield effect(
                 topic,
@@ -450,6 +448,4 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):
-            yield effect(
-                topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it"
-            )
+            yield effect(topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it")

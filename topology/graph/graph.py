@@ -74,7 +74,7 @@ class Graph:
         return node.name
 
     def through(self, parent: str, sink: str, source: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:
-        """Send a node's records through a repartition topic, by a sink and a source of these names; return their flow."""
+        """Send a node's records through a repartition topic; return their flow. `sink`, `source`: the nodes' names."""
         serdes: dict[str, Any] = {"key": wanted.key, "value": wanted.value, "internal": True}
         chosen_by = wanted.partitioner
         self.attach(Sink(name=sink, parents=(parent,), topic=wanted.topic, partitioner=chosen_by, **serdes))
