@@ -114,11 +114,6 @@ def window_start(store_key: bytes) -> int:
     return start
 
 
-def pack(timestamp: int, value: bytes) -> bytes:
-    """Return the database's value: timestamp and serialised value."""
-    return TIMESTAMP.pack(timestamp) + value
-
-
 def unpack(data: bytes) -> tuple[bytes, int]:
     """Return the serialised value and the timestamp of a database's value."""
     return data[START_BYTES:], TIMESTAMP.unpack_from(data)[0]

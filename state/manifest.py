@@ -28,7 +28,7 @@ import msgspec
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange
+from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 FORMAT = 1
@@ -194,19 +194,6 @@ def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
         if not any((each.partition, group) in taken for group in range(each.first, each.last + 1))
     ]
     return tuple(sorted(result, key=lambda each: (each.partition, each.first)))
-
-
-def holes(slices: Iterable[Slice], partitions: int) -> list[tuple[int, int]]:
-    """Return the (partition, key group) pairs that no slice has, and those that several slices have."""
-    seen = [(each.partition, group) for each in slices for group in range(each.first, each.last + 1)]
-    once = set(seen)
-    missing = [
-        (partition, group)
-        for partition in range(partitions)
-        for group in range(GROUPS)
-        if (partition, group) not in once
-    ]
-    return missing + sorted({pair for pair in once if seen.count(pair) > 1} if len(once) < len(seen) else [])
 
 
 def _digest(content: dict[str, Any]) -> str:

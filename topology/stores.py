@@ -232,14 +232,6 @@ class SessionTableStore(TableStore, Protocol):
         ...
 
 
-class SubscriberTableStore(TableStore, Protocol):
-    """A store with the rows of many subscribers for each plain key."""
-
-    def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live rows of a plain key, in no order; change none meanwhile."""
-        ...
-
-
 def window_key(key: bytes, start_ms: int) -> bytes:
     """Return the window store key of a key's window.
 

@@ -267,7 +267,7 @@ class Node:
     def damage(self, store: str, key: Key, value: bytes) -> None:
         """Replace the value of a key in a key-value store by these bytes."""
         data = STORES[store].key.serialize(key)
-        change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.pack(0, value)])
+        change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.TIMESTAMP.pack(0) + value])
         self._databases[place_of(store, key)[0]].write([change], {})
 
     @property

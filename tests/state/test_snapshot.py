@@ -28,7 +28,7 @@ from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import TOPIC_ID
 from tests.state.conftest import NewEngine
-from tests.state.rows import rocks
+from tests.state.rows import places, rocks
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> str:
 def fill(database: Database, size: int = 3000) -> None:
     """Put keys into both stores, and checkpoints of two siblings at different offsets."""
     rows = sorted(
-        (layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.pack(number, b"v%d" % number))
+        (layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.TIMESTAMP.pack(number) + b"v%d" % number)
         for number in range(size)
     )
     windows: dict[str, list[tuple[bytes, bytes]]] = {}
@@ -66,7 +66,7 @@ def fill(database: Database, size: int = 3000) -> None:
         start = number % 5 * 60_000
         segment = layout.segment_family("windows", start // layout.segment_ms(WINDOWS))
         key = layout.database_key(b"key-%d" % number, window_key(b"key-%d" % number, start))
-        windows.setdefault(segment, []).append((key, layout.pack(number, b"w")))
+        windows.setdefault(segment, []).append((key, layout.TIMESTAMP.pack(number) + b"w"))
     changes = [
         Change("store/counts", *_columns(rows)),
         *(Change(family, *_columns(sorted(of))) for family, of in windows.items()),
@@ -123,9 +123,7 @@ def test_what_is_exported_is_what_the_database_has_slice_by_slice(
     database = Database(new_engine(), [SPEC, WINDOWS])
     fill(database)
     slices = taken(folder, database, spec, PART)
-    assert manifest.holes([replace(each, partition=0) for each in slices], 1) == [
-        (0, group) for group in range(256) if not 80 <= group <= 127
-    ]
+    assert places(slices) == [(3, group) for group in range(80, 128)]
     assert [(each.offset, each.true_ms) for each in slices if each.last < 100 or each.first >= 100] == [
         (500, 7) if each.last < 100 else (600, 8) for each in slices
     ]
@@ -473,10 +471,3 @@ def test_hadoops_name_for_s3_is_understood(bucket: str) -> None:
 def test_slices_are_placed_by_their_partition() -> None:
     placed = manifest.placed([Slice(0, 0, 7, observed=3), Slice(2, 8, 15)], {0: 10, 1: 11, 2: 12}, 99)
     assert placed == (Slice(0, 0, 7, 10, 3, 99), Slice(2, 8, 15, 12, true_ms=99))
-
-
-def test_holes_are_what_nobody_has_and_what_several_have() -> None:
-    whole = [Slice(0, 0, 127), Slice(0, 128, 255)]
-    assert manifest.holes(whole, 1) == []
-    assert manifest.holes(whole[:1], 1) == [(0, group) for group in range(128, 256)]
-    assert manifest.holes([*whole, Slice(0, 9, 9)], 1) == [(0, 9)]

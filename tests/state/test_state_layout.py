@@ -48,7 +48,7 @@ def test_a_changelog_key_becomes_the_store_key_again(key: bytes, start: int) -> 
 
 @given(st.binary(), st.integers(-(2**63), 2**63 - 1))
 def test_a_value_comes_back_with_its_timestamp(value: bytes, timestamp: int) -> None:
-    assert layout.unpack(layout.pack(timestamp, value)) == (value, timestamp)
+    assert layout.unpack(layout.TIMESTAMP.pack(timestamp) + value) == (value, timestamp)
 
 
 def test_a_segment_is_half_the_retention_and_at_least_a_minute() -> None:

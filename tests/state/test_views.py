@@ -106,7 +106,9 @@ def test_of_rows_with_large_values_only_the_next_are_in_memory(
     monkeypatch.setattr(engine_stores, "FEW", few)
     database, large = Database(Rocks(tmp_path), [SPEC]), 1 << 18
     keys = [b"%03d" % number for number in range(100)]
-    rows = [Change(layout.family_of("counts"), [b"\x07" + key], [layout.pack(0, bytes(large))]) for key in keys]
+    rows = [
+        Change(layout.family_of("counts"), [b"\x07" + key], [layout.TIMESTAMP.pack(0) + bytes(large)]) for key in keys
+    ]
     for row in rows:
         database.write([row], {})
     view = KeyRangeView(database, SPEC, [WHOLE])
