@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from coopstreams.topology.compatibility.avro import why_unreadable
+from coopstreams.topology.compatibility.avro import parts, why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
 from coopstreams.topology.compatibility.avro_logical import as_read
 from coopstreams.topology.compatibility.avro_references import whole
@@ -236,12 +236,7 @@ _FITTING = {"boolean": _fitting_check("boolean", True, False), "null": _fitting_
 
 
 def _has_map(schema: Any) -> bool:
-    if isinstance(schema, list):
-        return any(map(_has_map, schema))
-    if not isinstance(schema, dict):
-        return False
-    inner = [*schema.get("fields", ()), schema.get("items"), schema.get("type")]
-    return schema["type"] == "map" or any(map(_has_map, inner))
+    return (isinstance(schema, dict) and schema["type"] == "map") or any(map(_has_map, parts(schema)))
 
 
 def _sorted(value: Any) -> Any:

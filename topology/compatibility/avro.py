@@ -86,22 +86,21 @@ def definition(schema: Any, named: Mapping[str, Any]) -> Any:
     return schema
 
 
+def parts(schema: Any) -> Iterator[Any]:
+    """Yield the schemas directly within a schema: the branches of a union, or the types of fields and members."""
+    if isinstance(schema, list):
+        yield from schema
+    elif isinstance(schema, dict):
+        yield from (field["type"] for field in schema.get("fields", ()))
+        yield from (schema[part] for part in ("items", "values", "type") if part in schema)
+
+
 def _named(schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield the definitions of names within a schema."""
-    if isinstance(schema, list):
-        for branch in schema:
-            yield from _named(branch)
-    elif isinstance(schema, dict):
-        if "name" in schema and schema["type"] in ("record", "enum", "fixed"):
-            yield schema["name"], schema
-        for inner in (
-            *(field["type"] for field in schema.get("fields", ())),
-            schema.get("items"),
-            schema.get("values"),
-        ):
-            yield from _named(inner)
-        if not isinstance(schema["type"], str):
-            yield from _named(schema["type"])
+    if isinstance(schema, dict) and "name" in schema and schema["type"] in NAMED:
+        yield schema["name"], schema
+    for inner in parts(schema):
+        yield from _named(inner)
 
 
 def _shown(schema: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from coopstreams.topology.compatibility.avro import NAMED
+from coopstreams.topology.compatibility.avro import NAMED, parts
 from coopstreams.topology.compatibility.schema import Schema
 
 
@@ -31,16 +31,11 @@ def _texts(schema: Schema) -> Iterator[str]:
 
 def _definitions(schema: Any, space: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the definitions within a schema by their full names, each with its namespace."""
-    if isinstance(schema, list):
-        for branch in schema:
-            yield from _definitions(branch, space)
-    elif isinstance(schema, dict):
-        if schema.get("type") in NAMED:
-            space, name = _named(schema, space)
-            yield name, {**schema, "name": name.rpartition(".")[2], "namespace": space}
-        inner = [*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")]
-        for each in (*inner, schema["type"]):
-            yield from _definitions(each, space)
+    if isinstance(schema, dict) and schema["type"] in NAMED:
+        space, name = _named(schema, space)
+        yield name, {**schema, "name": name.rpartition(".")[2], "namespace": space}
+    for inner in parts(schema):
+        yield from _definitions(inner, space)
 
 
 def _whole(schema: Any, space: str, others: Mapping[str, Any], defined: set[str]) -> Any:
