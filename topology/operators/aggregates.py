@@ -270,10 +270,7 @@ def _add_to_moving_windows(
     """Generate code: a record is added to sliding windows or sessions, and their updates forwarded."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
-    name = unit.identifier("windows", node.name)
-    if f"make_{name}" not in unit.constants:
-        unit.constant(f"make_{name}", _moving(node))
-    unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
+    name = unit.made("windows", node.name, _moving(node), unit.store(node.store))
     reads = aggregate_reads(node)
     key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
     call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
@@ -344,11 +341,10 @@ def _forward_without_headers(
 def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str) -> str:
     """Return the variable of the open windows, and write the function that forwards them when they close."""
     unit = compiler.unit
-    name = unit.identifier("closing", node.name)
-    if f"make_{name}" not in unit.constants:
-        topics = tuple(sorted(unit.operator_times[operator_time].topics))
-        unit.constant(f"make_{name}", partial(_closing_windows, windows, node.name, topics))
-        unit.bind(name, f"{name} = make_{name}({unit.store(node.store)}, process)")
+    topics = tuple(sorted(unit.operator_times[operator_time].topics))
+    make = partial(_closing_windows, windows, node.name, topics)
+    name = unit.made("closing", node.name, make, f"{unit.store(node.store)}, process")
+    if f"{name}_due" not in unit.operator_times[operator_time].due:
         unit.operator_times[operator_time].due.append(f"{name}_due")
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")

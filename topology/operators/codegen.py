@@ -80,15 +80,8 @@ class RecordVariables:
 
     def form(self) -> tuple[object, ...]:
         """Return a form that two records share exactly if one function can take both."""
-        present = (
-            self.key_bytes is None,
-            self.key is None,
-            self.value_bytes is None,
-            self.value is None,
-            self.old is None,
-            self.latest is None,
-        )
-        return (*present, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
+        missing = tuple(getattr(self, part) is None for part in PARAMETERS)
+        return (*missing, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
 
     def as_parameters(self) -> RecordVariables:
         """Return the same record inside a function that is given its parts."""
@@ -164,6 +157,12 @@ class Unit:
             self._bound.add(name)
             self.binding += lines
         return name
+
+    def made(self, prefix: str, node: str, make: Callable[..., object], given: str) -> str:
+        """Return the variable of an object of a node, which each task makes by `make`, given these arguments."""
+        name = self.identifier(prefix, node)
+        self.constants.setdefault(f"make_{name}", make)
+        return self.bind(name, f"{name} = make_{name}({given})")
 
     def site(self, phase: Phase, node: str) -> int:
         """Return the number of a place where a record can fail."""
@@ -473,9 +472,7 @@ class Function:
         name = self.fresh(part)
         decode, whole = self.unit.constant(f"decode_{part}", serde.decode), self.unit.constant(f"{part}_serde", serde)
         with self.guard("deserialization", source, f"unreadable({whole}, {data}, error)"):
-            self.line(
-                f"{name} = {decode}({data})" if dense else f"{name} = None if {data} is None else {decode}({data})"
-            )
+            self.line(f"{name} = {'' if dense else f'None if {data} is None else '}{decode}({data})")
         self.unit.constant("unreadable", unreadable)
         return name
 
@@ -484,9 +481,7 @@ class Function:
         encode, whole = self.unit.constant(f"encode_{part}", serde.encode), self.unit.constant(f"{part}_serde", serde)
         topic = node.topic if isinstance(node, Sink) else None
         with self.guard("production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"):
-            self.line(
-                f"{name} = {encode}({value})" if dense else f"{name} = None if {value} is None else {encode}({value})"
-            )
+            self.line(f"{name} = {'' if dense else f'None if {value} is None else '}{encode}({value})")
         self.unit.constant("unwritable", unwritable)
         return name
 

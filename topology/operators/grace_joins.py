@@ -66,9 +66,7 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     function.drop_if(f"{value} is None", node, "null-value")
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     now, unit = compiler.stream_time(function, node, record), compiler.unit
-    make = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node))
-    name = unit.identifier("held", node.name)
-    unit.bind(name, f"{name} = {make}(stores)")
+    name = unit.made("held", node.name, partial(GraceBuffer, node), "stores")
     due = unit.operator_times[now].due
     if f"{name}_due" not in due:
         due.append(f"{name}_due")

@@ -40,13 +40,9 @@ def stream_stream_join(compiler: Compiler, function: Function, node: StreamStrea
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
     """Return the variable of a join's memory."""
-    unit, parents = compiler.unit, [compiler.analysis.named(parent) for parent in node.parents]
-    topics = (compiler.analysis.topics(parents[0]), compiler.analysis.topics(parents[1]))
-    name = unit.identifier("join", node.name)
-    make = f"make_{name}"
-    if make not in unit.constants:
-        unit.constant(make, partial(JoinMemory, node, topics, shared=compiler.shared))
-    return unit.bind(name, f"{name} = {make}(stores, process)")
+    topics = [compiler.analysis.topics(compiler.analysis.named(parent)) for parent in node.parents]
+    make = partial(JoinMemory, node, (topics[0], topics[1]), shared=compiler.shared)
+    return compiler.unit.made("join", node.name, make, "stores, process")
 
 
 def _drop_if(function: Function, node: Node, condition: str, reason: str, first: str) -> None:

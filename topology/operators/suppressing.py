@@ -128,11 +128,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
     """Return the variable of the buffer."""
-    name = compiler.unit.identifier("waiting", node.name)
-    make = f"make_{name}"
-    if make not in compiler.unit.constants:
-        compiler.unit.constant(make, partial(SuppressionBuffer, node))
-    return compiler.unit.bind(name, f"{name} = {make}(stores)")
+    return compiler.unit.made("waiting", node.name, partial(SuppressionBuffer, node), "stores")
 
 
 def held_headers(compiler: Compiler, node: Node) -> str:

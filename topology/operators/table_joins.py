@@ -114,8 +114,7 @@ class PendingUpdates:
 
 
 def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
-    name = compiler.unit.identifier("said", node.name)
-    return compiler.unit.bind(name, f"{name} = {compiler.unit.constant('PendingUpdates', PendingUpdates)}()")
+    return compiler.unit.made("said", node.name, PendingUpdates, "")
 
 
 def _skip_nothing(
