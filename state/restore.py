@@ -32,7 +32,7 @@ from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
 from coopstreams.state.manifest import cut
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes
+from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes, without_suffix
 from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import StoreSpec
 
@@ -286,9 +286,7 @@ class Restore:
         need, stops, pack = self._need, self._stops, layout.TIMESTAMP.pack
         as_row = None if self.spec.source is None else self._row
         keep: dict[bytes, bytes | None] = {}
-        suffix = layout.suffix_bytes(self.spec)
-        plain = columns.keys if not suffix else [None if key is None else key[:-suffix] for key in columns.keys]
-        hashes = key_hashes(plain, columns.offsets)
+        hashes = key_hashes(without_suffix(columns.keys, layout.suffix_bytes(self.spec)), columns.offsets)
         for key, hash_, value, timestamp, offset in zip(
             columns.keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
         ):
@@ -321,9 +319,7 @@ class Restore:
         need, stops, seen, pack = self._need, self._stops, self._seen, layout.TIMESTAMP.pack
         keep: dict[bytes, bytes | None] = {}
         keys = [None if key is None else layout.store_key(self.spec.kind, key) for key in columns.keys]
-        hashes = key_hashes(
-            [None if key is None else layout.plain_key(self.spec, key) for key in keys], columns.offsets
-        )
+        hashes = key_hashes(without_suffix(keys, layout.suffix_bytes(self.spec)), columns.offsets)
         for key, hash_, value, timestamp, offset in zip(
             keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
         ):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeAlias, cast
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
@@ -71,13 +71,8 @@ class ChangelogBatch:
     timestamps: list[int]
 
 
-class _Columns(NamedTuple):
-    """Database keys, database values, values and timestamps of entries."""
-
-    places: list[bytes]
-    rows: list[bytes | None]
-    values: list[bytes | None]
-    timestamps: list[int]
+_Columns: TypeAlias = tuple[list[bytes], list[bytes | None], list[bytes | None], list[int]]
+"""Database keys, database values, values and timestamps of entries."""
 
 
 class Table:
@@ -273,7 +268,8 @@ class Table:
         One pass does all the work on an entry, because fetching it into the CPU cache costs more than the work.
         """
         encode, read_back, pack = self._encode, self._read_back, TIMESTAMP.pack
-        places, rows, values, timestamps = columns = _Columns([], [], [], [])
+        columns: _Columns = [], [], [], []
+        places, rows, values, timestamps = columns
         add_place, add_row = places.append, rows.append
         add_value, add_timestamp = values.append, timestamps.append
         entry = entries[0]
@@ -320,7 +316,7 @@ class Table:
 
 
 class SubscriberTable(Table):
-    """A `SubscriberTableStore`: a `TableStore` of kind `subscribers`; keys are `subscriber_key(...)`. One thread.
+    """A `TableStore` with the rows of many subscribers for each plain key; keys are `subscriber_key(...)`. One thread.
 
     Turned down: one row for all subscribers of a key (that of 60,000 orders from one country is larger than a record of
     a changelog may be, and each of them would write it anew).

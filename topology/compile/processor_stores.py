@@ -22,6 +22,7 @@ from coopstreams.topology.stores import (
     WindowTableStore,
     session_key,
     split_session_key,
+    split_window_key,
     window_key,
 )
 from coopstreams.topology.versions import latest_value, put_version, value_at
@@ -190,11 +191,8 @@ class WindowStore(Generic[K, V]):
 
     def all(self) -> Iterator[tuple[tuple[K, int], V]]:
         """Return ((key, start), value) of all windows, in the order of the serialised keys."""
-        found = [
-            ((self._read(row[:-8]), int.from_bytes(row[-8:], "big", signed=True)), entry.value)
-            for row, entry in self._table.scan(None, None)
-        ]
-        return iter(found)
+        found = [(split_window_key(row), entry.value) for row, entry in self._table.scan(None, None)]
+        return iter([((self._read(key), start_ms), value) for (key, start_ms), value in found])
 
 
 class SessionStore(Generic[K, V]):

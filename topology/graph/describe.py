@@ -161,15 +161,9 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 flags = node.pattern.flags & ~re.UNICODE  # which a pattern of text has without being told
                 drawn |= {"pattern": node.pattern.pattern} | ({"flags": flags} if flags else {})
             drawn |= {"order": "none"} if node.unordered else {}
-        elif isinstance(node, DynamicSink):
-            drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
-        elif isinstance(node, Sink):
-            drawn |= {
-                "topic": node.topic,
-                "key": node.key.name,
-                "value": node.value.name,
-                "reads": sorted(above[node.name]),
-            }
+        elif isinstance(node, Sink | DynamicSink):
+            topic = node.topic if isinstance(node, Sink) else None
+            drawn |= {"topic": topic, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
         elif isinstance(node, ApplyTo):
             drawn |= {"topic": None, "external": str(node.target), "reads": sorted(above[node.name])}
         elif stores := _stores(topology, node):
