@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, StreamsBuilder, key_value_store, serdes
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
 from tests.durations import ms
 from tests.tasks.engine import Engine
+from tests.topology.operators.results import outputs
 
 EVERY_MS, PATIENCE_MS = 100, 1_000
 
@@ -67,10 +67,7 @@ def test_alarms_do_not_depend_on_the_number_of_ranges_nor_on_batches(topics: tup
     topology, written = alarms(*topics), rows(Random(seed), topics)
     if len(topics) == 2:
         written.sort(key=lambda row: row[3])
-    with TopologyTestDriver(topology) as driver:
-        for topic, key, value, at in written:
-            driver.input(topic).send(key, value, at)
-        expected = sorted((record.key, record.value) for record in driver.outputs())
+    expected = sorted((key, value) for key, value, _ in outputs(topology, *written))
     assert len(expected) > 40
     engine = Engine(topology, dict.fromkeys((*topics, "out"), 1), processing_guarantee="exactly_once_v2")
     for topic, key, value, at in written:
@@ -94,10 +91,7 @@ def alarmed(engine: Engine) -> list[tuple[str, str]]:
 def test_alarms_do_not_depend_on_where_a_task_is_opened_again(ranges: int) -> None:
     """Each opening began with a punctuation at its first record, as Kafka Streams does, between two of the grid."""
     topology, written = alarms("in"), rows(Random(1), ("in",))
-    with TopologyTestDriver(topology) as driver:
-        for _, key, value, at in written:
-            driver.input("in").send(key, value, at)
-        expected = sorted((record.key, record.value) for record in driver.outputs())
+    expected = sorted((key, value) for key, value, _ in outputs(topology, *written))
     engine = Engine(topology, {"in": 1, "out": 1}, processing_guarantee="exactly_once_v2")
     engine.start()
     for start in range(0, len(written), 50):

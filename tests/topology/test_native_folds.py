@@ -20,7 +20,6 @@ from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
@@ -34,6 +33,7 @@ from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import TimeWindows
 from tests.conftest import needs_native
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]
 
@@ -268,10 +268,8 @@ def test_a_window_that_ends_behind_the_last_moment_there_is_is_never_closed() ->
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=INT)
     stream.group_by_key().windowed_by(TimeWindows(seconds=5)).count(store="s").to_stream().to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        for key in ("a", "b"):
-            driver.input("in").send(key, 1, (1 << 63) - 1)
-        assert [record.value for record in driver.outputs()] == [1, 1]
+    found = outputs(builder.build(), *(("in", key, 1, (1 << 63) - 1) for key in ("a", "b")))
+    assert [value for _, value, _ in found] == [1, 1]
 
 
 FLOATS = (0.0, -0.0, 0.1, 0.2, 0.3, 1e16, -1e16, 1e308, float(1 << 62), 5e-324)

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
+from tests.topology.operators.results import outputs
 
 Record: TypeAlias = tuple[Any, Any, int]
 
@@ -26,12 +26,7 @@ def run(
     builder = StreamsBuilder("app")
     made = write(builder.stream("in", key=serdes.text, value=serdes.json))
     (made.to_stream() if isinstance(made, KTable) else made).to("out")
-    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
-        topic = driver.input("in", serdes.text, serdes.json)
-        for key, value, timestamp in records:
-            topic.send(key, value, timestamp)
-        driver.commit()
-        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+    return outputs(builder.build(), *(("in", *record) for record in records), ranges=ranges, caching=caching)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+from tests.topology.operators.results import outputs
 
 
 def earn(_: str, value: int, total: int) -> int:
@@ -32,37 +32,27 @@ def balance(windows: Any = None, **more: Any) -> Topology:
     return builder.build()
 
 
-def run(
-    topology: Topology, *records: tuple[str, str, int, int], ranges: int = 1, caching: bool = False
-) -> list[tuple[str, Any, int]]:
-    with TopologyTestDriver(topology, ranges, caching=caching) as driver:
-        for topic, key, value, timestamp in records:
-            driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
-        driver.commit()
-        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
-
-
 def test_every_stream_updates_the_row_of_its_key() -> None:
     records = [("paid", "a", 5, 1), ("spent", "a", 2, 2), ("paid", "b", 1, 3)]
-    assert run(balance(), *records) == [("a", 5, 1), ("a", 3, 2), ("b", 1, 3)]
-    assert run(balance(), *records, caching=True) == [("a", 3, 2), ("b", 1, 3)]
+    assert outputs(balance(), *records) == [("a", 5, 1), ("a", 3, 2), ("b", 1, 3)]
+    assert outputs(balance(), *records, caching=True) == [("a", 3, 2), ("b", 1, 3)]
 
 
 def test_it_works_in_all_windows() -> None:
     records = [("paid", "a", 5, 11), ("spent", "a", 2, 12), ("paid", "a", 1, 23)]
-    assert run(balance(TimeWindows(milliseconds=10)), *records) == [
+    assert outputs(balance(TimeWindows(milliseconds=10)), *records) == [
         ("[a@10/20]", 5, 11),
         ("[a@10/20]", 3, 12),
         ("[a@20/30]", 1, 23),
     ]
     sessions = balance(SessionWindows(milliseconds=5), merger=lambda _, one, other: one + other)
-    assert run(sessions, *records, ranges=3) == [
+    assert outputs(sessions, *records, ranges=3) == [
         ("[a@11/11]", 5, 11),
         ("[a@11/11]", None, 11),
         ("[a@11/12]", 3, 12),
         ("[a@23/23]", 1, 23),
     ]
-    assert run(balance(SlidingWindows(milliseconds=5)), *records[:2]) == [
+    assert outputs(balance(SlidingWindows(milliseconds=5)), *records[:2]) == [
         ("[a@6/11]", 5, 11),
         ("[a@12/17]", -2, 12),
         ("[a@7/12]", 3, 12),

@@ -16,18 +16,11 @@ from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 
 def pair(left: Any, right: Any) -> list[Any]:
     return [left, right]
-
-
-def run(topology: Topology, *events: tuple[str, str | None, Any, int], ranges: int = 1) -> list[tuple[str, Any, int]]:
-    """Return the outputs after (topic, key, value, timestamp)."""
-    with TopologyTestDriver(topology, ranges) as driver:
-        for topic, key, value, timestamp in events:
-            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
-        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
 
 
 def two_streams(kind: str, windows: JoinWindows) -> Topology:
@@ -66,7 +59,7 @@ def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_
 def test_a_late_record_of_a_stream_join_meets_what_is_still_kept(ranges: int) -> None:
     """Its window has closed long ago, and no pair comes twice; only unmatched records were emitted before."""
     events = [("right", "a", "r", 10), ("left", "z", 0, 100), ("right", "z", 0, 15), ("left", "a", "l", 12)]
-    assert run(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [
+    assert outputs(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [
         ("a", ["l", "r"], 12)
     ]
 
@@ -79,7 +72,7 @@ def test_grace_delays_what_has_no_match_and_nothing_else() -> None:
         ("left", "z", 0, 14),
         ("left", "z", 0, 15),
     ]
-    out = run(two_streams("left_join", JoinWindows(milliseconds=5, grace=ms(5))), *events)
+    out = outputs(two_streams("left_join", JoinWindows(milliseconds=5, grace=ms(5))), *events)
     assert out == [("a", [1, 2], 3), ("b", [3, None], 4)]
 
 
@@ -91,7 +84,7 @@ def test_what_has_no_match_comes_by_time_side_and_key_before_the_matches_of_the_
         ("left", "b", 4, 2),
         ("right", "m", 5, 10),
     ]
-    out = run(two_streams("outer_join", JoinWindows(milliseconds=10)), *waiting, ("left", "m", 6, 20))
+    out = outputs(two_streams("outer_join", JoinWindows(milliseconds=10)), *waiting, ("left", "m", 6, 20))
     assert out == [
         ("c", [None, 3], 0),
         ("a", [2, None], 0),
@@ -103,7 +96,7 @@ def test_what_has_no_match_comes_by_time_side_and_key_before_the_matches_of_the_
 
 def test_a_joiner_that_returns_none_deletes_the_row() -> None:
     events = [("left", "a", 1, 0), ("right", "a", 2, 1), ("left", "a", -2, 2)]
-    assert run(two_tables(lambda left, right: left + right or None), *events) == [("a", 3, 1), ("a", None, 2)]
+    assert outputs(two_tables(lambda left, right: left + right or None), *events) == [("a", 3, 1), ("a", None, 2)]
 
 
 def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_meanwhile() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=20)
 
@@ -29,14 +29,8 @@ def finals(windows: Any, *, suppressed: bool = False) -> Topology:
     return builder.build()
 
 
-def run(
-    topology: Topology, records: list[tuple[str, int]], ranges: int = 1, *, caching: bool = False
-) -> list[tuple[str, Any, int]]:
-    with TopologyTestDriver(topology, ranges, caching=caching) as driver:
-        for key, timestamp in records:
-            driver.input("in", serdes.text, serdes.text).send(key, "", timestamp)
-        driver.commit()
-        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
+def run(topology: Topology, records: list[tuple[str, int]], **options: Any) -> list[tuple[str, Any, int]]:
+    return outputs(topology, *(("in", key, "", timestamp) for key, timestamp in records), **options)
 
 
 def test_a_window_is_forwarded_when_it_is_closed_also_with_the_shortest_retention() -> None:
@@ -72,4 +66,6 @@ def test_it_forwards_what_suppress_would(
 ) -> None:
     windows = TimeWindows(milliseconds=10, advance=ms(advance), grace=ms(grace))
     assert run(finals(windows), records) == run(finals(windows, suppressed=True), records)
-    assert sorted(run(finals(windows), records)) == sorted(run(finals(windows), records, ranges, caching=caching))
+    assert sorted(run(finals(windows), records)) == sorted(
+        run(finals(windows), records, ranges=ranges, caching=caching)
+    )

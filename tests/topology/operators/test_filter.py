@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from tests.topology.operators.results import outputs
 
 
 def even(_: str, value: int | None) -> bool:
@@ -34,11 +34,7 @@ def test_null_keys_and_values_go_through_the_predicate(flow: Any) -> None:
 def table_filter(store: str | None, *values: int | None) -> list[int | None]:
     builder = StreamsBuilder("app")
     builder.table("rows", key=serdes.text, value=serdes.int64, store=store).filter(even).to_stream().to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        rows = driver.input("rows", serdes.text, serdes.int64)
-        for value in values:
-            rows.send("a", value)
-        return [record.value for record in driver.outputs()]
+    return [value for _, value, _ in outputs(builder.build(), *(("rows", "a", value, 0) for value in values))]
 
 
 def test_a_row_that_stops_passing_becomes_a_tombstone() -> None:
@@ -59,10 +55,8 @@ def test_the_row_before_is_known_below_a_mapper_and_another_filter() -> None:
     rows.filter(even).map_values(lambda value: value + 1, value=serdes.int64).filter(
         lambda _, value: value > 10
     ).to_stream().to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        for value in (2, 3, 10, 11, 4):
-            driver.input("rows", serdes.text, serdes.int64).send("a", value)
-        assert [record.value for record in driver.outputs()] == [11, None]
+    found = outputs(builder.build(), *(("rows", "a", value, 0) for value in (2, 3, 10, 11, 4)))
+    assert [value for _, value, _ in found] == [11, None]
 
 
 def test_a_list_that_an_aggregator_changes_in_place_is_compared_with_what_it_was(flow: Any) -> None:

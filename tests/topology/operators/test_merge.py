@@ -6,6 +6,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.windows import TimeWindows
+from tests.topology.operators.results import outputs
 
 
 def test_records_come_in_the_order_of_the_branches(flow: Any) -> None:
@@ -19,10 +20,7 @@ def test_streams_of_two_topics_become_one() -> None:
     builder = StreamsBuilder("app")
     left = builder.stream("left", key=serdes.text, value=serdes.text)
     left.merge(builder.stream("right", key=serdes.text, value=serdes.text)).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.input("right", serdes.text, serdes.text).send("a", "r", 3)
-        driver.input("left", serdes.text, serdes.text).send("a", "l", 1)
-        assert [(record.value, record.timestamp) for record in driver.outputs()] == [("r", 3), ("l", 1)]
+    assert outputs(builder.build(), ("right", "a", "r", 3), ("left", "a", "l", 1)) == [("a", "r", 3), ("a", "l", 1)]
 
 
 def test_diamonds_do_not_double_the_code_below_them(flow: Any) -> None:

@@ -26,6 +26,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, StateError, TopologyError
 from coopstreams.topology.stores import StoreSpec
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 AnyRecord: TypeAlias = Record[Any, Any]
 Context: TypeAlias = ProcessorContext[Any, Any]
@@ -176,10 +177,7 @@ def test_two_processors_may_share_a_store() -> None:
         ).to("out")
     topology = builder.build()
     assert len(topology.subtopologies) == 1
-    with TopologyTestDriver(topology) as driver:
-        for topic in ("left", "right"):
-            driver.input(topic, serdes.text, serdes.json).send("a", 0)
-        assert [record.value for record in driver.outputs()] == [1, 2]
+    assert [value for _, value, _ in outputs(topology, ("left", "a", 0, 0), ("right", "a", 0, 0))] == [1, 2]
 
 
 def test_a_processor_may_look_into_the_store_of_a_table() -> None:
@@ -193,11 +191,8 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
     builder.stream("in", key=serdes.text, value=serdes.json).process_values(
         Look, stores=["names"], value=serdes.json, by_key=False
     ).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.input("names-topic", serdes.text, serdes.json).send("a", "Ann", 5)
-        for key in "ab":
-            driver.input("in", serdes.text, serdes.json).send(key, 0, 6)
-        assert [record.value for record in driver.outputs()] == [["Ann", 5], [None, None]]
+    found = outputs(builder.build(), ("names-topic", "a", "Ann", 5), ("in", "a", 0, 6), ("in", "b", 0, 6))
+    assert [value for _, value, _ in found] == [["Ann", 5], [None, None]]
 
 
 def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
@@ -209,10 +204,7 @@ def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
     same.group_by_key().reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
     topology = builder.build()
     assert [topic.kind for topic in topology.internal_topics] == ["changelog"]
-    with TopologyTestDriver(topology) as driver:
-        for value in (1, 2):
-            driver.input("in", serdes.text, serdes.json).send("a", value)
-        assert [record.value for record in driver.outputs()] == [2, 5]
+    assert [value for _, value, _ in outputs(topology, ("in", "a", 1, 0), ("in", "a", 2, 0))] == [2, 5]
 
 
 def test_process_values_cannot_change_the_key() -> None:

@@ -16,11 +16,12 @@ from coopstreams import (
     versioned_store,
     window_store,
 )
-from coopstreams.testing import Row, TopologyTestDriver
+from coopstreams.testing import Row
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 from tests.topology.operators.test_process import driver_of, each_of
 
 
@@ -126,8 +127,5 @@ def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder.stream("in", key=serdes.text, value=serdes.json).process(
         looked, stores=["prices"], key=serdes.text, value=serdes.json, by_key=False
     ).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        for value, at in ((7, 0), (8, 2)):
-            driver.input("prices", serdes.text, serdes.int64).send("a", value, at)
-        driver.input("in", serdes.text, serdes.json).send("a", 0, 3)
-        assert [record.value for record in driver.outputs()] == [[8, 7]]
+    events = [("prices", "a", 7, 0), ("prices", "a", 8, 2), ("in", "a", 0, 3)]
+    assert [value for _, value, _ in outputs(builder.build(), *events)] == [[8, 7]]

@@ -12,6 +12,7 @@ from coopstreams import SlidingWindows, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 
 @cache
@@ -30,17 +31,13 @@ def appended(_: str, value: int, values: list[int]) -> list[int]:
 
 
 def test_a_window_ends_at_each_record_and_begins_behind_each_that_others_follow() -> None:
-    with TopologyTestDriver(lists(10)) as driver:
-        topic = driver.input("in", serdes.text, serdes.int64)
-        for timestamp in (20, 25, 33):
-            topic.send("a", timestamp, timestamp)
-        assert [(str(record.key), record.value, record.timestamp) for record in driver.outputs()] == [
-            ("[a@10/20]", [20], 20),
-            ("[a@21/31]", [25], 25),
-            ("[a@15/25]", [20, 25], 25),
-            ("[a@26/36]", [33], 33),
-            ("[a@23/33]", [25, 33], 33),
-        ]
+    assert outputs(lists(10), *(("in", "a", at, at) for at in (20, 25, 33))) == [
+        ("[a@10/20]", [20], 20),
+        ("[a@21/31]", [25], 25),
+        ("[a@15/25]", [20, 25], 25),
+        ("[a@26/36]", [33], 33),
+        ("[a@23/33]", [25, 33], 33),
+    ]
 
 
 def test_null_values_are_dropped_and_late_records_when_their_windows_are_closed() -> None:

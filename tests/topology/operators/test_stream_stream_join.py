@@ -13,8 +13,8 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from tests.durations import ms
+from tests.topology.operators.results import Event, outputs
 
-Event = tuple[str, str | None, Any, int]
 Result = tuple[str | None, Any, int]
 
 
@@ -31,14 +31,9 @@ def join_of(kind: str, windows: JoinWindows) -> Topology:
     return builder.build()
 
 
-def joined(kind: str, windows: JoinWindows, *events: Event, ranges: int = 1, commit: bool = False) -> list[Result]:
-    """Return the outputs of a join after these events: (topic, key, value, timestamp)."""
-    with TopologyTestDriver(join_of(kind, windows), ranges) as driver:
-        for topic, key, value, timestamp in events:
-            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
-            if commit:
-                driver.commit()
-        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+def joined(kind: str, windows: JoinWindows, *events: Event, **options: Any) -> list[Result]:
+    """Return the outputs of a join after these events."""
+    return outputs(join_of(kind, windows), *events, **options)
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -139,10 +134,8 @@ def test_a_stream_can_be_joined_with_itself() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
     stream.join(stream, pair, windows=JoinWindows(before=ms(5), after=0), value=serdes.json).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.input("in", serdes.text, serdes.json).send("a", 1, 0)
-        driver.input("in", serdes.text, serdes.json).send("a", 2, 3)
-        assert [record.value for record in driver.outputs()] == [[1, 1], [2, 1], [2, 2]]
+    found = outputs(builder.build(), ("in", "a", 1, 0), ("in", "a", 2, 3))
+    assert [value for _, value, _ in found] == [[1, 1], [2, 1], [2, 2]]
 
 
 def test_changed_keys_meet_through_repartition_topics() -> None:
@@ -158,10 +151,7 @@ def test_changed_keys_meet_through_repartition_topics() -> None:
     assert [topic.name for topic in topology.internal_topics if topic.kind == "repartition"] == [
         "app-odd-left-repartition"
     ]
-    with TopologyTestDriver(topology, ranges=2) as driver:
-        driver.input("left", serdes.text, serdes.json).send("x", 3, 0)
-        driver.input("right", serdes.text, serdes.json).send("1", "r", 1)
-        assert [record.value for record in driver.outputs()] == [["1", 3, "r"]]
+    assert outputs(topology, ("left", "x", 3, 0), ("right", "1", "r", 1), ranges=2) == [("1", ["1", 3, "r"], 1)]
 
 
 def test_the_stores_are_named_as_kafka_streams_names_them() -> None:
@@ -226,7 +216,7 @@ def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_joi
     ends: list[Event] = [("left", f"end{n}", 0, at) for n, at in enumerate((500, 1000, 1500))]
     out = [
         result
-        for result in joined(kind, windows, *events, *ends, ranges=ranges, commit=commit)
+        for result in joined(kind, windows, *events, *ends, ranges=ranges, commit_every=1 if commit else 1000)
         if not str(result[0]).startswith("end")
     ]
     lefts, rights = ([event[1:] for event in events if event[0] == side] for side in ("left", "right"))

@@ -7,6 +7,7 @@ import pytest
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from tests.topology.operators.results import outputs
 
 Event = tuple[str, str | None, Any]
 
@@ -23,10 +24,7 @@ def joined(
         return [order, name]
 
     (orders.left_join if left else orders.join)(names, pair, value=serdes.json).to("out")
-    with TopologyTestDriver(builder.build(), ranges) as driver:
-        for timestamp, (topic, key, value) in enumerate(events):
-            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
-        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+    return outputs(builder.build(), *((*event, at) for at, event in enumerate(events)), ranges=ranges)
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -99,7 +97,4 @@ def test_the_joiner_may_see_the_key() -> None:
     names = builder.table("names", key=serdes.text, value=serdes.text)
     orders = builder.stream("orders", key=serdes.text, value=serdes.text)
     orders.join_with_key(names, lambda key, order, name: f"{key}:{order}:{name}", value=serdes.text).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.input("names", serdes.text, serdes.text).send("a", "Ann")
-        driver.input("orders", serdes.text, serdes.text).send("a", "tea")
-        assert [record.value for record in driver.outputs()] == ["a:tea:Ann"]
+    assert outputs(builder.build(), ("names", "a", "Ann", 0), ("orders", "a", "tea", 0)) == [("a", "a:tea:Ann", 0)]

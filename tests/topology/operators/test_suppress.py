@@ -20,6 +20,7 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
 
@@ -41,15 +42,8 @@ def limited(limit: int, **bounds: Any) -> Topology:
     return builder.build()
 
 
-def run(
-    topology: Topology, *records: tuple[str, str | None, int], ranges: int = 1, caching: bool = False
-) -> list[tuple[str, Any, int]]:
-    with TopologyTestDriver(topology, ranges, caching=caching) as driver:
-        topic = driver.input("in", serdes.text, serdes.text)
-        for key, value, timestamp in records:
-            topic.send(key, value, timestamp)
-            driver.commit()
-        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
+def run(topology: Topology, *records: tuple[str, str | None, int], **options: Any) -> list[tuple[str, Any, int]]:
+    return outputs(topology, *(("in", *record) for record in records), commit_every=1, **options)
 
 
 def test_a_window_is_forwarded_once_when_it_is_closed_in_the_order_of_ends_and_keys() -> None:
@@ -58,8 +52,8 @@ def test_a_window_is_forwarded_once_when_it_is_closed_in_the_order_of_ends_and_k
 
 
 def test_with_ranges_a_window_closes_by_records_of_other_keys() -> None:
-    outputs = run(closed(TimeWindows(milliseconds=10)), *[(key, "", 1) for key in "abcdefgh"], ("z", "", 10), ranges=4)
-    assert sorted(outputs) == [(f"[{key}@0/10]", 1, 1) for key in "abcdefgh"]
+    found = run(closed(TimeWindows(milliseconds=10)), *[(key, "", 1) for key in "abcdefgh"], ("z", "", 10), ranges=4)
+    assert sorted(found) == [(f"[{key}@0/10]", 1, 1) for key in "abcdefgh"]
 
 
 def test_a_session_is_forwarded_once_and_what_it_absorbed_never() -> None:
@@ -197,11 +191,9 @@ def test_each_closed_window_is_forwarded_once_with_its_last_value(
         for start in windows.starts(timestamp):
             if not windows.is_closed(start, stream_time):
                 latest[f"[{key}@{start}/{start + 10}]"] = latest.get(f"[{key}@{start}/{start + 10}]", 0) + 1
-    outputs = run(
-        closed(windows), *[(key, "", timestamp) for key, timestamp in records], ranges=ranges, caching=caching
-    )
-    assert len({key for key, _, _ in outputs}) == len(outputs)
-    assert {key: value for key, value, _ in outputs} == {
+    found = run(closed(windows), *[(key, "", timestamp) for key, timestamp in records], ranges=ranges, caching=caching)
+    assert len({key for key, _, _ in found}) == len(found)
+    assert {key: value for key, value, _ in found} == {
         key: value
         for key, value in latest.items()
         if windows.is_closed(int(key[key.index("@") + 1 : key.index("/")]), stream_time)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coopstreams import KTable, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
+from tests.topology.operators.results import outputs
 
 
 def team_and_points(_: str, value: str) -> tuple[str | None, str | None]:
@@ -34,14 +35,9 @@ def topology(view: Any = None) -> Topology:
     return builder.build()
 
 
-def run(
-    program: Topology, *records: tuple[str, str | None], ranges: int = 1, caching: bool = False
-) -> list[tuple[Any, Any]]:
-    with TopologyTestDriver(program, ranges, caching=caching) as driver:
-        for timestamp, (key, value) in enumerate(records):
-            driver.input("in", serdes.text, serdes.text).send(key, value, timestamp)
-        driver.commit()
-        return [(record.key, record.value) for record in driver.outputs()]
+def run(program: Topology, *records: tuple[str, str | None]) -> list[tuple[Any, Any]]:
+    found = outputs(program, *(("in", *record, at) for at, record in enumerate(records)))
+    return [(key, value) for key, value, _ in found]
 
 
 def test_a_row_that_changes_within_its_group_is_one_update() -> None:

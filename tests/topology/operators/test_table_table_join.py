@@ -14,6 +14,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows
 from tests.durations import ms
+from tests.topology.operators.results import outputs
 
 Event = tuple[str, str, Any]
 
@@ -77,10 +78,7 @@ def test_a_deletion_of_what_never_was_is_no_news(kind: str) -> None:
 
 
 def test_the_result_has_the_later_timestamp_of_both_rows() -> None:
-    builder = StreamsBuilder("app")
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
-    left.join(right, pair, value=serdes.json, store="kept").to_stream().to("out")
-    with TopologyTestDriver(builder.build()) as driver:
+    with TopologyTestDriver(join_of("inner", "kept")) as driver:
         driver.input("left", serdes.text, serdes.json).send("a", 1, 50)
         driver.input("right", serdes.text, serdes.json).send("a", "x", 10)
         assert [record.timestamp for record in driver.outputs()] == [50]
@@ -91,26 +89,18 @@ def test_a_join_can_be_joined_again_without_being_kept() -> None:
     builder = StreamsBuilder("app")
     one, two, three = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("one", "two", "three"))
     one.join(two, pair).outer_join(three, pair, value=serdes.json).to_stream().to("out")
-    with TopologyTestDriver(builder.build(), ranges=3) as driver:
-        for topic, value in (("three", 3), ("one", 1), ("two", 2), ("one", None)):
-            driver.input(topic, serdes.text, serdes.json).send("a", value, 0)
-        assert [record.value for record in driver.outputs()] == [[None, 3], [[1, 2], 3], [None, 3]]
+    events = [(topic, "a", value, 0) for topic, value in (("three", 3), ("one", 1), ("two", 2), ("one", None))]
+    found = outputs(builder.build(), *events, ranges=3)
+    assert [value for _, value, _ in found] == [[None, 3], [[1, 2], 3], [None, 3]]
 
 
 @pytest.mark.parametrize("store", [None, "kept"])
 @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
 def test_rows_that_go_on_both_sides_between_two_flushes_are_gone(kind: str, store: str | None) -> None:
     """Each side finds the other row already deleted; the old values of both show that the result existed."""
-    builder = StreamsBuilder("app")
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
-    method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
-    method(right, pair, value=serdes.json, store=store).to_stream().to("out")
-    with TopologyTestDriver(builder.build(), caching=True) as driver:
-        for value in (1, 2, None):
-            for topic in ("left", "right"):
-                driver.input(topic, serdes.text, serdes.json).send("a", value, 0)
-            driver.commit()
-        assert [record.value for record in driver.outputs()] == [[1, 1], [2, 2], None]
+    events = [(topic, "a", value, 0) for value in (1, 2, None) for topic in ("left", "right")]
+    found = outputs(join_of(kind, store), *events, caching=True, commit_every=2)
+    assert [value for _, value, _ in found] == [[1, 1], [2, 2], None]
 
 
 def test_under_the_record_cache_a_join_without_a_store_says_what_it_said_at_the_flush_before() -> None:
@@ -121,12 +111,9 @@ def test_under_the_record_cache_a_join_without_a_store_says_what_it_said_at_the_
     groups.aggregate(
         list, lambda _, value, seen: [*seen, value], lambda _, value, seen: [*seen, -value], value=serdes.json
     ).to_stream().to("out")
-    with TopologyTestDriver(builder.build(), caching=True) as driver:
-        for value in (1, 2, 3):
-            for topic in ("left", "right"):
-                driver.input(topic, serdes.text, serdes.int64).send("a", value, 0)
-            driver.commit()
-        assert [record.value for record in driver.outputs()] == [[11], [11, -11, 22], [11, -11, 22, -22, 33]]
+    events = [(topic, "a", value, 0) for value in (1, 2, 3) for topic in ("left", "right")]
+    found = outputs(builder.build(), *events, caching=True, commit_every=2)
+    assert [value for _, value, _ in found] == [[11], [11, -11, 22], [11, -11, 22, -22, 33]]
 
 
 EVENTS = st.lists(

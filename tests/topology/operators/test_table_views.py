@@ -12,6 +12,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.windows import TimeWindows
+from tests.topology.operators.results import outputs
 
 RECORDS: list[tuple[str, Any]] = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", None), ("a", None)]
 
@@ -94,11 +95,8 @@ def test_a_stream_joins_a_kept_view() -> None:
     builder.stream("s", key=serdes.text, value=serdes.json).join(
         view, lambda left, right: [left, right], value=serdes.json
     ).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        for key, value in (("a", 1), ("b", 2)):
-            driver.input("in", serdes.text, serdes.json).send(key, value)
-            driver.input("s", serdes.text, serdes.json).send(key, "x")
-        assert [record.value for record in driver.outputs()] == [["x", 2]]
+    events = [(topic, key, value, 0) for key, row in (("a", 1), ("b", 2)) for topic, value in (("in", row), ("s", "x"))]
+    assert [value for _, value, _ in outputs(builder.build(), *events)] == [["x", 2]]
 
 
 def test_a_view_of_windows_is_kept_by_window() -> None:

@@ -9,6 +9,7 @@ import pytest
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from tests.topology.operators.results import outputs
 
 
 def test_a_null_value_deletes_and_a_record_without_a_key_is_dropped(flow: Any) -> None:
@@ -39,7 +40,4 @@ def test_a_stream_joins_the_table_of_another_stream() -> None:
     builder.stream("in", key=serdes.text, value=serdes.json).join(
         table, lambda value, rate: value * rate, value=serdes.json
     ).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
-        driver.input("rates", serdes.text, serdes.json).send("a", 3, 0)
-        driver.input("in", serdes.text, serdes.json).send("a", 2, 1)
-        assert [record.value for record in driver.outputs()] == [6]
+    assert outputs(builder.build(), ("rates", "a", 3, 0), ("in", "a", 2, 1)) == [("a", 6, 1)]

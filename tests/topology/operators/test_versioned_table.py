@@ -22,9 +22,9 @@ from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
 from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
 from tests.durations import ms
+from tests.topology.operators.results import Event, outputs
 
 HOUR_MS = 3_600_000
-Event = tuple[str, str | None, Any, int]
 
 
 def joined(
@@ -40,10 +40,7 @@ def joined(
 
     method: Any = orders.left_join if left else orders.join
     method(prices, pair, value=serdes.json, grace=None if grace is None else ms(grace), name="priced").to("out")
-    with TopologyTestDriver(builder.build(), ranges) as driver:
-        for topic, key, value, timestamp in events:
-            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
-        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+    return outputs(builder.build(), *events, ranges=ranges)
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -358,7 +355,7 @@ class Rows:
     def damage_past(self, key: bytes, end: int) -> None:
         """Replace the value of a committed version that has ended by bytes that its serde cannot read."""
         at = layout.database_key(key, window_key(key, end))
-        self._database.write([Change(layout.family_of("rows-history"), [at], [layout.pack(end, b"?")])], {})
+        self._database.write([Change(layout.family_of("rows-history"), [at], [layout.TIMESTAMP.pack(end) + b"?"])], {})
         self._past.discard()
 
     def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
