@@ -148,14 +148,14 @@ class _Content:
 def drawn(topology: Structure) -> Drawing:
     """Return the picture of a topology."""
     contents, edges = _contents(topology), _edges(topology)
-    placed = {part.id: _inside(part, contents, edges) for part in topology.subtopologies}
-    framed = {number: inside for number, inside in placed.items() if inside is not None}
-    block_of = {_node(node.name): _block(part.id) for part in topology.subtopologies for node in part.nodes}
-    parts = {part.id: part for part in topology.subtopologies if part.id in framed}
+    placed = {_block(part): _inside(part, contents, edges) for part in topology.subtopologies}
+    framed = {block: inside for block, inside in placed.items() if inside is not None}
+    block_of = {_node(node.name): _block(part) for part in topology.subtopologies for node in part.nodes}
+    parts = {_block(part): part for part in topology.subtopologies if _block(part) in framed}
     outer = {(block_of.get(start, start), block_of.get(end, end)): (start, end) for start, end in edges}
     outer = {edge: ends for edge, ends in outer.items() if edge[0] != edge[1] or edge[0] in contents}
     sizes: dict[str, Size] = {name: content.size for name, content in contents.items() if name not in block_of}
-    sizes |= {_block(number): _frame_size(part, framed[number]) for number, part in parts.items()}
+    sizes |= {block: _frame_size(part, framed[block]) for block, part in parts.items()}
     ports = {
         edge: (_port(framed, edge[0], ends[0], _exit(ends[1])), _port(framed, edge[1], ends[1], _entry(ends[0])))
         for edge, ends in outer.items()
@@ -163,15 +163,15 @@ def drawn(topology: Structure) -> Drawing:
     whole = place(sizes, outer, ranks(sizes, outer, near=True), gap=GAP, ports=ports)
     centres = {name: whole.centres[name] for name in sizes if name in contents}
     corners = {}
-    for number, inside in framed.items():
-        x, y = whole.centres[_block(number)]
-        corners[number] = left, top = x - inside.width / 2, y + (TITLE - inside.height) / 2
+    for block, inside in framed.items():
+        x, y = whole.centres[block]
+        corners[block] = left, top = x - inside.width / 2, y + (TITLE - inside.height) / 2
         centres |= {name: (x + left, y + top) for name, (x, y) in inside.centres.items() if name in contents}
     pen = _Pen(contents, block_of, framed, whole, corners, centres)
     return Drawing(
         whole.width + 2,
         whole.height + 2,
-        tuple(_frame(part, whole.centres[_block(number)], sizes[_block(number)]) for number, part in parts.items()),
+        tuple(_frame(part, whole.centres[block], sizes[block]) for block, part in parts.items()),
         tuple(_box(name, contents[name], centres[name]) for name in contents if name in centres),
         tuple(Arrow(start, end, pen.points((start, end)), counts) for (start, end), counts in edges.items()),
     )
@@ -191,11 +191,11 @@ def _frame_size(part: SubTopology, inside: Placed) -> Size:
     return max(least, inside.width) + 2 * PADDING, inside.height + TITLE + 2 * PADDING
 
 
-def _port(framed: Mapping[int, Placed], block: str, name: str, port: str) -> float:
+def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> float:
     """Return how far from the middle of its block an arrow passes the border; 0 if there is no block."""
     if block == name:
         return 0.0
-    inside = framed[_number(block)]
+    inside = framed[block]
     return inside.centres[port][0] - inside.width / 2
 
 
@@ -211,9 +211,9 @@ class _Pen:
 
     contents: Mapping[str, _Content]
     block_of: Mapping[str, str]
-    framed: Mapping[int, Placed]
+    framed: Mapping[str, Placed]
     whole: Placed
-    corners: Mapping[int, Point]
+    corners: Mapping[str, Point]
     centres: Mapping[str, Point]
 
     def points(self, edge: Edge) -> tuple[Point, ...]:
@@ -236,14 +236,13 @@ class _Pen:
         return x, y + half if below else y - half
 
     def _within(self, block: str, edge: Edge) -> list[Point]:
-        inside = self.framed[_number(block)]
-        return [self._outside(block, at) for at in inside.routes.get(edge, ())]
+        return [self._outside(block, at) for at in self.framed[block].routes.get(edge, ())]
 
     def _at(self, block: str, port: str) -> Point:
-        return self._outside(block, self.framed[_number(block)].centres[port])
+        return self._outside(block, self.framed[block].centres[port])
 
     def _outside(self, block: str, at: Point) -> Point:
-        left, top = self.corners[_number(block)]
+        left, top = self.corners[block]
         return at[0] + left, at[1] + top
 
 
@@ -411,9 +410,5 @@ def _exit(name: str) -> str:
     return f"exit:{name}"
 
 
-def _block(number: int) -> str:
-    return f"block:{number}"
-
-
-def _number(block: str) -> int:
-    return int(block.removeprefix("block:"))
+def _block(part: SubTopology) -> str:
+    return f"block:{part.id}"
