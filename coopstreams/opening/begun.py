@@ -92,9 +92,7 @@ class Begun:
         if not beginning and all(opening.committed is not None for opening in openings.values()):
             return
         resolved = self.resolved()
-        numbers = [(task.subtopology, task.partition)]
-        if not self._looked:
-            numbers = _numbers(resolved)
+        numbers = [(task.subtopology, task.partition)] if self._looked else _numbers(resolved)
         self._look(resolved, numbers, follower)
         self._looked = True
 

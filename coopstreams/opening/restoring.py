@@ -357,7 +357,8 @@ class Restoring:
         if self._waiting[task]:
             self._moved = True
         else:
-            self._finish(task)
+            del self._waiting[task]
+            self._done.append(task)
 
     def _assign(self) -> None:
         """Have the reader read the changelogs of all jobs, and of each only the key ranges to restore.
@@ -383,8 +384,7 @@ class Restoring:
             self._listener.on_restore_end(changelog, job.restore.spec.name, job.restore.progress().read)
             for task in job.tasks:
                 self._waiting[task].discard(changelog)
-                if not self._waiting[task]:
-                    self._finish(task)
+                self._go_on(task)
         self._moved |= bool(complete)
 
     @staticmethod
@@ -398,7 +398,3 @@ class Restoring:
             '%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name
         )
         job.anew(bounds)
-
-    def _finish(self, task: TaskId) -> None:
-        del self._waiting[task]
-        self._done.append(task)

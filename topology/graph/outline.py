@@ -190,6 +190,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms")
     )
     same = {name: drawn[name] for name in ("name", "kind", "key", "value", "suffix_bytes", "changelog")}
+    same |= {name: drawn[name] for name in ("held", "left", "asked", "computed") if name in drawn}
     return Store(
         **same,
         subtopology=subtopology,
@@ -197,14 +198,10 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         reads=frozenset(drawn["reads"]),
         windows=windows,
         expires="ttl_ms" in drawn,
-        held=drawn.get("held"),
-        left=drawn.get("left"),
         first=frozenset(drawn["first"]) if "first" in drawn else None,
         schemas=_of_ids(drawn, "schemas", schemas),
         key_schemas=_of_ids(drawn, "key_schemas", schemas),
-        asked=drawn.get("asked"),
         asked_schemas=_of_ids(drawn, "asked_schemas", schemas),
-        computed=drawn.get("computed", False),
         stores_above=frozenset(drawn.get("stores_above", ())),
         twin=twins.get(drawn["name"], ""),
     )
