@@ -78,12 +78,9 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
         for node in subtopology.nodes
         if node.name in wanted or (isinstance(node, Branch) and wanted.issuperset(node.parents))
     ]
-    topics = tuple(topic for topic in subtopology.topics if any(_reads(node, topic) for node in nodes))
+    read = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
+    topics = tuple(topic for topic in subtopology.topics if topic in read)
     return replace(subtopology, nodes=tuple(nodes), topics=topics, stores=())
-
-
-def _reads(node: Node, topic: str) -> bool:
-    return isinstance(node, Source) and topic in node.topics
 
 
 def keys_suffice(subtopology: SubTopology) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from coopstreams.topology.graph.drawing import LINE, PADDING, Arrow, Box, Drawing, Frame, Point
+from coopstreams.topology.graph.drawing import LINE, PADDING, Box, Drawing, Frame, Point
 
 MARGIN = 16.0
 _STYLE = """
@@ -32,9 +32,9 @@ def svg(drawing: Drawing, title: str) -> str:
             f"<style>{_STYLE}</style>",
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0.5L8 4L0 7.5Z"/></marker></defs>',
-            *map(_frame, drawing.frames),
-            *map(_arrow, drawing.arrows),
-            *map(_title, drawing.frames),
+            *(_rectangle("frame", frame, 8) for frame in drawing.frames),
+            *(f'<path d="{curve(arrow.points)}" marker-end="url(#tip)"/>' for arrow in drawing.arrows),
+            *(_text("soft title", "start", frame.x + PADDING, frame.y + 20, frame.title) for frame in drawing.frames),
             *map(_box, drawing.boxes),
             "</svg>\n",
         ]
@@ -50,18 +50,6 @@ def curve(points: tuple[Point, ...]) -> str:
         parts.append(f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
         x, y = to_x, to_y
     return "".join(parts)
-
-
-def _frame(frame: Frame) -> str:
-    return _rectangle("frame", frame, 8)
-
-
-def _title(frame: Frame) -> str:
-    return _text("soft title", "start", frame.x + PADDING, frame.y + 20, frame.title)
-
-
-def _arrow(arrow: Arrow) -> str:
-    return f'<path d="{curve(arrow.points)}" marker-end="url(#tip)"/>'
 
 
 def _box(box: Box) -> str:

@@ -50,8 +50,9 @@ class GraceBuffer:
     def due(self, now: int) -> list[Held]:
         """Return and remove the records that have waited for the grace."""
         out: list[Held] = []
-        while self._held.first() <= now - self._grace_ms:
-            timestamp, _, key = self._held.order[0]
+        order = self._held.order
+        while order and order[0][0] <= now - self._grace_ms:
+            timestamp, _, key = order[0]
             out += [(key, *row, timestamp) for row in self._held.values(key, _STREAM, timestamp)]
             self._held.remove(key, _STREAM, timestamp)
         return out

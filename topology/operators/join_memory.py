@@ -288,26 +288,22 @@ class UnmatchedRecords:
     """The records without a match so far: stored by key, and in memory in the order of their emission."""
 
     def __init__(self, store: TableStore) -> None:
-        self.store = self._store = store
+        self.store = store
         self.order: Any = SortedList(
             (at, 1 - side, key)
             for key, entry in store.scan(None, None)
             for at, side in {row[:2] for row in entry.value}
         )
 
-    def first(self) -> int:
-        """Return the smallest timestamp."""
-        return self.order[0][0] if self.order else _FOREVER
-
     def values(self, key: bytes, side: int, timestamp: int) -> list[Any]:
         """Return the values of a key, side and timestamp, in the order of arrival."""
-        return [value for at, of, value in self._store.load(key).value or () if (at, of) == (timestamp, side)]
+        return [value for at, of, value in self.store.load(key).value or () if (at, of) == (timestamp, side)]
 
     def add(self, key: bytes, side: int, timestamp: int, value: Any) -> None:
         """Add a record."""
         if (timestamp, 1 - side, key) not in self.order:
             self.order.add((timestamp, 1 - side, key))
-        self._write(key, [*(self._store.load(key).value or ()), (timestamp, side, value)])
+        self._write(key, [*(self.store.load(key).value or ()), (timestamp, side, value)])
 
     def remove(self, key: bytes, side: int, timestamp: int) -> bool:
         """Remove all records of a key, side and timestamp; return whether there were any."""
@@ -315,15 +311,15 @@ class UnmatchedRecords:
         if at not in self.order:
             return False
         self.order.remove(at)
-        self._write(key, [row for row in self._store.load(key).value or () if row[:2] != (timestamp, side)])
+        self._write(key, [row for row in self.store.load(key).value or () if row[:2] != (timestamp, side)])
         return True
 
     def _write(self, key: bytes, rows: list[tuple[int, int, Any]]) -> None:
-        entry = self._store.load(key)
+        entry = self.store.load(key)
         entry.value = rows or None
         entry.timestamp = max((row[0] for row in rows), default=entry.timestamp)
         if not entry.dirty:
-            self._store.touch(key, entry)
+            self.store.touch(key, entry)
 
 
 def _pair(side: int, key: bytes | None, value: Any, other: Any, timestamp: int) -> Pair:

@@ -297,7 +297,8 @@ class Closing:
         """Add a window that has a value."""
         if key not in self._open:
             self._open.add(key)
-            heappush(self._waiting, (self._closes(key), _time(self._windows, key), key))
+            time = _end(key) if isinstance(self._windows, SessionWindows) else _start(key)
+            heappush(self._waiting, (self._closes(key), time, key))
             self.next = self._waiting[0][0]
 
     def closed(self, stream_time: int) -> list[Update]:
@@ -355,7 +356,3 @@ def _start(key: bytes) -> int:
 
 def _end(key: bytes) -> int:
     return int.from_bytes(key[-16:-8], "big", signed=True)
-
-
-def _time(windows: AnyWindows, key: bytes) -> int:
-    return _end(key) if isinstance(windows, SessionWindows) else _start(key)
