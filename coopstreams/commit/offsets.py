@@ -114,7 +114,7 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
 
 
 class PlainOffsets(Protocol):
-    """The group coordinator's plain offsets: `GroupAdmin`, or a consumer's `Ownership`."""
+    """The group coordinator's plain offsets: `GroupAdmin`, or `GroupMember`."""
 
     def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
         """Return the plain offset and metadata of each partition; None: of all that have one."""

@@ -16,7 +16,7 @@ from coopstreams.consumer.committing import Committing
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
-from coopstreams.consumer.ownership import Alone, Openings, Shared
+from coopstreams.consumer.ownership import Alone, Openings, Ownership, Shared
 from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.session import ConsumerSession, RangesCallback
 from coopstreams.consumer.settings import ConsumerConfig
@@ -149,7 +149,7 @@ def _session(
     config: ConsumerConfig,
     host: Host,
     log: Log,
-    ownership: Alone | Shared,
+    ownership: Ownership,
     topics: Mapping[int, str],
     transactional_id: str,
     filter_: RecordFilter | None,
@@ -168,7 +168,7 @@ def _session(
 
     positions = Positions(
         log,
-        ownership,
+        ownership.group,
         follower,
         sources,
         lambda _: config["auto.offset.reset"],
@@ -178,7 +178,7 @@ def _session(
     )
     # Match the whole id: the id of another group may begin with this group's id.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
-    member = ownership.member if isinstance(ownership, Shared) else None
+    member = ownership.group if isinstance(ownership, Shared) else None
     commits = [follower.partition.topic]
     barrier = Barrier(
         member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits), host
@@ -215,7 +215,7 @@ def _check(
             raise ConsumerRangeFetchNotAcceptedError(
                 f"{at}: a part of a partition, and allow.individual.commit of this consumer is false"
             )
-        if not policies.shareable(at.topic):
+        if not policies.policy.accepts_range_fetch(at.topic):
             raise TopicRangeFetchNotAllowedError(
                 f"{at}: its topic may not be read by key range. Allow it: `coopstreams policy set "
                 f"accept.range.fetch=true --topic {at.topic}`"

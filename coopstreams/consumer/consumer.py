@@ -262,7 +262,7 @@ class CooperativeConsumer:
         with self._lock:
             session = self._session
             asked = [TopicPartition(*at) for at in partitions]
-            return group_offsets(session.ownership, session.follower, asked, self._wiring.host)
+            return group_offsets(session.ownership.group, session.follower, asked, self._wiring.host)
 
     @contextmanager
     def transaction(self, producer: Any, *, metadata: str | Mapping[Partition, str] = "") -> Iterator[None]:

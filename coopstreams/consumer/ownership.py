@@ -11,9 +11,9 @@ Invariant: alone or not, a range is opened behind the barrier, at a term above a
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
@@ -23,15 +23,17 @@ from coopstreams.common.host import Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
-from coopstreams.group.requests import FetchedOffset, Offsets
-from coopstreams.log.log import GroupFence
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.log.kafka.producer import ProducerTransaction
+from coopstreams.log.log import Writer
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
 COMPLAIN_S = 5.0
 """How long a key range waits for the barrier before a warning, and the time between warnings."""
+
+Transaction: TypeAlias = Writer | ProducerTransaction
+"""The writer of a commit: the consumer's own, or a producer of the user's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,69 +115,13 @@ class Openings:
                 )
 
 
-class Transaction(Protocol):
-    """The writer of a commit: `Writer`, or a producer of the user's."""
-
-    def begin(self) -> None:
-        """See `Writer`."""
-
-    def append(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partitions: int,
-    ) -> None:
-        """See `Writer`."""
-
-    def flush(self, timeout_s: float) -> None:
-        """See `Writer`."""
-
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
-        """See `Writer`."""
-
-    def commit(self, timeout_s: float) -> None:
-        """See `Writer`."""
-
-    def abort(self) -> None:
-        """See `Writer`."""
-
-
-class Ownership(Protocol):
-    """How the commits of this consumer are fenced."""
-
-    alone: bool
-
-    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
-        """Return the plain offset and metadata of each partition; None: of all that have one."""
-        ...
-
-    def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
-        """Commit the open transaction together with the plain offsets of the plan.
-
-        Raises:
-            MembershipLostError: the fence was refused: the group has removed this member. Uncommitted work is void.
-            LogError: it is unknown whether the commit counted.
-        """
-
-
 class Alone:
     """Ownership without a group membership: `assign`."""
 
     alone = True
 
-    def __init__(self, admin: GroupAdmin) -> None:
-        self._admin = admin
-
-    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
-        """Return the plain offset and metadata of each partition; None: of all that have one."""
-        return self._admin.committed(partitions)
-
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return the coordinator's current offsets of these partitions."""
-        return self._admin.fetch_offsets(partitions, stable=stable)
+    def __init__(self, group: GroupAdmin) -> None:
+        self.group = group
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:  # noqa: ARG002
         """Commit the transaction, then commit the plain offsets without a fence.
@@ -184,11 +130,11 @@ class Alone:
         """
         writer.commit(timeout_s)
         if offsets := {at: offset for at, offset in plan.offsets.items() if offset[1]}:
-            self._admin.commit(offsets)
+            self.group.commit(offsets)
 
     def close(self) -> None:
         """Close the connection."""
-        self._admin.close()
+        self.group.close()
 
 
 class Shared:
@@ -197,28 +143,29 @@ class Shared:
     alone = False
 
     def __init__(self, member: GroupMember) -> None:
-        self.member = member
+        self.group = member
         self.assigned: Assigned | None = None
 
-    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
-        """Return the plain offset and metadata of each partition; None: of all that have one."""
-        return self.member.committed(partitions)
-
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return the coordinator's current offsets of these partitions."""
-        return self.member.fetch_offsets(partitions, stable=stable)
-
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
-        """Send the plain offsets with the group's fence, last, and commit the transaction."""
-        with self.member.fence(epoch) as fence:
+        """Send the plain offsets with the group's fence, last, and commit the transaction.
+
+        Raises:
+            MembershipLostError: the fence was refused: the group has removed this member. Uncommitted work is void.
+            LogError: it is unknown whether the commit counted.
+        """
+        with self.group.fence(epoch) as fence:
             writer.send_offsets(plan.offsets, fence)
         writer.commit(timeout_s)
 
     def released(self, ids: Iterable[TaskId]) -> None:
         """Report these key ranges as committed and closed, so that the group may assign them to others."""
         assert self.assigned is not None
-        self.member.released(ids, self.assigned.serial)
+        self.group.released(ids, self.assigned.serial)
 
     def close(self) -> None:
         """Leave the group."""
-        self.member.close()
+        self.group.close()
+
+
+Ownership: TypeAlias = Alone | Shared
+"""How the commits of a consumer are fenced. `group` knows the plain offsets."""

@@ -3,7 +3,7 @@
 A consumer refreshes the policy and the partition counts of topics every few seconds (`Policies`). The leader assigns on
 the I/O thread of its membership, which must not block: it uses the values seen last, and rejoins when they change.
 
-Invariant: `for_leader`, `shareable` and `reserves_values` never contact the brokers.
+Invariant: `for_leader` and `reserves_values` never contact the brokers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Policies:
     def __init__(self, log: Log, replication: int, host: Host) -> None:
         self._log, self._host = log, host
         self._topic = PolicyTopic(log, replication=replication, host=host)
-        self._policy = Policy()
+        self.policy = Policy()
         self._counts: dict[str, int] = {}
         self._asked: set[str] = set()
         """The topics of the group, as far as this member knows them."""
@@ -101,20 +101,11 @@ class Policies:
         known = {topic: self._counts[topic] for topic in topics - {COMMIT_TOPIC} if topic in self._counts}
         if len(known) < len(topics - {COMMIT_TOPIC}):
             self._look_at = 0.0
-        return known, frozenset(topic for topic in known if self.shareable(topic))
-
-    def shareable(self, topic: str) -> bool:
-        """Whether parts of a topic's partitions may be read."""
-        return self._policy.accepts_range_fetch(topic)
+        return known, frozenset(filter(self.policy.accepts_range_fetch, known))
 
     def reserves_values(self, topic: str) -> bool:
-        """Whether values of waiting records may be cached."""
-        return self._policy.reserves_values(topic)
-
-    @property
-    def accepts_individual_commit(self) -> bool:
-        """Whether groups may commit out of order."""
-        return self._policy.accepts_individual_commit
+        """Whether values of waiting records may be cached, by the policy as of now."""
+        return self.policy.reserves_values(topic)
 
     def numbers(self) -> dict[int, str]:
         """Return all topics by their number."""
@@ -126,10 +117,10 @@ class Policies:
 
     def _look(self) -> None:
         self._counts = self._log.partitions()
-        self._policy = self._topic.read()
+        self.policy = self._topic.read()
         self._look_at = self._host.now() + LOOK_EVERY_S
 
     def _seen(self) -> object:
-        return {
-            topic: (self._counts.get(topic), self.shareable(topic)) for topic in set(self._asked)
-        }, self.accepts_individual_commit
+        policy = self.policy
+        topics = {topic: (self._counts.get(topic), policy.accepts_range_fetch(topic)) for topic in set(self._asked)}
+        return topics, policy.accepts_individual_commit

@@ -22,7 +22,7 @@ from coopstreams.commit.view import Winner
 from coopstreams.common.host import Empty, Host, Inbox
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
-from coopstreams.consumer.ownership import Alone, Openings, Shared
+from coopstreams.consumer.ownership import Openings, Ownership, Shared
 from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.consumer.settings import ConsumerConfig
@@ -66,7 +66,7 @@ class ConsumerSession:
         self,
         config: ConsumerConfig,
         host: Host,
-        ownership: Alone | Shared,
+        ownership: Ownership,
         follower: Follower,
         openings: Openings,
         fetching: Fetching,
@@ -240,7 +240,7 @@ class ConsumerSession:
         if self._policies.changed():
             self._obey()
             if isinstance(self.ownership, Shared):
-                self.ownership.member.rejoin()
+                self.ownership.group.rejoin()
         given_up, late = self.revocations.poll(now)
         try:
             if late:
@@ -271,7 +271,7 @@ class ConsumerSession:
     def _obey(self) -> None:
         """Apply the cluster's policy and this consumer's settings."""
         self.committing.in_order = not (
-            self.config["allow.individual.commit"] and self._policies.accepts_individual_commit
+            self.config["allow.individual.commit"] and self._policies.policy.accepts_individual_commit
         )
 
     def _handle(self) -> None:
@@ -358,7 +358,7 @@ class ConsumerSession:
                 share.inflight.missing,
             )
             if isinstance(self.ownership, Shared):
-                self.ownership.member.rejoin()
+                self.ownership.group.rejoin()
         self._blocked = blocked
 
     def _let_pass(self) -> None:
