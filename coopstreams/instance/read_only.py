@@ -13,9 +13,9 @@ from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.local import LocalReader, decided
 from coopstreams.query.problems import bad_request, not_owner
 from coopstreams.query.router import KeyLocation, locate, owner_of
+from coopstreams.query.scan import rows_of
 from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.serdes import Windowed
-from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import latest_value, versions_of
 
 
@@ -59,13 +59,9 @@ class ReadOnlyStore:
         data = self._store.key.serialize(key)
         at = self._located(data)
         with self._reader.reading(self._store, at) as view:
-            if self._store.kind == "window":
-                rows = [(window_key(data, one.start), one.value) for one in view.store.fetch(data, start_ms, end_ms)]
-            else:
-                sessions = view.store.sessions(data, start_ms, end_ms)
-                rows = [(session_key(data, one.start, one.end), one.value) for one in sessions]
+            rows = [row for _, row in rows_of(view.store, data, start_ms, end_ms)]
         assert self._store.row_key is not None
-        return [(self._store.row_key.deserialize(row), self._store.value.deserialize(value)) for row, value in rows]
+        return [(self._store.row_key.deserialize(row.key), self._store.value.deserialize(row.value)) for row in rows]
 
     def _located(self, key: bytes) -> KeyLocation:
         """Return where a key of this instance is.

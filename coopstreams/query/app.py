@@ -52,7 +52,7 @@ from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
 from coopstreams.query.problems import body_of, headers_of, internal, moving, timed_out, unknown_path
 from coopstreams.query.router import Asked
-from coopstreams.query.service import QueryService
+from coopstreams.query.service import QueryService, store_named
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ class QueryApp:
         return _json(orjson.dumps(description(self._limits)))
 
     def _store(self, request: Request) -> StoreInfo:
-        return self._service.store(request.path_params["store"])
+        return store_named(self._backend, request.path_params["store"])
 
     def _asked(self, request: Request, parameters: Parameters) -> Asked:
         return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")

@@ -82,7 +82,7 @@ def show_key(key: Serde[Any], data: bytes) -> Any:
     Raises:
         QueryError: UNREADABLE: the serde cannot read the bytes.
     """
-    shown = _shown(key, data, "a key")
+    shown = show_value(key, data, "a key")
     return str(shown) if isinstance(shown, float) and not math.isfinite(shown) else shown
 
 
@@ -92,7 +92,12 @@ def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
     Raises:
         QueryError: UNREADABLE: the serde cannot read the bytes.
     """
-    return _shown(value, data, where)
+    if value == serdes.raw:
+        return _as_text(data)
+    try:
+        return value.deserialize(data)
+    except SerdeError as error:
+        raise unreadable(f"{where} cannot be read: {error}", error) from error
 
 
 def show_bytes(data: bytes) -> str:
@@ -129,15 +134,6 @@ def bad_key(key: Serde[Any], text: str, expected: str) -> QueryError:
     """Return the error for a text that is no key."""
     shown = text if len(text) <= 60 else text[:60] + "..."
     return bad_request("BAD_KEY", f'"{shown}" is no {key.name} key: give {expected}')
-
-
-def _shown(serde: Serde[Any], data: bytes, where: str) -> Any:
-    if serde == serdes.raw:
-        return _as_text(data)
-    try:
-        return serde.deserialize(data)
-    except SerdeError as error:
-        raise unreadable(f"{where} cannot be read: {error}", error) from error
 
 
 def _as_text(data: bytes) -> str:

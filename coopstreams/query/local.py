@@ -13,16 +13,15 @@ from functools import lru_cache
 from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
-from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo, TimedKind
+from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
 from coopstreams.query.entries import history_of, row_headers, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
 from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out, too_large
 from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, route
-from coopstreams.query.scan import rows
+from coopstreams.query.scan import rows, rows_of
 from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import Version, versions_within
 from coopstreams.topology.windows import FOREVER_MS
 
@@ -75,21 +74,21 @@ class LocalReader:
             entries.append(entry_of(store, one, about, row))
         return entries
 
-    def timed(self, kind: TimedKind, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
+    def timed(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
 
         Shape: ascending; `more`: some were cut off, by the limit or because they are large.
         """
         text, key, at = wanted
         with self.reading(store, at) as view:
-            found, more = _first(_timed_rows(kind, view, key, times), limit)
+            found, more = _first(rows_of(view.store, key, *times), limit)
             about = self._about(view)
         where = _where(store, text)
         shown = [
             window_of(store, row.key) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
             for row in found
         ]
-        told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": more}
+        told = {"store": store.name, "key": show_key(store.key, key), f"{store.kind}s": shown, "more": more}
         return to_json(told | about, where)
 
     def versions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
@@ -326,17 +325,6 @@ def _check_owned(views: Sequence[OpenView]) -> None:
 def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[bytes, int, StoredRow]]:
     partition = view.task.partition
     return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
-
-
-def _timed_rows(kind: TimedKind, view: OpenView, key: bytes, times: Times) -> Iterator[tuple[int, StoredRow]]:
-    """Yield the windows of a key that start within `times`, or its sessions that overlap them: their order, the row."""
-    if kind == "window":
-        for window in view.store.fetch(key, *times):
-            yield window.start, StoredRow(window_key(key, window.start), window.value, window.timestamp)
-    else:
-        for session in view.store.sessions(key, *times):
-            stored = session_key(key, session.start, session.end)
-            yield session.end, StoredRow(stored, session.value, session.timestamp)
 
 
 def _first(rows: Iterable[tuple[int, StoredRow]], limit: int) -> tuple[list[StoredRow], bool]:

@@ -36,6 +36,20 @@ def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Que
     return (row for row in found if query.is_after(row.key, partition))
 
 
+def rows_of(view: KeyRangeView, key: bytes, first: int, last: int) -> Iterator[tuple[int, StoredRow]]:
+    """Yield the windows of a key that start within first..last, or its sessions that overlap it, both inclusive.
+
+    Shape: (the time by which they ascend, the row).
+    """
+    if view.spec.kind == "window":
+        for window in view.fetch(key, first, last):
+            yield window.start, StoredRow(window_key(key, window.start), window.value, window.timestamp)
+    else:
+        for session in view.sessions(key, first, last):
+            stored = session_key(key, session.start, session.end)
+            yield session.end, StoredRow(stored, session.value, session.timestamp)
+
+
 def plain_key(kind: Kind, stored: bytes) -> bytes:
     """Return the key of a stored key."""
     return stored[: -_TIMES[kind]] if kind in _TIMES else stored
@@ -70,17 +84,7 @@ def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes, lat
     for length in range(len(last)):
         # A row of this key lies above the bound if its time does above what follows the key: seldom, in a text never.
         if last[length : length + START_BYTES] <= latest and _within(query, key := last[:length]):
-            yield from (row for row in _rows_of(view, key) if row.key > bound)
-
-
-def _rows_of(view: KeyRangeView, key: bytes) -> Iterator[StoredRow]:
-    """Return all rows of a key."""
-    if view.spec.kind == "session":
-        return (
-            StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp)
-            for one in view.sessions(key, 0, _LATEST)
-        )
-    return (StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in view.fetch(key, 0, _LATEST))
+            yield from (row for _, row in rows_of(view, key, 0, _LATEST) if row.key > bound)
 
 
 def _within(query: Query, key: bytes) -> bool:

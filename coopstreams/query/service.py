@@ -66,43 +66,30 @@ class QueryService:
         self._gets = ThreadPoolExecutor(4, "coopstreams-get")
         self._scans = ThreadPoolExecutor(2, "coopstreams-scan")
 
-    def store(self, name: str) -> StoreInfo:
-        """Return a store.
-
-        Raises:
-            QueryError: UNKNOWN_STORE.
-        """
-        return store_named(self.backend, name)
-
     async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
         """Return the JSON of one key."""
         expect(store, *WITH_VALUES)
-        key = parse_key(store.key, text)
-        path = store_path(store.name, f"keys/{path_text(text)}")
-        at = locate(store, key)
-        return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
+        return await self._by_key(store, "keys", text, "", asked, lambda wanted: self._local.point(store, wanted))
 
     async def timed(
         self, kind: TimedKind, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked
     ) -> bytes:
         """Return the JSON of one key's windows or sessions."""
         expect(store, kind)
-        key = parse_key(store.key, text)
-        path = store_path(store.name, f"{kind}s/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
-        at = locate(store, key)
-        return await self._by_key(
-            store, at, asked, path, lambda: self._local.timed(kind, store, (text, key, at), times, limit)
-        )
+
+        def read(wanted: Lookup) -> bytes:
+            return self._local.timed(store, wanted, times, limit)
+
+        return await self._by_key(store, f"{kind}s", text, _times(times, limit), asked, read)
 
     async def versions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's versions."""
         expect(store, "versioned")
-        key = parse_key(store.key, text)
-        path = store_path(store.name, f"versions/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
-        at = locate(store, key)
-        return await self._by_key(
-            store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times, limit)
-        )
+
+        def read(wanted: Lookup) -> bytes:
+            return self._local.versions(store, wanted, times, limit)
+
+        return await self._by_key(store, "versions", text, _times(times, limit), asked, read)
 
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
@@ -216,12 +203,16 @@ class QueryService:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _by_key(
-        self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]
+        self, store: StoreInfo, what: str, text: str, query: str, asked: Asked, read: Callable[[Lookup], bytes]
     ) -> bytes:
+        key = parse_key(store.key, text)
+        at = locate(store, key)
+        path = store_path(store.name, f"{what}/{path_text(text)}{query}")
+
         async def attempt() -> bytes:
             decision = None if store.kind == "global" else decided(self.backend.placement(), store, at, asked)
             if decision is None or isinstance(decision, Here):
-                return await self._run(self._gets, read)
+                return await self._run(self._gets, lambda: read((text, key, at)))
             return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
 
         return await self._settled(attempt, asked)
@@ -309,6 +300,10 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
         reasons = [reason for part in parts for reason in part.closed]
         raise moving(f"{gap}: {'; '.join(reasons) or 'moving or being restored'}")
     return page_of(parts, query)
+
+
+def _times(times: Times, limit: int) -> str:
+    return f"?from={times[0]}&to={times[1]}&limit={limit}"
 
 
 def _part_path(store: StoreInfo, query: Query) -> str:
