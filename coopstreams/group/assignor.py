@@ -109,9 +109,9 @@ def settle(
         tasks = _balanced(layout, subtopology, claims, load)
         if problem := problem_of(layout, subtopology, tasks):
             raise AssignmentError(f"sub-topology {subtopology}: {problem}")
-    cuts = _cuts(tasks)
+    cuts = Counter(task.partition for mine in tasks.values() for task in mine)
     for member, mine in tasks.items():
-        load[member] += sum((Fraction(1, cuts[task.partition]) for task in mine), Fraction(0))
+        load[member] += _load(mine, cuts)
     return tasks
 
 
@@ -134,13 +134,9 @@ def _balanced(
     }
 
 
-def _cuts(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
-    """Return into how many key ranges each partition is cut."""
-    cuts: dict[int, int] = {}
-    for mine in tasks.values():
-        for task in mine:
-            cuts[task.partition] = cuts.get(task.partition, 0) + 1
-    return cuts
+def _load(tasks: Iterable[TaskId], cuts: Mapping[int, int]) -> Fraction:
+    """Return how many partitions these tasks are together. `cuts`: into how many key ranges each partition is cut."""
+    return sum((Fraction(1, cuts[task.partition]) for task in tasks), Fraction(0))
 
 
 def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
@@ -172,7 +168,7 @@ def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int
     small, large = layout.sizes
     for member, mine in tasks.items():
         low, high = layout.quotas[member]
-        load = sum((Fraction(1, cuts[task.partition]) for task in mine), Fraction(0))
+        load = _load(mine, cuts)
         if not low * small <= load <= high * large:
             return (
                 f"member {member} has {float(load):.3f} partitions; with {layout.threads[member]} threads, "
