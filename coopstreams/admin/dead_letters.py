@@ -21,6 +21,7 @@ them, nor those of transactions that were open then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -107,8 +108,7 @@ def _between(
     log: KafkaLog, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> Iterator[DeadLetter]:
     """Yield the records from these offsets on, or from the first, up to the others, partition after partition."""
-    reader = log.reader()
-    try:
+    with closing(log.reader()) as reader:
         starts = {at: max(log.start_offset(at), begins.get(at, 0)) for at in ends}
         positions = {at: Position(start, NO_STREAM_TIME) for at, start in starts.items() if start < ends[at]}
         reader.assign(positions)
@@ -123,8 +123,6 @@ def _between(
                         )
                 if batch.next_offset >= ends[batch.partition]:
                     positions.pop(batch.partition, None)
-    finally:
-        reader.close()
 
 
 def ahead(log: KafkaLog, settings: Mapping[str, Any], topic: str) -> Iterator[DeadLetter]:
@@ -252,10 +250,7 @@ def _written_before(
     """Return the records that replays have written, as far as the letters that they have passed are still there."""
     found: dict[_Record, None] = {}
     stands = {at: one for at, one in passed.items() if one is not None}
-    ends = {
-        at: max(part.runs[-1][1] + 1 if part.runs else part.position for part in one.key_ranges)
-        for at, one in stands.items()
-    }
+    ends = {at: max(part.end for part in one.key_ranges) for at, one in stands.items()}
     begins = {at: max(turns[at][0].begin, end - MOST_KNOWN) for at, end in ends.items()}
     for letter in _between(log, begins, {at: end for at, end in ends.items() if begins[at] < end}):
         failed = letter.record

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 from coopstreams.commit.follower import VOID, Follower
 from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.positions import check_beside, check_named
-from coopstreams.commit.ranges import advance
 from coopstreams.commit.record import (
     MADE_ANEW,
     CommitKey,
@@ -79,9 +79,7 @@ def reset_offsets(
         LogError: refused, or no answer in time: try again. Or a newer version of coopstreams wrote a record: use that
             version.
     """
-    follower = Follower(log, coordinator.group)
-    writer = log.writer()
-    try:
+    with closing(Follower(log, coordinator.group)) as follower, closing(log.writer()) as writer:
         coordinator.commit({follower.partition: (follower.tail, "")})
         catch_up(follower, check=False)
         left = {at for at in follower.sources() if at.topic in gone}
@@ -135,9 +133,6 @@ def reset_offsets(
         rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
         void = {at: (row[0], VOID) for at, row in rows.items() if row is not None and at != follower.partition}
         coordinator.commit(plain | void)
-    finally:
-        writer.close()
-        follower.close()
 
 
 def _forwards(
@@ -147,11 +142,7 @@ def _forwards(
     check_beside(follower, {partition: committed})
     start = follower.open(partition, WHOLE, committed, Position(offset))
     check_named(follower.group, {partition: start}, {partition.topic: topic_id})
-    moved = []
-    for segment in start.segments:
-        position, runs = advance(max(segment.position, offset), segment.runs)
-        moved.append(replace(segment, position=position, runs=runs))
-    return join(moved)
+    return join([segment.moved_to(offset) for segment in start.segments])
 
 
 def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[bytes, CommitKey | None]:
@@ -186,9 +177,6 @@ def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[To
     """Return whether the group has committed nothing in these partitions, neither plain nor individual offsets."""
     if any(coordinator.committed(partitions).values()):
         return False
-    follower = Follower(log, coordinator.group)
-    try:
+    with closing(Follower(log, coordinator.group)) as follower:
         catch_up(follower)
         return all(follower.next_term(partition, None) == _FIRST_TERM for partition in partitions)
-    finally:
-        follower.close()

@@ -69,11 +69,7 @@ def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...
 def is_passed(passed: OffsetAndRanges, key: bytes | None, offset: int) -> bool:
     """Return whether a replay has passed the letter with this key and offset."""
     (hash_,) = key_hashes([key], [offset])
-    return any(
-        offset < one.position or any(start <= offset <= end for start, end in one.runs)
-        for one in passed.key_ranges
-        if one.key_range.start <= hash_ <= one.key_range.end
-    )
+    return any(one.has_done(offset) for one in passed.key_ranges if hash_ in one.key_range)
 
 
 def was_wanted(turns: tuple[Turn, ...], offset: int, why: Mapping[str, str]) -> bool:

@@ -44,7 +44,7 @@ class InFlight:
         self.wanted = self.next
         """The next offset to hand out: below `next` after a seek back, when records are handed out again."""
         self._found = tuple(segments)
-        self._found_until = max(each.runs[-1][1] + 1 if each.runs else each.position for each in segments)
+        self._found_until = max(each.end for each in segments)
         """What was found covers no record from this offset on."""
         self._missing: set[int] = set()
         self._named: Runs = ()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coopstreams.commit.ranges import above, advance, contains
+from coopstreams.commit.ranges import above, contains
 from coopstreams.commit.record import (
     CommitKey,
     Committed,
@@ -141,7 +141,7 @@ class Progress:
                 opening.committed,
                 opening.claim,
                 opening.begins or opening.anew,
-                max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in opening.segments),
+                max(segment.end for segment in opening.segments),
             )
             for partition, opening in openings.items()
         }
@@ -209,11 +209,7 @@ class Progress:
     def skip(self, partition: TopicPartition, offset: int) -> None:
         """Move each part of the range that stands below this offset to it, with its times: before the task opens."""
         source = self._sources[partition]
-        moved = []
-        for segment in source.segments:
-            position, runs = advance(max(segment.position, offset), segment.runs)
-            moved.append(replace(segment, position=position, runs=runs))
-        source.segments = tuple(join(moved))
+        source.segments = tuple(join([segment.moved_to(offset) for segment in source.segments]))
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
         """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""

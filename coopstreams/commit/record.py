@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 
 from xxhash import xxh32_intdigest, xxh64_intdigest
 
-from coopstreams.commit.ranges import Runs
+from coopstreams.commit.ranges import Runs, advance, contains
 from coopstreams.log.log import BROKERS_TIME, NO_STREAM_TIME, TopicSpec
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
@@ -125,6 +125,20 @@ class Segment:
     stream_time: int = NO_STREAM_TIME
     runs: Runs = ()
     operator_times: OperatorTimes = ()
+
+    @property
+    def end(self) -> int:
+        """The offset from which on nothing is done."""
+        return self.runs[-1][1] + 1 if self.runs else self.position
+
+    def has_done(self, offset: int) -> bool:
+        """Whether a record of these hashes is done."""
+        return offset < self.position or contains(self.runs, offset)
+
+    def moved_to(self, offset: int) -> Segment:
+        """Return the segment with everything below an offset done."""
+        position, runs = advance(max(self.position, offset), self.runs)
+        return replace(self, position=position, runs=runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import Segment
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange
@@ -61,16 +60,6 @@ class SegmentRange(NamedTuple):
     key_range: KeyRange
     slot: int
     segment: Segment
-
-
-def end_of(segments: Iterable[Segment]) -> int:
-    """Return the offset from which on no record of any hash is committed."""
-    return max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in segments)
-
-
-def is_done(segment: Segment, offset: int) -> bool:
-    """Whether a record of the segment's hashes is committed."""
-    return offset < segment.position or contains(segment.runs, offset)
 
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
@@ -127,4 +116,4 @@ class Cut:
         segment = self.segment_ranges[number].segment
         if not len(columns) or columns.offsets[-1] < segment.position:
             return columns
-        return columns.pick([i for i, offset in enumerate(columns.offsets) if is_done(segment, offset)])
+        return columns.pick([i for i, offset in enumerate(columns.offsets) if segment.has_done(offset)])

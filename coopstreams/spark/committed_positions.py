@@ -16,7 +16,6 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
-from coopstreams.spark.committed import is_done
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
 from coopstreams.topology.keys import WHOLE, key_hashes
@@ -95,6 +94,6 @@ def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment]
                     batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True
                 ):
                     count += offset < end and not any(
-                        hash_ in segment.key_range and is_done(segment, offset) for segment in segments
+                        hash_ in segment.key_range and segment.has_done(offset) for segment in segments
                     )
     return count

@@ -18,7 +18,7 @@ from coopstreams.common.config import Config
 from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
+from coopstreams.spark.committed import Rebuild, Stands, aligned
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
 from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
@@ -225,7 +225,7 @@ def _cut(
                 start = cluster.start_offset(TopicPartition(topic, number))
                 cut.setdefault(topic, {})[number] = (
                     start,
-                    max(start, end_of(segments)) if number in _partitions(stage) else start,
+                    max(start, *(segment.end for segment in segments)) if number in _partitions(stage) else start,
                 )
     return cut
 

@@ -15,7 +15,7 @@ from coopstreams import Processor, StreamsBuilder, TimeWindows, Topology, key_va
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned, end_of, is_done
+from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.repairing import Differences, differences
 from coopstreams.spark.rounds import forwarded
@@ -96,7 +96,7 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
         (offset, segment)
         for offset in offsets
         for segment in stand
-        if key_hash(keys[offset]) in segment.key_range and is_done(segment, offset)
+        if key_hash(keys[offset]) in segment.key_range and segment.has_done(offset)
     ]
     assert sorted(offset for offset, _ in counted) == [offset for offset, _ in right]
     for slot, time in enumerate(cut.ends):
@@ -105,7 +105,7 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
         )
         below = [offset for offset in offsets if offset < until]
         assert time == (Now(below[-1], below[-1], []) if below else None)
-    assert all(offset < end_of(stand) for offset, _ in counted)
+    assert all(offset < max(segment.end for segment in stand) for offset, _ in counted)
 
 
 rows = st.dictionaries(st.binary(max_size=3), st.binary(max_size=2))
