@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -96,12 +96,10 @@ def reading(bootstrap: str, topic: str) -> Iterator[Consumer]:
             "isolation.level": "read_committed",
         }
     )
-    try:
+    with closing(consumer):
         known = consumer.list_topics(topic, 30).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in known])
         yield consumer
-    finally:
-        consumer.close()
 
 
 def read(bootstrap: str, topic: str) -> Iterator[tuple[bytes, bytes, int]]:

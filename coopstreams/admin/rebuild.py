@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -185,15 +186,12 @@ class Rebuilder:
         writer = SnapshotWriter(self._url, self._application, self.run)
         with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder:
             (Path(folder) / "database").mkdir()
-            database = Database(Rocks(Path(folder) / "database"), subtopology.stores)
-            try:
+            with closing(Database(Rocks(Path(folder) / "database"), subtopology.stores)) as database:
                 self._restore(rebuilt, subtopology, database, Path(folder), listener)
                 return {
                     spec.name: writer.export(database, spec, rebuilt.task.partition, rebuilt.task.key_range)
                     for spec in subtopology.stores
                 }
-            finally:
-                database.close()
 
     def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
         """Publish these slices, with the remaining ones of the published snapshot; return the manifest.
@@ -238,12 +236,9 @@ class Rebuilder:
         listener: RestoreListener | None,
     ) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
-        restoring = Restoring(self._log, self._changelog, snapshots, listener=listener, host=self._host)
-        try:
+        with closing(Restoring(self._log, self._changelog, snapshots, listener=listener, host=self._host)) as restoring:
             restoring.add(rebuilt.task, subtopology.stores, database, {})
             finish(restoring, rebuilt.task, rebuilt.stores, self._host)
-        finally:
-            restoring.close()
 
     def _subtopology(self, rebuilt: RebuiltPartition) -> SubTopology:
         whole = next(each for each in self._topology.subtopologies if each.id == rebuilt.task.subtopology)

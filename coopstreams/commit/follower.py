@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
 
@@ -241,8 +242,7 @@ class Follower:
         left.
         """
         name, ids, at, tries = encode_text(self.group), set[str](), self._tail, _TRIES
-        reader = self._log.reader(committed_only=False)
-        try:
+        with closing(self._log.reader(committed_only=False)) as reader:
             reader.assign({self.partition: Position(at)})
             while at < barrier and tries:
                 tries -= 1
@@ -251,8 +251,6 @@ class Follower:
                     for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
                         if key and value and key.startswith(name, 1):
                             ids |= _writer(key, value)
-        finally:
-            reader.close()
         return ids
 
     def open(

@@ -16,7 +16,7 @@ Turned down: asking a member over HTTP (there may be none).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
@@ -67,12 +67,12 @@ def list_consumer_group_offsets(
         GroupError: no brokers.
     """
     settings = resolved(settings)
-    log = KafkaLog(settings)
-    try:
-        with GroupAdmin(settings, group) as admin, individual_commits(log, group) as follower:
-            return group_offsets(admin, follower, partitions)
-    finally:
-        log.close()
+    with (
+        closing(KafkaLog(settings)) as log,
+        GroupAdmin(settings, group) as admin,
+        individual_commits(log, group) as follower,
+    ):
+        return group_offsets(admin, follower, partitions)
 
 
 @contextmanager
@@ -85,12 +85,9 @@ def individual_commits(log: Log, group: str) -> Iterator[Follower | None]:
     if COMMIT_TOPIC not in log.partitions([COMMIT_TOPIC]):
         yield None
         return
-    follower = Follower(log, group)
-    try:
+    with closing(Follower(log, group)) as follower:
         catch_up(follower)
         yield follower
-    finally:
-        follower.close()
 
 
 def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True, host: Host = SYSTEM) -> None:

@@ -23,6 +23,7 @@ turn it off).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import orjson
@@ -179,8 +180,7 @@ class PolicyTopic:
             except UnknownTopicError:
                 raise UnknownTopicError(f'there is no topic "{topic}". Create it first, or correct the name.') from None
         self._log.create_topics([topic_spec(self._replication)])
-        writer = self._log.writer()
-        try:
+        with closing(self._log.writer()) as writer:
             key = orjson.dumps([name, topic or ""])
             writer.append(
                 TOPIC,
@@ -190,8 +190,6 @@ class PolicyTopic:
                 partitions=0,
             )
             writer.flush(_TIMEOUT_S)
-        finally:
-            writer.close()
 
     def close(self) -> None:
         """Stop reading. Idempotent."""

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from coopstreams.commit.policy import Policy, PolicyTopic
@@ -152,11 +153,8 @@ class CooperativeFetch:
         known = self._log.partitions(topics)
         if missing := sorted(set(topics) - known.keys()):
             raise UnknownTopicError(f"Kafka has no topic {', '.join(missing)}. Create it first, or correct the name.")
-        policies = PolicyTopic(self._log)
-        try:
+        with closing(PolicyTopic(self._log)) as policies:
             check_allowed(policies.read(), topics)
-        finally:
-            policies.close()
         self._client.subscribe(topics)
 
     def consume(self, num_records: int, timeout_s: float) -> list[AcquiredRecord]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 from coopstreams.commit.policy import LOOK_EVERY_S, Policy, PolicyTopic, default
@@ -29,13 +30,8 @@ def read_policy(settings: Mapping[str, Any]) -> Policy:
     Raises:
         LogError: the policy topic cannot be read.
     """
-    cluster = KafkaLog(settings)
-    policies = PolicyTopic(cluster)
-    try:
+    with closing(KafkaLog(settings)) as cluster, closing(PolicyTopic(cluster)) as policies:
         return policies.read()
-    finally:
-        policies.close()
-        cluster.close()
 
 
 def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
@@ -48,12 +44,9 @@ def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], t
     """
     for name in values:
         default(name, topic)
-    cluster = KafkaLog(settings)
-    try:
+    with closing(KafkaLog(settings)) as cluster:
         for name, value in values.items():
             PolicyTopic(cluster).set(name, value, topic)
-    finally:
-        cluster.close()
 
 
 class Policies:

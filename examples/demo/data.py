@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -35,8 +36,7 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
     """
     airlines, planes = list(data.airlines()), list(data.planes())
     tally = DepartureTally(airlines, planes)
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         _write(
             writer,
             "airlines",
@@ -49,20 +49,15 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
                 tally.add(departure)
             progress(len(departures))
         writer.flush(FLUSH_S)
-    finally:
-        writer.close()
     return tally
 
 
 def write_departures(log: Log, departures: Iterable[Departure]) -> None:
     """Write departures, in this order."""
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         for batch in _batches(departures):
             _write_departures(writer, batch)
         writer.flush(FLUSH_S)
-    finally:
-        writer.close()
 
 
 def departure_value(departure: Departure) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -32,7 +33,7 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
         }
     )
     records: list[Record] = []
-    try:
+    with closing(consumer):
         partitions = consumer.list_topics(topic, 60).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         unfinished = set(partitions)
@@ -56,8 +57,6 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
                     unfinished.discard(partition)
                 else:
                     raise KafkaException(error)
-    finally:
-        consumer.close()
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,11 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers:
     """One broker answers before the others know the topic: a worker ended with a KeyError when its next request went to
     another.
     """
-    log = KafkaLog({"bootstrap.servers": three_brokers.bootstrap})
-    try:
+    with closing(KafkaLog({"bootstrap.servers": three_brokers.bootstrap})) as log:
         for _ in range(40):
             name = three_brokers.kafka.unique("made")
             log.create_topics([TopicSpec(name, 1)])
             assert all(log.partitions([name]) == {name: 1} for _ in range(20))
-    finally:
-        log.close()
 
 
 def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(three_brokers: ThreeBrokers) -> None:

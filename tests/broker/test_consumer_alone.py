@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from coopstreams.commit.policy import PolicyTopic
@@ -205,7 +207,7 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
     """Proposal 3: a torn commit over several partitions is no commit, and the complete one before it stays."""
     orders = Orders(kafka, partitions=2)
     both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {(orders.topic, 0): [], (orders.topic, 1): []}
-    try:
+    with closing(orders):
         for partition in range(2):
             orders.write(20, partition)
         consumer = orders.make()
@@ -226,8 +228,6 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
         assert {at: one and (one.offset, one.ranges) for at, one in found.items()} == {
             at: one and (one.offset, one.ranges) for at, one in before.items()
         }
-    finally:
-        orders.close()
 
 
 def tear_a_commit(consumer: CooperativeConsumer) -> None:

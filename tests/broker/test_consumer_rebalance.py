@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from coopstreams.commit.policy import PolicyTopic
@@ -135,8 +137,7 @@ def test_whoever_does_not_share_gets_whole_partitions(orders: Orders) -> None:
 
 @pytest.mark.ci
 def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> None:
-    orders = Orders(kafka, partitions=2)
-    try:
+    with closing(Orders(kafka, partitions=2)) as orders:
         first = orders.member()
         poll_until(lambda: len(first.assignment()) == 2, first)
         orders.write(50, partition=0)
@@ -157,8 +158,6 @@ def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> No
         rest = poll_until(lambda: second.assignment() == {leaves: (WHOLE,)}, first, second)
         rest += read(second, 50 - len(rest))
         assert {(record.topic, record.partition) for record in rest} == {leaves}
-    finally:
-        orders.close()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    made = Registry(tmp_path_factory.mktemp("registry"))
-    try:
+    with closing(Registry(tmp_path_factory.mktemp("registry"))) as made:
         warm(made)
         yield made
-    finally:
-        made.close()
 
 
 def test_three_kinds_of_schemas_go_through_kafka_http_and_a_registry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from confluent_kafka import Producer
@@ -46,7 +46,7 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
     producer.produce(topic, b"first", partition=0)
     producer.commit_transaction(LONG_S)
     transactions = Transactions(connected({"bootstrap.servers": kafka.bootstrap}, LONG_S))
-    try:
+    with closing(transactions):
         assert transactions.settle_topics(id_, [topic], LONG_S) == frozenset()
         old = three_brokers.transaction_coordinator(id_)
         assert old is not None
@@ -73,8 +73,6 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
             "an open transaction was committed by somebody else"
         )
         producer.commit_transaction(LONG_S)
-    finally:
-        transactions.close()
     eventually(
         lambda: len(read_topic(kafka.bootstrap, topic)) == 4,
         LONG_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,10 @@ def test_a_group_of_another_kind_of_consumer(kafka: Kafka, tmp_path: Path) -> No
         {"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "auto.offset.reset": "earliest"}
     )
     stranger.subscribe([counting.source])
-    try:
+    with closing(stranger):
         while not stranger.assignment():
             stranger.poll(0.1)
         error = failure_of(counting.app(tmp_path))
-    finally:
-        stranger.close()
     assert isinstance(error, GroupError)
     assert counting.application in str(error)
     with counting.app(tmp_path) as app:  # after it is deleted

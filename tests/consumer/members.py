@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from random import Random
 from typing import Any
 
@@ -92,11 +92,8 @@ class Members:
 @contextmanager
 def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> Iterator[Members]:
     """Return a group without members."""
-    group = Members(keys, plan, **settings)
-    try:
+    with closing(Members(keys, plan, **settings)) as group:
         yield group
-    finally:
-        group.close()
 
 
 def keys_of(key_range: KeyRange, count: int) -> list[bytes]:

@@ -13,7 +13,7 @@ import socketserver
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from struct import unpack
 from typing import Any, TypeAlias, cast
 
@@ -162,7 +162,5 @@ def brokers(count: int = 1) -> Iterator[Brokers]:
     """Brokers that run until the end of the block."""
     made = Brokers(count)
     made.start()
-    try:
+    with closing(made):
         yield made
-    finally:
-        made.close()

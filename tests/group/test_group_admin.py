@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -55,15 +57,13 @@ def test_a_group_whose_members_speak_a_newer_protocol_is_not_taken_for_one_witho
     stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "group.protocol": "consumer"})
     stranger.subscribe([topic])
     with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, group) as admin:
-        try:
+        with closing(stranger):
             eventually(lambda: bool(stranger.poll(0.1) or stranger.assignment()), 60, lambda: "no assignment")
             found = admin.describe()
             assert (found.state, found.protocol) == ("Stable", "consumer")
             assert found.members_text == "members (of the protocol consumer)"
             with pytest.raises(GroupError, match=r"has members \(of the protocol consumer\): stop all instances"):
                 check_stopped(admin)
-        finally:
-            stranger.close()
         eventually(lambda: admin.describe().members_text == "", 60, lambda: str(admin.describe()))
         check_stopped(admin)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -100,13 +101,11 @@ def left_behind(
         for file in each.files:
             files[store, each.partition, file.family].append(folder / "snapshots" / done.plan.application / file.name)
     database, rows = Rocks(folder / "read"), {}
-    try:
+    with closing(database):
         for place, paths in files.items():
             database.create(str(place))
             database.ingest(str(place), paths, move=False)
             rows[place] = list(database.scan(str(place), b"", None))
-    finally:
-        database.close()
     return slices, rows
 
 

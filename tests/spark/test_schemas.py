@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    made = Registry(tmp_path_factory.mktemp("registry"))
-    try:
+    with closing(Registry(tmp_path_factory.mktemp("registry"))) as made:
         warm(made)
         yield made
-    finally:
-        made.close()
 
 
 @dataclass(frozen=True, slots=True)
