@@ -59,7 +59,8 @@ class _Client:
         self._requests = Requests(url, deadline_s, on_wait)
         # Without TLS no authorities are read: that takes a tenth of a second. httpx alone would read those of certifi.
         verify = tls or (trusting_the_system() if url.startswith("https:") else False)
-        self._connect(trust_env=False, timeout=timeout_s, headers=_headers(token), verify=verify)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._connect(trust_env=False, timeout=timeout_s, headers=headers, verify=verify)
 
     def _connect(self, **options: Any) -> None:
         """Make the HTTP client."""
@@ -193,11 +194,7 @@ class AsyncQueryClient(_Client):
     """`QueryClient` for asyncio: the same methods, to be awaited. Any task of one event loop may use it."""
 
     async def get(self, store: str, key: Any) -> Found | None:
-        """Return the value of a key, or None if there is none.
-
-        Raises:
-            QueryError: unknown store or unparsable key, or no instance could answer before the deadline.
-        """
+        """Return the value of a key, or None if there is none."""
         return await self._do(self._requests.get(store, key))
 
     async def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
@@ -217,21 +214,11 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.timed("sessions", store, key, start_ms, end_ms, limit))
 
     async def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
-        """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending.
-
-        Deletions are left out, and so are versions that ended before the history that the table keeps.
-
-        Raises:
-            QueryError: FORGOTTEN: the whole time lies before the history that is kept.
-        """
+        """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending."""
         return await self._do(self._requests.versions(store, key, start_ms, end_ms))
 
     async def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
-        """Return the version of a key that was valid at a moment, None if there was none.
-
-        Raises:
-            QueryError: FORGOTTEN: the moment lies before the history that is kept.
-        """
+        """Return the version of a key that was valid at a moment, None if there was none."""
         return await self._do(self._requests.as_of(store, key, moment_ms))
 
     async def range(
@@ -244,10 +231,7 @@ class AsyncQueryClient(_Client):
         reverse: bool = False,
         page: int = 1000,
     ) -> AsyncIterator[EntryFound]:
-        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys.
-
-        Pages are fetched as needed.
-        """
+        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys."""
         found = await self._do(self._requests.range(store, first, last, prefix, reverse, page))
         for entry in found.entries:
             yield entry
@@ -313,7 +297,3 @@ class AsyncQueryClient(_Client):
 
 def _method(step: str) -> str:
     return "POST" if isinstance(step, Post) else "GET"
-
-
-def _headers(token: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"} if token else {}

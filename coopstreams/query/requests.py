@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import orjson
@@ -193,7 +193,7 @@ class Requests:
 
     def page(self, store: str, asked: Mapping[str, str]) -> Steps[RangePage]:
         """Return the page of a range with these parameters."""
-        answer = yield from self.ask(store_path(store, f"range?{_query(asked)}"))
+        answer = yield from self.ask(store_path(store, f"range?{urlencode(asked, quote_via=quote)}"))
         entries = []
         for entry in answer["entries"]:
             window = entry.get("window")
@@ -291,10 +291,6 @@ def _text(key: Any, as_json: bool) -> str:
         return orjson.dumps(key).decode() if as_json else key
     number = isinstance(key, int | float) and not isinstance(key, bool)
     return repr(key) if number else orjson.dumps(key).decode()
-
-
-def _query(asked: Mapping[str, str]) -> str:
-    return "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items())
 
 
 def _found(answer: Mapping[str, Any]) -> Found:

@@ -122,7 +122,7 @@ class QueryService:
             instances = scatter(placement, store)
             if isinstance(instances, Moving):
                 raise moving(instances.reason)
-            path = _part_path(store, query)
+            path = store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
 
             async def part(instance: Peer) -> PartialPage | bytes:
                 if instance.id == placement.here:
@@ -304,10 +304,6 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
 
 def _times(times: Times, limit: int) -> str:
     return f"?from={times[0]}&to={times[1]}&limit={limit}"
-
-
-def _part_path(store: StoreInfo, query: Query) -> str:
-    return store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
 
 
 def store_named(backend: Backend, name: str) -> StoreInfo:
