@@ -25,7 +25,7 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.wakeup_notifier import WakeupNotifier
 
-from coopstreams.common.acls import Attempt, Login
+from coopstreams.common.acls import Login
 from coopstreams.common.tokens import Token, TokenError, Tokens
 from coopstreams.group import names, requests
 from coopstreams.group.requests import Exchange
@@ -190,7 +190,8 @@ class Connection:
                 else:
                     passes = requests.passes(error)
                 if not passes:
-                    raise requests.translated(exchange.what, error, self._of_us(exchange.attempt)) from error
+                    attempt = replace(exchange.attempt, login=self.login)
+                    raise requests.translated(exchange.what, error, attempt) from error
                 # A time-out is less specific than the answer before it.
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):
                     answer = error
@@ -247,9 +248,6 @@ class Connection:
             with suppress(errors.KafkaTimeoutError):
                 await self._manager.wait_for(done, timeout_ms)
         return dict(answers), dict(failed)
-
-    def _of_us(self, attempt: Attempt) -> Attempt:
-        return replace(attempt, login=self.login)
 
     def look_again(self) -> None:
         """Request a metadata update: which brokers there are."""

@@ -37,10 +37,10 @@ class NativeWork:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the result of the task."""
-        return attempt(batches, self._begin)
-
-    def _begin(self, number: int, closing: ExitStack) -> TaskAttempt:
-        return _NativeAttempt(self.work, number, closing, self.folder, self.folded.get(number))
+        return attempt(
+            batches,
+            lambda number, closing: _NativeAttempt(self.work, number, closing, self.folder, self.folded.get(number)),
+        )
 
 
 class _NativeAttempt(TaskAttempt):

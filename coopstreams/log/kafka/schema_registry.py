@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
+from operator import methodcaller
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -104,7 +105,7 @@ class RegistryClient:
     def _ours(self, schema: Any) -> Schema:
         references = []
         for each in schema.references or ():
-            found = self._ask(partial(_version, subject=each.subject, version=each.version), _NOT_FOUND)
+            found = self._ask(methodcaller("get_version", each.subject, each.version), _NOT_FOUND)
             if found is None:
                 raise SerdeError(
                     f'a schema names "{each.name}", and the schema registry {self.url} has no version {each.version} '
@@ -188,10 +189,6 @@ def registry_of(config: Config) -> RegistryClient:
 def _normal(schema: Schema) -> bool:
     """Whether the registry is to compare meaning and not text: one Protobuf file can be written as many texts."""
     return schema.kind == "PROTOBUF"
-
-
-def _version(client: Any, subject: str, version: int) -> Any:
-    return client.get_version(subject, version)
 
 
 @cache

@@ -111,7 +111,9 @@ class Keeping:
                     spans = _more(spans, keyed)
             Storage(self.url).upload(local, name)
         told = [self.store, task, name, max(newest), max(clocks, default=None), *sums.values()]
-        yield batch(KEPT, [[each] for each in (*told, *_lists(merged(spans)))])
+        all_spans = merged(spans)
+        told += [None if len(all_spans) > MOST_SPANS else all_spans[name].to_pylist() for name in SPANS.names]
+        yield batch(KEPT, [[each] for each in told])
 
 
 def _more(spans: list[Any], rows: Any) -> list[Any]:
@@ -119,10 +121,6 @@ def _more(spans: list[Any], rows: Any) -> list[Any]:
     found = pa.table([rows.column(name) for name in SPANS.names], schema=SPANS)
     spans = [*spans, found.filter(pc.is_valid(found["start"]))]
     return [merged(spans)] if sum(len(each) for each in spans) > 4 * MOST_SPANS else spans
-
-
-def _lists(spans: Any) -> list[list[int] | None]:
-    return [None if len(spans) > MOST_SPANS else spans[name].to_pylist() for name in SPANS.names]
 
 
 def _total(column: Any) -> int:

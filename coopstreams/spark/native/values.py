@@ -90,7 +90,8 @@ def with_tokens(
     pattern = _pattern(fields, names, found, typed=parts is not None)
     # Columns of their own, or Spark would match the text for each place where the result is named.
     text, marked = F.col("text"), F.col("marked")
-    read = records.withColumn("text", _text()).withColumn("marked", F.regexp_replace(text, pattern, _marks(len(found))))
+    marks = "".join(f"{_MARK}${number}" for number in range(1, len(found) + 1))
+    read = records.withColumn("text", _text()).withColumn("marked", F.regexp_replace(text, pattern, marks))
     # Values without a match stay as they are.
     matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
     cut = read.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
@@ -199,10 +200,6 @@ def _default(part: Part) -> Column:
     """Return the token of a field that is missing."""
     known = part.default is not None and re.fullmatch(_type(part, read=True), part.default)
     return F.lit(part.default if known else "")
-
-
-def _marks(count: int) -> str:
-    return "".join(f"{_MARK}${number}" for number in range(1, count + 1))
 
 
 def _pattern(fields: Mapping[str, Part], names: Sequence[str], found: Sequence[str], *, typed: bool) -> str:
