@@ -16,7 +16,6 @@ Each of these runs once a round; a figure is the median.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import apps
-from benchmarks.running import KEYS, Case, committed, coopstreams_run, cpu_s, fill, make_topics, measure
+from benchmarks.running import Case, committed, coopstreams_run, cpu_s, fill, inputs, make_topics, measure
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -71,12 +70,8 @@ CONFIG = Config.of({"bootstrap.servers": "nowhere:1"}, apps.NAME)
 
 def write_history(folder: Path, records: int) -> None:
     """Write the records that `fill` writes to Kafka, twenty a millisecond, a file a partition."""
-    generator = random.Random(7)
     columns: dict[int, list[tuple[bytes, bytes, int, int]]] = defaultdict(list)
-    for number in range(records):
-        user = generator.randrange(KEYS)
-        key = b"u%d" % user
-        value = b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number)
+    for number, (key, value) in enumerate(inputs(records)):
         columns[partition_of(key, PARTITIONS)].append((key, value, 1_700_000_000_000 + number // 20, number))
     folder.mkdir()
     names = ["key", "value", "timestamp", "number"]

@@ -14,38 +14,24 @@ machine; machines differ, and are noisy.
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import tempfile
 import time
-import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import make_topics, taken, write
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import CommitView
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.log import TopicSpec
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 RANGES = (1, 100, 10_000)
-
-
-def fill(log: KafkaLog, topic: str, records: int) -> None:
-    """Write the input."""
-    log.create_topics([TopicSpec(topic, 1)])
-    writer = log.writer()
-    keys = [b"%d" % number for number in range(records)]
-    writer.append(topic, keys, keys, [number + 1 for number in range(records)], partitions=0)
-    writer.flush(60)
-    writer.close()
 
 
 def read(consumer: CooperativeConsumer, count: int) -> list[ConsumerRecord]:
@@ -63,12 +49,12 @@ def log_bytes(folder: Path) -> int:
 
 def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tuple[list[float], float]:
     """Return the seconds of each commit, and how much the log grew by each."""
-    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
-    topic, group = f"in-{ranges}", f"commits-{ranges}"
-    fill(log, topic, 2 * ranges + commits + 10)
+    topic, group, count = f"in-{ranges}", f"commits-{ranges}", 2 * ranges + commits + 10
+    make_topics(broker.bootstrap, topic)
+    write(broker.bootstrap, topic, ((b"%d" % number, b"%d" % number) for number in range(count)))
     consumer = CooperativeConsumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
     consumer.subscribe([topic])
-    records = read(consumer, 2 * ranges + commits + 10)
+    records = read(consumer, count)
     for record in records[1 : 2 * ranges : 2]:
         consumer.done(record)
     consumer.commit()
@@ -81,7 +67,6 @@ def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tup
         consumer.consume(1, 0)
     grown = (log_bytes(folder) - before) / commits
     consumer.close()
-    log.close()
     return seconds, grown
 
 
@@ -115,17 +100,6 @@ def memory() -> tuple[float, float, float]:
         taken(lambda: inflight.hand_out([b"k"] * count, range(1_000_000, 1_000_000 + count), 1_000_000 + count))
         / count,
     )
-
-
-def taken(act: Callable[[], object]) -> int:
-    """Return the bytes allocated by a function and still held."""
-    tracemalloc.start()
-    kept = act()
-    del kept
-    gc.collect()  # also Python's free lists, which belong to no object
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return held
 
 
 def main() -> None:

@@ -12,17 +12,15 @@ would read.
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import time
-import tracemalloc
 from collections.abc import Iterator
 from multiprocessing import get_context
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import resident
+from benchmarks.running import resident, taken
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import CommitView
 from coopstreams.topology.columns import TopicPartition
@@ -62,13 +60,8 @@ def filled(entries: int, topics: int, cuts: int) -> CommitView:
 
 def allocated(entries: int, topics: int, cuts: int) -> float:
     """Return the bytes per entry, by Python's allocator."""
-    tracemalloc.start()
-    view = filled(entries, topics, cuts)
-    gc.collect()
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del view
-    return held / entries
+    views: list[CommitView] = []
+    return taken(lambda: views.append(filled(entries, topics, cuts))) / entries
 
 
 def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:

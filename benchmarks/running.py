@@ -6,14 +6,17 @@ and a bare loop are measured alike.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +77,15 @@ def write(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes | None]]
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
     """Write the input."""
+    write(bootstrap, topic, inputs(records))
+
+
+def inputs(records: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of the input."""
     generator = random.Random(7)
-
-    def row(number: int) -> tuple[bytes, bytes]:
+    for number in range(records):
         user = generator.randrange(KEYS)
-        return b"u%d" % user, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number)
-
-    write(bootstrap, topic, map(row, range(records)))
+        yield b"u%d" % user, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number)
 
 
 def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[float, ...]:
@@ -105,6 +110,17 @@ def coopstreams_run(
 def resident() -> int:
     """Return the bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def taken(act: Callable[[], object]) -> int:
+    """Return the bytes allocated by a function and still held."""
+    tracemalloc.start()
+    kept = act()
+    del kept
+    gc.collect()  # also Python's free lists, which belong to no object
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return held
 
 
 def cpu_of(process: int) -> float:
@@ -141,11 +157,8 @@ def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
 
 def written(bootstrap: str, topic: str) -> int:
     """Return the end offset of partition 0 of a topic."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
-    try:
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})) as consumer:
         return consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
-    finally:
-        consumer.close()
 
 
 def measure(case: Case, done: Callable[[], int], records: int, limit_s: float) -> Measured:
