@@ -106,7 +106,7 @@ def instance_of(app: CoopStreams) -> Instance:
     return app._instance
 
 
-def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
+def table(app: CoopStreams, store: str = "counts") -> dict[str, Any]:
     """Return a store by an instance's HTTP answers; empty while a task moves."""
     with QueryClient(str(app.url), deadline_s=20) as client:
         try:

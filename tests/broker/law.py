@@ -51,7 +51,6 @@ def add(_: Any, sold: Any, total: Any) -> Any:
 
 
 def law_topology(topics: Topics) -> Topology:
-    """Return the program."""
     builder = StreamsBuilder(topics.application)
     customers = builder.table(topics.customers, key=serdes.text, value=serdes.text, store="customers")
     orders = builder.stream(topics.orders, key=serdes.text, value=serdes.json)
@@ -175,7 +174,6 @@ def _count(table: dict[Any, int], updates: dict[Any, list[int]], key: Any) -> No
 
 
 def write(bootstrap: str, topics: Topics, records: Iterable[Input]) -> None:
-    """Write the records, in this order."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for record in records:
         topic = topics.orders if record.topic == "orders" else topics.customers
@@ -196,11 +194,10 @@ def tables_by_query(client: QueryClient) -> dict[str, dict[Any, Any]]:
 
 def tables_by_changelog(changelogs: Mapping[str, list[Record]]) -> dict[str, dict[Any, Any]]:
     """Return all tables by their changelogs."""
-    return {name: dict(_decoded(name, latest(records))) for name, records in changelogs.items()}
+    return {name: dict(decoded(name, latest(records))) for name, records in changelogs.items()}
 
 
 def changelog_of(topology: Topology, store: str) -> InternalTopic:
-    """Return the changelog topic of a store."""
     return next(
         topic
         for topic in topology.internal_topics
@@ -208,7 +205,8 @@ def changelog_of(topology: Topology, store: str) -> InternalTopic:
     )
 
 
-def _decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]:
+def decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and values of a table; those of `Shop`, too."""
     for key, value in rows.items():
         match name:
             case "running":
@@ -217,5 +215,7 @@ def _decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]
                 yield key.decode(), value.decode()
             case "windows":
                 yield (key[:-12].decode(), int.from_bytes(key[-12:-4], "big")), serdes.int64.decode(value)
-            case _:
+            case "cities":
                 yield (key[:-12].decode(), int.from_bytes(key[-12:-4], "big")), orjson.loads(value)
+            case _:
+                yield key.decode(), orjson.loads(value)

@@ -4,7 +4,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,13 +19,12 @@ from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.spark.committed import end_of
 from coopstreams.spark.source_planning import stands
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from tests.broker import law
-from tests.broker.reading import latest, read_topic
+from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
@@ -100,7 +99,7 @@ class Shop:
 
     def stand(self, place: TopicPartition) -> tuple[int, int]:
         segments = self.stands()[place]
-        return min(segment.position for segment in segments), end_of(segments)
+        return min(segment.position for segment in segments), max(segment.end for segment in segments)
 
     def partitions(self, records: Sequence[law.Input]) -> dict[TopicPartition, list[law.Input]]:
         names = {"orders": self.orders, "customers": self.customers}
@@ -129,10 +128,8 @@ class Shop:
         return f"{self.topology.application_id}-{store}-changelog"
 
     def tables(self) -> dict[str, dict[Any, Any]]:
-        """Return the tables by the changelogs."""
-        return {
-            name: dict(decoded(name, latest(read_topic(self.kafka.bootstrap, self.changelog(name))))) for name in STORES
-        }
+        changelogs = {name: read_topic(self.kafka.bootstrap, self.changelog(name)) for name in STORES}
+        return law.tables_by_changelog(changelogs)
 
     def rebuild(self, spark: SparkSession, tmp_path: Path, **given: Any) -> RebuiltFromSource:
         return rebuild_from_source(
@@ -142,19 +139,6 @@ class Shop:
 
 def produce(kafka: Kafka, place: TopicPartition, rows: Mapping[bytes, bytes | None]) -> None:
     kafka.write(place.topic, ((key, value) for key, value in rows.items()), partition=place.partition)
-
-
-def decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]:
-    for key, value in rows.items():
-        match name:
-            case "windows":
-                yield (key[:-12].decode(), int.from_bytes(key[-12:-4], "big")), serdes.int64.decode(value)
-            case "customers":
-                yield key.decode(), value.decode()
-            case "running":
-                yield key.decode(), serdes.int64.decode(value)
-            case _:
-                yield key.decode(), serdes.json.decode(value)
 
 
 def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: True) -> dict[str, dict[Any, Any]]:

@@ -17,13 +17,12 @@ from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, serdes
 from coopstreams.common.config import Config
-from coopstreams.query.client import QueryClient
 from coopstreams.spark import Backfilled, Options, TableHistory, backfill, publish, rebuild
 from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.state import snapshot
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.errors import ConfigError, QueryError, TopologyError
-from tests.broker.counting import instance_of
+from coopstreams.topology.errors import ConfigError, TopologyError
+from tests.broker.counting import instance_of, table
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
@@ -110,15 +109,6 @@ class Shop:
 @pytest.fixture
 def shop(kafka: Kafka) -> Shop:
     return Shop(kafka)
-
-
-def table(app: CoopStreams, store: str) -> dict[str, str]:
-    """Return a store by the application's answers; empty while a task moves."""
-    with QueryClient(str(app.url), deadline_s=20) as client:
-        try:
-            return {entry.key: entry.value for entry in client.range(store, page=1000)}
-        except QueryError:
-            return {}
 
 
 def restored(app: CoopStreams) -> set[str]:

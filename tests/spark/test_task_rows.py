@@ -115,18 +115,24 @@ def backfilled(
         history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
         for routed in Routing(topology, 0, topic, ranges, may_drop=may_drop)(iter([history])):
             rows += routed.to_pylist()
+    results: Results = defaultdict(list)
+    for row in worked(topology, rows, ranges, given):
+        results[row["key"]].append((row["value"], row["timestamp"]))
+    return results
+
+
+def worked(
+    topology: Topology, rows: list[dict[str, Any]], ranges: int, given: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the output rows of all tasks for rows that are routed to them."""
     config = Config.of({"bootstrap.servers": "nowhere:1", **given}, "app")
     work = TaskWork(topology, 0, ranges, "run", 0, config, outputs="table")
-    results: Results = defaultdict(list)
     for task in range(ranges):
         mine = sorted(
             (row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["source"], row["offset"])
         )
-        for results_of_it in work(_in_pieces(mine)):
-            for row in results_of_it.to_pylist():
-                if row["topic"] is not None:
-                    results[row["key"]].append((row["value"], row["timestamp"]))
-    return results
+        for results in work(_in_pieces(mine)):
+            yield from (row for row in results.to_pylist() if row["topic"] is not None)
 
 
 def _in_pieces(rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

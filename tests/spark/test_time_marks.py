@@ -24,15 +24,14 @@ from coopstreams import (
     serdes,
     until_window_closes,
 )
-from coopstreams.common.config import Config
 from coopstreams.log.time_marks import headers_of
-from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
+from coopstreams.spark.history.rows import HISTORY, batch
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.task import TaskWork
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.keys import key_hash
 from tests.durations import ms
+from tests.spark.test_task_rows import worked
 
 SETTINGS = {"statestore.cache.max.bytes": 0}
 Log = list[tuple[bytes | None, int]]
@@ -100,15 +99,9 @@ def backfilled(topology: Topology, log: Log, ranges: int) -> Found:
     columns = [["in"] * len(log), [0] * len(log), list(range(len(log))), times, keys, values, headers]
     history = batch(HISTORY, columns)
     rows = [row for routed in Routing(topology, 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
-    config = Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app")
-    work = TaskWork(topology, 0, ranges, "run", 0, config, outputs="table")
     found: Found = {}
-    for task in range(ranges):
-        mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["offset"]))
-        for results in work(iter([type(history).from_pylist(mine, ROUTED)])):
-            for row in results.to_pylist():
-                if row["topic"] is not None:
-                    found.setdefault((row["topic"], row["key"]), []).append(row["value"])
+    for row in worked(topology, rows, ranges, SETTINGS):
+        found.setdefault((row["topic"], row["key"]), []).append(row["value"])
     return found
 
 
