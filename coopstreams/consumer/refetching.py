@@ -115,7 +115,6 @@ def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
 
 
 def _indexes(offsets: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the indices of the offsets that are wanted."""
     found = []
     for i, offset in enumerate(offsets):
         at = bisect_left(wanted, offset)

@@ -143,7 +143,6 @@ class Routes:
             self.now = [max(operator_time, stream_time) for operator_time in now]
 
     def _taken(self, columns: Columns) -> list[bool]:
-        """Return whether each record is in a slot."""
         taken = [False] * len(columns)
         for part in self._indexes(columns):
             for i in part:

@@ -172,7 +172,6 @@ def _slot(key: Column, ranges: int) -> Column:
 
 
 def _group(key: Column) -> Column:
-    """Return the key group of a key."""
     return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
 
 

@@ -191,7 +191,6 @@ class Chaos:
 
 
 def city_of(key: str) -> str:
-    """Return the city of a customer."""
     return f"city-{int(key.removeprefix('key-')) % CITIES}"
 
 

@@ -146,7 +146,6 @@ class ThreeBrokers:
         return self._coordinator(_TRANSACTION, transactional_id)
 
     def controller(self) -> int:
-        """Return the active controller."""
         client: Any = KafkaAdminClient(
             bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000
         )

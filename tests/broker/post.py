@@ -27,7 +27,6 @@ class Load:
 
 
 def client(registry: Registry) -> RegistryClient:
-    """Return a client of a registry."""
     return RegistryClient(registry.url, (("url", registry.url),), registers=True)
 
 
@@ -51,7 +50,6 @@ def warm(registry: Registry) -> None:
 
 
 def schema_of(serde: Any) -> Schema:
-    """Return the schema of a serde."""
     assert isinstance(serde, SchemaSerde)
     return serde.codec.schema
 

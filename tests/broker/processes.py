@@ -16,7 +16,6 @@ from tests.broker.waiting import eventually
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -56,12 +55,10 @@ class Workers:
             )
 
     def kill(self, number: int) -> None:
-        """Kill a worker."""
         self._signal(number, signal.SIGKILL)
         self.running.pop(number).wait()
 
     def freeze(self, number: int) -> None:
-        """Pause a worker."""
         self._signal(number, signal.SIGSTOP)
 
     def thaw(self, number: int) -> None:

@@ -126,13 +126,11 @@ class SecuredKafka(Kafka):
         }
 
     def allow(self, user: str, acls: Iterable[Acl]) -> None:
-        """Give a user ACLs."""
         if bindings := list({binding(acl, user) for acl in acls}):
             for answer in self._admin.create_acls(bindings).values():
                 answer.result(60)
 
     def take_away(self, user: str, acl: Acl) -> None:
-        """Take one ACL from a user."""
         one = binding(acl, user)
         same = AclBindingFilter(
             one.restype,

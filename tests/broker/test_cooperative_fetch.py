@@ -59,7 +59,6 @@ def member(bootstrap: str, group: str, topic: str, **settings: object) -> Cooper
 
 
 def first(consumer: CooperativeFetch, most: int = 1000) -> list[AcquiredRecord]:
-    """Return the first records."""
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up:
         if records := consumer.consume(most, 1.0):

@@ -119,7 +119,6 @@ class Running:
     plain: httpx.Client
 
     def at(self, step: int) -> int:
-        """Return the time of a step."""
         return self.begin + step * STEP
 
 

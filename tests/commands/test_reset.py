@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,7 +71,6 @@ class WordCount:
         )
 
     def write(self, words: list[str], time_ms: int) -> Counter[str]:
-        """Write each word."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
         for number, word in enumerate(words):
             producer.produce(self.lines, word, partition=number % 2, timestamp=time_ms)
@@ -298,11 +298,8 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
     counting = WordCount.make(kafka, tmp_path)
     with counting.app() as running:
         await_running([running])
-    held = StateDirectory(tmp_path / "state", counting.application, 0)
-    try:
+    with closing(StateDirectory(tmp_path / "state", counting.application, 0)):
         assert isinstance(counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exception, StateLockedError)
-    finally:
-        held.close()
     assert len(counting.internal) == 3
 
 

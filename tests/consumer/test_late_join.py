@@ -15,7 +15,6 @@ class SlowJoin:
     whose = ""
 
     def fault(self, call: Call) -> Slow | None:
-        """Return the fault of a request."""
         return Slow(2.0) if (call.kind, call.by) == ("join", self.whose) else None
 
 

@@ -102,7 +102,6 @@ class Group:
             self.members[f"member-{self._names}"] = zombie
 
     def info(self, process: Process) -> MemberInfo:
-        """The member info of a process."""
         return MemberInfo(process.name, threads=process.threads)
 
     def assign(self, states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:

@@ -31,7 +31,6 @@ class Raw:
         self._connection = connected({"bootstrap.servers": bootstrap}, 60)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def told(self, transactional_id: str) -> TransactionDescription:

@@ -24,7 +24,6 @@ class Seen(NamedTuple):
 
 
 def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
-    """Return the records of one slot."""
     seen: list[Seen] = []
     for batch in batches:
         if batch.slot == slot:
@@ -130,7 +129,6 @@ def numbers(count: int, start: int = 0) -> list[str]:
 
 
 def values(seen: Iterable[Seen]) -> list[str | None]:
-    """Return the values as text."""
     return [None if record.value is None else record.value.decode() for record in seen]
 
 

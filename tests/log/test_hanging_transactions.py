@@ -53,7 +53,6 @@ class Setting:
         )
 
     def create_topics(self, log: KafkaLog) -> None:
-        """Make the topics."""
         log.create_topics([TopicSpec(at.topic, 1) for at in (self.told, self.forgotten, self.source)])
 
     def writer(self) -> KafkaWriter:

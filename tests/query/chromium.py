@@ -48,7 +48,6 @@ class Page(Browser):
         assert self.until(f"!!({expression})", WAIT_S), expression
 
     def text(self, selector: str) -> str:
-        """Return the text of an element."""
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *keys: str) -> None:

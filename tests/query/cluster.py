@@ -161,8 +161,6 @@ INFOS = {name: _info(spec) for name, spec in STORES.items() if name != "prices-h
 
 
 class Opening:
-    """One opening of a task."""
-
     def __init__(self, task: TaskId, epoch: int, database: Database) -> None:
         self.task = task
         self.epoch = epoch
@@ -172,8 +170,6 @@ class Opening:
 
 @dataclass
 class View:
-    """A view of an opening."""
-
     node: Node
     opening: Opening
     store: KeyRangeView
@@ -339,7 +335,6 @@ class Node:
         return database
 
     def close_all(self) -> None:
-        """Close the databases that are open."""
         for database in self._databases.values():
             database.close()
 

@@ -35,7 +35,6 @@ EVERYWHERE = [(partition, group) for partition in range(3) for group in range(25
 
 
 def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
-    """Return all rows of a snapshot."""
     place = Storage(url)
     return {
         key: value

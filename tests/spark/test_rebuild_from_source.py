@@ -123,7 +123,6 @@ def plan_of(
     incomplete: bool = False,
     **given: str,
 ) -> Plan:
-    """Return the plan of a rebuild."""
     config = Config.of(settings_of(counting, **given), counting.application)
     return begin_rebuild(
         counting.topology,

@@ -376,7 +376,6 @@ class KafkaWriter:
             self._void = False
 
     def _discard(self) -> None:
-        """Discard the producer and its queue."""
         if self._producer is not None:
             self._producer.purge()
             self._serve()
