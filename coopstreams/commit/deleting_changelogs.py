@@ -1,9 +1,10 @@
-"""Refuse internal topics of which the brokers delete what is needed: somebody has changed the cleanup.policy that they
-had at first.
+"""Refuse internal topics of which the brokers delete what is needed, or whose records they date: somebody has changed
+the settings that they had at first, or made them beforehand.
 
 A restore of a changelog reads what is left, and results would go on from fewer rows without an error. Rows that no
 partition misses yet are a reason as well: the next restore may. Of a repartition topic that is compacted, records that
-are not processed yet go without an error.
+are not processed yet go without an error. Where brokers date the records (`message.timestamp.type`), windows behind a
+repartition topic, and rows that are restored, get the time of the writing in place of that of the event.
 
 Invariant: nothing is restored from such a changelog, neither at the start nor when a range moves.
 Turned down: to change the policy back (who changed it may have had a reason, and rows may be gone already).
@@ -14,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coopstreams.common.topic_settings import setting_command
-from coopstreams.log.log import Log
+from coopstreams.log.log import BROKERS_TIME, Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+
+_TYPE = "message.timestamp.type"
 
 
 def deletes(settings: Mapping[str, str]) -> bool:
@@ -56,6 +59,35 @@ def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
                 for topic in wrong
             )
         )
+
+
+def check_times_kept(settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]) -> None:
+    """Check that the brokers leave the records of changelogs and repartition topics their times. `settings` by topic.
+
+    `stores`: the store that each changelog keeps, by topic.
+
+    Raises:
+        ConfigError: they do not; the message has the cures.
+    """
+    wrong = [topic for topic, found in settings.items() if found.get(_TYPE) == BROKERS_TIME[_TYPE]]
+    if wrong:
+        raise ConfigError("\n".join(_dated(topic, stores.get(topic)) for topic in wrong))
+
+
+def _dated(topic: str, store: str | None) -> str:
+    what, wrong, cure = "a repartition topic", "what is behind it, windows above all,", "begin anew"
+    if store:
+        what, wrong = f'the changelog of store "{store}"', "rows that are restored"
+        cure = (
+            "stop all instances, and before the next start have them made from the source topics (`coopstreams rebuild "
+            f"APP --from source --store {store}`), or begin anew"
+        )
+    return (
+        f"{topic}, {what}, has {_TYPE}={BROKERS_TIME[_TYPE]}: the brokers replace the time of each record by that of "
+        f"its writing, and {wrong} would have wrong times, without an error. Let the records keep theirs: "
+        f"{setting_command(topic, _TYPE, 'CreateTime')}. Those that are in it already have lost them: where results "
+        f"depend on these, {cure} (`coopstreams reset APP`)."
+    )
 
 
 def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str | None) -> str:

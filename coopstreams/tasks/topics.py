@@ -10,6 +10,7 @@ from coopstreams.commit.deleted_changelogs import check_changelogs
 from coopstreams.commit.deleting_changelogs import (
     check_compacted,
     check_not_compacted,
+    check_times_kept,
     deletes,
 )
 from coopstreams.common.config import Config
@@ -26,7 +27,7 @@ from coopstreams.topology.naming import changelog_topic, topology_topic
 
 log = logging.getLogger(__name__)
 
-_AFTER = "message.timestamp.after.max.ms"
+_ANY_TIME = dict.fromkeys(("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"), str((1 << 63) - 1))
 
 
 def prepare_topics(cluster: Log, topology: Topology, config: Config, had: Collection[str] = ()) -> ResolvedTopics:
@@ -63,14 +64,14 @@ def create_missing(
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
-    """Return the setting with which an internal topic takes future timestamps, if the brokers have it (Kafka 3.6).
+    """Return the settings with which an internal topic takes any timestamp, if the brokers have them (Kafka 3.6).
 
     A state change must be written if its source record was accepted: a changelog record cannot be left out.
     """
     known = next(
         (cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {}
     )
-    return {_AFTER: str((1 << 63) - 1)} if _AFTER in known else {}
+    return {name: value for name, value in _ANY_TIME.items() if name in known}
 
 
 def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
@@ -78,7 +79,8 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 
     Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end; or time is to
-            advance in a compacted topic; or the brokers delete rows of a changelog, or compact a repartition topic.
+            advance in a compacted topic; or the brokers delete rows of a changelog, compact a repartition topic, or
+            date the records of either.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
             its name is generated.
@@ -140,7 +142,8 @@ def _check_kept(
     """Check that the brokers still keep the application's internal topics as it has made them.
 
     Raises:
-        ConfigError: they delete rows or records that are needed; see `check_compacted` and `check_not_compacted`.
+        ConfigError: they delete rows or records that are needed, or date them; see `check_compacted`,
+            `check_not_compacted` and `check_times_kept`.
     """
     there = [plan for plan in resolved.internal if plan.exists]
     changelogs = {plan.name: plan for plan in there if "compact" in _policies(plan.config)}
@@ -166,8 +169,10 @@ def _check_kept(
     stores = {changelog_topic(topology.application_id, store.name): store.name for store in topology.stores}
     check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
     check_not_compacted({topic: settings[topic] for topic in repartitions})
+    check_times_kept({plan.name: settings[plan.name] for plan in there}, stores)
     for topic in repartitions:
         _tell_size(topic, settings[topic], "records that are not processed yet would be deleted")
+        _tell_age(topic, settings[topic])
     for plan in windowed:
         _tell_windowed(plan, settings[plan.name], additional_ms)
         _tell_size(plan.name, settings[plan.name], "a restore would miss open windows")
@@ -211,6 +216,22 @@ def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
             settings["retention.bytes"],
             lost,
             setting_command(topic, "retention.bytes", "-1"),
+        )
+
+
+def _tell_age(topic: str, settings: Mapping[str, str]) -> None:
+    """Log that the brokers delete records of a repartition topic because of their age: somebody has set it, or has made
+    the topic beforehand, with the brokers' default.
+    """
+    if (kept_ms := int(settings.get("retention.ms", -1))) >= 0:
+        log.warning(
+            "%s, a repartition topic, has retention.ms=%d: the brokers delete records whose own time is more than %g "
+            "hours ago, also those that are not processed yet: of history that is read, or after a pause. The "
+            "application deletes what it has processed by itself. Change it: %s",
+            topic,
+            kept_ms,
+            kept_ms / 3_600_000,
+            setting_command(topic, "retention.ms", "-1"),
         )
 
 

@@ -200,6 +200,18 @@ def test_an_internal_topic_that_is_cut_by_its_size_is_worth_a_warning(
     assert f"--entity-name {topic} --add-config retention.bytes=-1`" in told
 
 
+def test_a_repartition_topic_whose_records_are_deleted_by_age_is_worth_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that was made beforehand, with the brokers' default of a week."""
+    log, moved = with_internal_topics_of(regrouped), "app-by-repartition"
+    changed(log, moved, retention_ms="604800000")
+    check(log, regrouped, {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "delete records whose own time is more than 168 hours ago, also those that are not processed yet" in told
+    assert f"--entity-name {moved} --add-config retention.ms=-1`" in told
+
+
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 def test_a_repartition_topic_that_is_compacted_is_refused(policy: str) -> None:
     log, moved = with_internal_topics_of(regrouped), "app-by-repartition"
@@ -212,6 +224,39 @@ def test_a_repartition_topic_that_is_compacted_is_refused(policy: str) -> None:
     assert "`coopstreams reset APP`" in str(refused.value)
     changed(log, moved, cleanup_policy="delete")
     check(log, regrouped, {})
+
+
+@pytest.mark.parametrize(
+    ("write", "topic", "parts"),
+    [
+        (regrouped, "app-by-repartition", ["a repartition topic,", "windows above all", "depend on these, begin anew"]),
+        (windowed(0), CHANGELOG, ['the changelog of store "counts"', "rows that are restored", "--store counts`"]),
+        (counted("in"), CHANGELOG, ['the changelog of store "counts"', "rows that are restored", "--store counts`"]),
+    ],
+)
+def test_an_internal_topic_whose_records_brokers_date_is_refused(write: Write, topic: str, parts: list[str]) -> None:
+    """Made beforehand, or by an earlier version where the brokers' default is that: event times would be gone."""
+    log = with_internal_topics_of(write)
+    changed(log, topic, message_timestamp_type="LogAppendTime")
+    with pytest.raises(ConfigError) as refused:
+        check(log, write, {})
+    for part in (f"{topic}, ", "has message.timestamp.type=LogAppendTime", "`coopstreams reset APP`", *parts):
+        assert part in str(refused.value)
+    assert f"--entity-name {topic} --add-config message.timestamp.type=CreateTime`" in str(refused.value)
+    changed(log, topic, message_timestamp_type="CreateTime")
+    check(log, write, {})
+
+
+def test_internal_topics_take_any_time_whatever_the_brokers_take_by_default() -> None:
+    """With a default of a day, rows of last year's events could not be written, and are never left out."""
+    bounds = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.max.ms": "86400000"}
+    log = MemoryLog()
+    log.create_topics([TopicSpec("in", 1, bounds)])
+    builder = StreamsBuilder("app")
+    regrouped(builder)
+    prepare_topics(log, builder.build(), Config.of({"bootstrap.servers": "in-memory"}, "app"))
+    for topic in ("app-by-repartition", CHANGELOG):
+        assert log.topic_config(topic).items() >= dict.fromkeys(bounds, str((1 << 63) - 1)).items()
 
 
 def test_all_topics_from_which_rows_are_deleted_are_named_with_the_record_of_the_last_version() -> None:
