@@ -327,6 +327,8 @@ def translated(what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOT
         return MembershipLostError(f"{text}. The group has removed this member; uncommitted work is void")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return UnknownTopicError(f"{text}. The topic, or this partition of it, does not exist")
+    if isinstance(error, errors.OffsetMetadataTooLargeError):
+        text += ". Have the brokers' offset.metadata.max.bytes raised, to its default of 4096"
     return LogError(text)
 
 

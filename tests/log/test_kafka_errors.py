@@ -149,6 +149,25 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
     assert "Create the topic first, or correct the name." in str(unknown_topic("orders"))
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        (
+            "INVALID_TRANSACTION_TIMEOUT",
+            "Set transaction.timeout.ms to at most the brokers' transaction.max.timeout.ms",
+        ),
+        ("INVALID_REPLICATION_FACTOR", "Set replication.factor to at most the number of brokers"),
+        ("POLICY_VIOLATION", "have its owner create the topic"),
+        ("OFFSET_METADATA_TOO_LARGE", "offset.metadata.max.bytes"),
+    ],
+)
+def test_what_a_limit_of_the_brokers_refuses_names_the_setting(name: str, cure: str) -> None:
+    """Kafka's own words name none, or one that there is not (`max.transaction.timeout.ms`)."""
+    refused = translated(KafkaError(getattr(KafkaError, name)), "doing it")
+    assert cure in str(refused)
+    assert not refused.retryable
+
+
 class Clock:
     """A clock that advances only when the code under test waits."""
 

@@ -134,6 +134,14 @@ _CURE = {
     "message.timestamp.after.max.ms and cleanup.policy.",
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "Set transaction.timeout.ms to at most the brokers' "
+    "transaction.max.timeout.ms, or have that raised.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "Set replication.factor to at most the number of brokers; -1, the default, "
+    "is their default.replication.factor.",
+    KafkaError.POLICY_VIOLATION: "The brokers have a policy for topics (create.topic.policy.class.name): set "
+    "replication.factor to what it asks for, or have its owner create the topic, with the settings that "
+    "docs/operating.md has under Topics.",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "Have the brokers' offset.metadata.max.bytes raised, to its default of 4096.",
 }
 _CURE_CLOCK = (
     "It is dated by the clock of this host, which must be far ahead of the brokers' clocks: set it right (NTP). Or let "
@@ -221,7 +229,7 @@ def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -
         )
     if code in _NOT_DELIVERED:
         return not_delivered(error, what, attempt)
-    return LogError(text, retryable=heals(error))
+    return LogError(f"{text} {_CURE.get(code, '')}".rstrip(), retryable=heals(error))
 
 
 def not_delivered(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> DeliveryError | AccessDeniedError:
