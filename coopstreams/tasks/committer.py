@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from coopstreams.commit.asking import Asking
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.interval import Interval
 from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
@@ -112,8 +113,9 @@ class Committer:
         """How long the last commit flushed record caches: the functions below them run then."""
         self._epoch: int | None = None
         """The epoch of the membership in which the interval began; None: no interval is open."""
-        self._worked: set[Task] = set()
-        """The tasks that did something in this interval."""
+        limits = "transaction.timeout.ms", "session.timeout.ms"
+        self.interval = Interval[Task](min(config[name] for name in limits) / 1000)
+        """The tasks that did something in this interval, and how much more they may do."""
         self._confirm_at = self._host.now() + CONFIRM_S
 
     @property
@@ -139,7 +141,7 @@ class Committer:
                 f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch "
                 f"{self._epoch}"
             )
-        self._worked.add(task)
+        self.interval.begin(task, self._host.now())
 
     def claim(self, task: Task, others: Sequence[Task]) -> None:
         """Make a task's first positions durable, and under at-least-once its claim, before it processes anything.
@@ -287,6 +289,7 @@ class Committer:
         if self._transactional:
             self.asking.begin("the transaction coordinator to commit")
             self._writer.commit(self._timeout_s)
+        self.interval.committed(self._host.now() - started)
         self._end_interval()
         for task in tasks:
             task.commit(checkpoints[task], true_ms)
@@ -364,13 +367,13 @@ class Committer:
         partitions = {
             task_partition_of(task.id)
             for task in tasks
-            if task in self._worked or task.progress.moved or task.progress.mirror_due(self._follower)
+            if task in self.interval.tasks or task.progress.moved or task.progress.mirror_due(self._follower)
         }
         return [task for task in tasks if task_partition_of(task.id) in partitions]
 
     def _end_interval(self) -> None:
         self._epoch = None
-        self._worked.clear()
+        self.interval.tasks.clear()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
         """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.

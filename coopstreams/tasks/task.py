@@ -203,6 +203,8 @@ class Task:
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
         """Steps of one record, taken from the queues and not yet processed."""
+        self._at_most = MOST_AT_ONCE
+        """About how many records the step under way takes at most."""
         self._at: Step | None = None
         """The last step, if the outputs come from it."""
 
@@ -219,11 +221,12 @@ class Task:
         self.program.foresee(batch.partition.topic, batch.advances)
         self.queues.add(batch)
 
-    def step(self, *, single: bool = False) -> bool:
+    def step(self, *, single: bool = False, most: int = MOST_AT_ONCE) -> bool:
         """Process records for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
 
-        `single`: one record at most, so that `refused` knows the source record of an output.
+        `single`: one record at most, so that `refused` knows the source record of an output. `most`: about as many.
         """
+        self._at_most = min(most, MOST_AT_ONCE)
         began = now = self._host.now()
         first_ms, more, done = -1, False, 0
         for step in self._steps(now, single=single):
@@ -250,7 +253,7 @@ class Task:
             self._pace.took(len(step.columns), now - before)
             done += len(step.columns)
             full = len(self.program.applied) >= self._most_applied
-            if single or full or done >= MOST_AT_ONCE or now - began > STEP_S:
+            if single or full or done >= self._at_most or now - began > STEP_S:
                 more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
@@ -281,7 +284,7 @@ class Task:
             self._begin_calls(calls, now)
 
     def _size(self, *, single: bool) -> int:
-        return FIRST_STEP if single else min(self._pace.most, self._most_applied)
+        return FIRST_STEP if single else min(self._pace.most, self._most_applied, self._at_most)
 
     @property
     def _most_applied(self) -> int:

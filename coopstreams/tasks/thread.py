@@ -337,7 +337,7 @@ class StreamThread:
             self.committer.begin(task)
             began = self._host.now()
             with paused_without_registry(task.id):
-                more = task.step(single=self.committer.careful)
+                more = task.step(single=self.committer.careful, most=max(1, self.committer.interval.room))
             self._stepped[task] = None
             self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
@@ -378,10 +378,10 @@ class StreamThread:
             self._due = self._host.now() + self._interval
 
     def _full(self) -> bool:
-        """Whether the rows of a task need a commit before there can be more of them."""
+        """Whether a commit is needed before there can be more: of a task's rows, or of records in an interval."""
         stepped, self._stepped = self._stepped, {}
         full = [task for task in stepped if task.state.full]  # each is asked, because that makes room
-        return bool(full)
+        return bool(full) or not self.committer.interval.room
 
     def _next_punctuation_s(self) -> float:
         """Return how long until the next wall-clock punctuation."""
@@ -422,12 +422,12 @@ class StreamThread:
 
     def _abort(self, error: LogError | MembershipLostError) -> None:
         self._check_hope(error)
-        refused = isinstance(error, RefusedError)
-        one_by_one = (
-            f" Record by record, to find which are refused: they are among {self._uncommitted()}." if refused else ""
-        )
+        passes = isinstance(error, LogError) and error.retryable
+        then = self.committer.interval.failed(self._host.now()) if passes else ""
+        if refused := isinstance(error, RefusedError):
+            then = f" Record by record, to find which are refused: they are among {self._uncommitted()}."
         log.warning(
-            "stream thread %d: records since the last commit are processed again: %s%s", self.number, error, one_by_one
+            "stream thread %d: records since the last commit are processed again: %s%s", self.number, error, then
         )
         tasks = tuple(self._tasks)
         self._abandon()

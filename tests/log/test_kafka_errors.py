@@ -7,12 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, ThrottleEvent
 
 from coopstreams.common.acls import Attempt, Login
 from coopstreams.dev import certificates
 from coopstreams.log.kafka import reader as kafka_reader
-from coopstreams.log.kafka import share
+from coopstreams.log.kafka import settings, share
 from coopstreams.log.kafka.errors import (
     FENCED,
     FINAL,
@@ -290,3 +290,22 @@ def test_a_share_group_of_brokers_that_are_away_is_not_called_one_of_old_brokers
     with pytest.raises(LogError, match=reason) as caught:
         share.KafkaShare({"bootstrap.servers": "127.0.0.1:1"}, "g", {"share.auto.offset.reset": "earliest"})
     assert caught.value.retryable
+
+
+def test_who_is_held_back_by_a_quota_is_told_once_and_what_to_have_raised(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records were "not acknowledged. Is Kafka up?", and it was."""
+    clock = Clock()
+    monkeypatch.setattr(settings.time, "monotonic", clock)
+    errors = settings.ClientErrors(Login())
+    errors.throttled(ThrottleEvent("kafka-1", 1, 0.3))
+    assert errors.held_back == "", "as short as a slow disk"
+    for seconds in (12.0, 30.0):
+        errors.throttled(ThrottleEvent("kafka-1", 1, seconds))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "(12 s for its last request)" in said
+    assert "(30 s for its last request)" in errors.held_back
+    assert "producer_byte_rate" in errors.held_back
+    clock.now += 1000
+    assert errors.held_back == ""

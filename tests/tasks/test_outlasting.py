@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import DeliveryError, ProcessingError
 from coopstreams.topology.keys import WHOLE
 from tests.simulation.fibers import Machine, Scheduler
 from tests.tasks.engine import EXACTLY, Engine
@@ -105,3 +107,41 @@ def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
         assert task.step()
         assert task.processed == done
         assert task.last_step == f'the record at offset {done - 1} of "in" partition 0'
+
+
+def test_commits_get_shorter_until_brokers_that_hold_a_client_back_take_them() -> None:
+    """A quota: the results of a whole backlog never got there in time, and were made again, for ever."""
+    scheduler, backlog, seconds_each = Scheduler(Random(1)), 1000, 0.1
+    machine = Machine(scheduler, "instance")
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).to("out")
+    made = Engine(builder.build(), {"in": 1, "out": 1}, host=machine, processing_guarantee=EXACTLY)
+    made.write("in", [(b"k", b"v", number) for number in range(backlog)])
+    writer, queued = made.committers[0]._writer, [0]
+    append, flush = writer.append, writer.flush
+
+    def slowly(timeout_s: float) -> None:
+        (seconds,), queued[:] = [count * seconds_each for count in queued], [0]
+        machine.sleep(min(seconds, timeout_s))
+        if seconds > timeout_s:
+            raise DeliveryError("the brokers hold this process back", retryable=True)
+        flush(timeout_s)
+
+    def counted(topic: str, keys: Sequence[bytes | None], *columns: Any, **more: Any) -> None:
+        queued[0] += len(keys)
+        append(topic, keys, *columns, **more)
+
+    writer.append, writer.flush = counted, slowly  # type: ignore[method-assign]
+    made.start()
+    attempts = 0
+    while len(made.read("out")) < backlog and attempts < 5:
+        attempts += 1
+        made.open(WHOLE)
+        while not made.dispatcher.move(0.01):
+            pass
+        scheduler.run(1000 * attempts)
+        while not made.events.empty():
+            made.take(made.events.get())
+    scheduler.close([machine])
+    assert len(made.read("out")) == backlog
+    assert attempts == 3, "1000, 250, and then 62 at a time"

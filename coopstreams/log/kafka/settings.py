@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, ThrottleEvent
 
 from coopstreams.common.acls import Login
 from coopstreams.common.security import Security, is_security
@@ -96,6 +96,8 @@ TRANSACTION_TIMEOUT_MS = 15_000
 LONGEST_TRANSACTION_MS = 900_000
 """The longest transaction that brokers allow by default: `transaction.max.timeout.ms`."""
 REPEAT_S = 60.0
+HELD_BACK_S = 1.0
+"""A time for which brokers hold a client back that is told."""
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 """librdkafka reports it as refused credentials, although no broker was asked: the source of tokens may answer later."""
@@ -171,6 +173,8 @@ class ClientErrors:
         """The error that made the transaction fail, in words: later calls only report the consequence."""
         self._last: KafkaError | None = None
         self._said: dict[str, float] = {}
+        self._held_back = 0.0, float("-inf")
+        """For how long brokers held this client back, and when they said so (`time.monotonic`)."""
 
     def __call__(self, error: KafkaError) -> None:
         """Note an error; librdkafka calls this while it is polled."""
@@ -201,6 +205,26 @@ class ClientErrors:
             self.transaction = self.transaction or line
             if line.startswith(_FATAL):
                 self.fatal = KafkaError(code_in(line) or KafkaError._FATAL, fatal=True)
+
+    def throttled(self, event: ThrottleEvent) -> None:
+        """Note that a broker holds this client back; librdkafka calls this while it is polled."""
+        if event.throttle_time < HELD_BACK_S:
+            return
+        now, told = time.monotonic(), self.held_back
+        self._held_back = event.throttle_time, now
+        if not told:
+            logger.warning("%s", self.held_back)
+
+    @property
+    def held_back(self) -> str:
+        """That a quota holds this client back, in words; empty: none did lately."""
+        seconds, at = self._held_back
+        if time.monotonic() - at > max(seconds, REPEAT_S):
+            return ""
+        return (
+            f"the brokers hold this process back ({seconds:.0f} s for its last request), because it writes more than a "
+            "quota of its user or client.id allows (producer_byte_rate, request_percentage): have that raised"
+        )
 
     @property
     def last(self) -> str:

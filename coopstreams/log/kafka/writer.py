@@ -200,11 +200,13 @@ class KafkaWriter:
             error, what, topic = failure
             cause = cause_of(error, self._errors.transaction)
             what = what if cause is error else f"{what}, after: {self._errors.transaction}"
+            what += f"; {why}" if (why := self._errors.held_back) and cause.code() == KafkaError._MSG_TIMED_OUT else ""
             raise not_delivered(cause, what, self._attempt(topic))
         if left:
             self._void = True
             raise DeliveryError(
-                f"{left} records are not acknowledged after {timeout_s:g} s. {self._errors.last or 'Is Kafka up?'}",
+                f"{left} records are not acknowledged after {timeout_s:g} s: "
+                f"{self._errors.held_back or self._errors.last or 'is Kafka up?'}",
                 retryable=True,
             )
 
@@ -342,7 +344,7 @@ class KafkaWriter:
         self._fenced = False
         self._coordinator = None
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
-        settings = with_plugin(self._settings | extra)
+        settings = with_plugin(self._settings | extra | {"throttle_cb": self._errors.throttled})
         producer: Producer = make_client(Producer, settings, self._errors)
         self._producer = producer
         self._native = appender_of(producer, settings)
