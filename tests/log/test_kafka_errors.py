@@ -18,6 +18,7 @@ from coopstreams.log.kafka.errors import (
     FINAL,
     OUT_OF_RANGE,
     UNKNOWN,
+    away,
     heals,
     not_delivered,
     translated,
@@ -307,5 +308,9 @@ def test_who_is_held_back_by_a_quota_is_told_once_and_what_to_have_raised(
     assert "(12 s for its last request)" in said
     assert "(30 s for its last request)" in errors.held_back
     assert "producer_byte_rate" in errors.held_back
+    late = away("kafka-1:9092", "committing a transaction", 15.0, errors)
+    assert str(late) == f"committing a transaction: not done after 15 s: {errors.held_back}"
+    assert late.retryable
     clock.now += 1000
     assert errors.held_back == ""
+    assert "Is it running there" in str(away("kafka-1:9092", "committing a transaction", 15.0, errors))

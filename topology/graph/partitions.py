@@ -253,8 +253,8 @@ def _plan(
         )
         raise TopologyError(
             f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {needed}{like}: it was '
-            "made by another version of the program, or a source topic has grown. Stop all instances and begin anew "
-            "with `coopstreams reset`, or give the changed program another application id."
+            "made by another version of the program, or by hand, or a source topic has grown. Stop all instances and "
+            "begin anew with `coopstreams reset`, which deletes it, or give the changed program another application id."
         )
     return TopicPlan(topic.name, needed, topic_config(topic, additional_retention_ms), existing is not None)
 

@@ -283,7 +283,11 @@ def _cure_unknown(what: str) -> str:
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
-    """Return the exception for a cluster that does not answer, with its address, the last error and what to check."""
+    """Return the exception for a cluster that does not answer, with its address, the last error and what to check; or
+    that a quota holds this client back.
+    """
+    if errors.held_back:
+        return LogError(f"{what}: not done after {seconds:g} s: {errors.held_back}", retryable=True)
     last = f" The last thing heard: {errors.last.rstrip('.')}." if errors.last else ""
     return LogError(
         f"{what}: no Kafka broker at {servers} answered within {seconds:g} s.{last} "
