@@ -159,6 +159,7 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
         ),
         ("INVALID_REPLICATION_FACTOR", "Set replication.factor to at most the number of brokers"),
         ("POLICY_VIOLATION", "have its owner create the topic"),
+        ("TOPIC_DELETION_DISABLED", "delete.topic.enable=false"),
         ("OFFSET_METADATA_TOO_LARGE", "offset.metadata.max.bytes"),
     ],
 )

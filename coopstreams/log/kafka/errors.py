@@ -141,6 +141,8 @@ _CURE = {
     KafkaError.POLICY_VIOLATION: "The brokers have a policy for topics (create.topic.policy.class.name): set "
     "replication.factor to what it asks for, or have its owner create the topic, with the settings that "
     "docs/operating.md has under Topics.",
+    KafkaError.TOPIC_DELETION_DISABLED: "The brokers have delete.topic.enable=false: have that changed, or begin anew "
+    "under another application id.",
     KafkaError.OFFSET_METADATA_TOO_LARGE: "Have the brokers' offset.metadata.max.bytes raised, to its default of 4096.",
 }
 _CURE_CLOCK = (
