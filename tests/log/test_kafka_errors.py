@@ -299,7 +299,7 @@ def test_who_is_held_back_by_a_quota_is_told_once_and_what_to_have_raised(
 ) -> None:
     """Records were "not acknowledged. Is Kafka up?", and it was."""
     clock = Clock()
-    monkeypatch.setattr(settings.time, "monotonic", clock)
+    monkeypatch.setattr("time.monotonic", clock)
     errors = settings.ClientErrors(Login())
     errors.throttled(ThrottleEvent("kafka-1", 1, 0.3))
     assert errors.held_back == "", "as short as a slow disk"

@@ -222,8 +222,8 @@ class ClientErrors:
         if time.monotonic() - at > max(seconds, REPEAT_S):
             return ""
         return (
-            f"the brokers hold this process back ({seconds:.0f} s for its last request), because it writes more than a "
-            "quota of its user or client.id allows (producer_byte_rate, request_percentage): have that raised"
+            f"the brokers hold this process back ({seconds:.0f} s for its last request): a quota of its user or "
+            "client.id (producer_byte_rate, request_percentage) is less than it needs; have that raised"
         )
 
     @property
