@@ -1,5 +1,6 @@
 """Mistakes of users are found while the topology is built, and the message names the place and the cure."""
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -333,6 +334,16 @@ def test_builtins_and_classes_are_functions_too() -> None:
         dict, lambda k, v, a: a, value=serdes.json
     )
     assert len(builder.build().subtopologies) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="such a name must be quoted, and nothing looks it up")
+def test_annotations_may_name_what_only_type_checkers_import() -> None:
+    program: dict[str, Any] = {}
+    lines = "def large(key: str, order: Order) -> bool: return True\ndef wrong(order: Order) -> bool: return True\n"
+    exec(compile(lines, "orders.py", "exec", dont_inherit=True), program)
+    text(StreamsBuilder("app")).filter(program["large"])
+    with pytest.raises(TopologyError, match=r"wrong \(line 2 of orders.py\) takes \(order: Order\) -> bool\. Write"):
+        text(StreamsBuilder("app")).filter(program["wrong"])
 
 
 def test_a_program_may_write_to_a_topic_it_reads() -> None:

@@ -8,6 +8,7 @@ line).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -45,17 +46,32 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
     if inspect.isasyncgenfunction(function):
         raise TopologyError(f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values.")
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
     except (TypeError, ValueError):
         return function  # some builtins have no signature
     try:
         signature.bind(*arguments)
     except TypeError as error:
         raise TopologyError(
-            f"{called}: {name_of(function)} takes {signature}. Write "
+            f"{called}: {name_of(function)} takes {_written(signature)}. Write "
             f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature. Annotations are not evaluated: they may name what only type checkers import."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
+
+
+def _written(signature: inspect.Signature) -> str:
+    if sys.version_info >= (3, 14):
+        return signature.format(quote_annotation_strings=False)
+    return str(signature)
 
 
 def _calls(where: str, arguments: Sequence[str]) -> str:
