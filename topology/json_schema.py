@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from inspect import cleandoc
 from typing import Any, TypeVar, is_typeddict, overload
 
 import msgspec
@@ -92,6 +93,9 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if name not in others:
         raise SerdeError(f"serdes.json_schema: {type_!r} is no class with fields")
+    for each in others.values():
+        if "description" in each:  # a docstring, which Python keeps with its indentation before 3.13
+            each["description"] = cleandoc(each["description"])
     text = orjson.dumps({"$schema": _DIALECT, **others[name], **({"$defs": others} if others else {})}).decode()
     encoder, decoder = msgspec.json.Encoder(order="deterministic"), msgspec.json.Decoder(type_)
     outer = dict if is_typeddict(type_) else type_
