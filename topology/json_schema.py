@@ -20,7 +20,7 @@ from coopstreams.topology.compatibility.json_schema import compared, why_unreada
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, SchemaSerde
-from coopstreams.topology.serde import Serde, check_nulls
+from coopstreams.topology.serde import Serde, check_nulls, undefined
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def json_schema(schema: Any) -> Serde[Any]:
     those of `serdes.json`, checked when written and read. Equal arguments give the same serde.
 
     Raises:
-        SerdeError: jsonschema-rs is not installed, or this is no schema.
+        SerdeError: jsonschema-rs is not installed, or this is no schema; or a name in an annotation is not defined.
     """
     if isinstance(schema, (str, Mapping)):
         return _of_schema(_text(schema))
@@ -88,6 +88,8 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
 def _of_class(type_: Any) -> SchemaSerde[Any]:
     try:
         (schema,), others = msgspec.json.schema_components((type_,), ref_template="#/$defs/{name}")
+    except NameError as error:
+        raise undefined(f"serdes.json_schema cannot read {type_!r}", error) from error
     except TypeError as error:
         raise SerdeError(f"serdes.json_schema: {type_!r} is no class that msgspec knows: {error}") from error
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")

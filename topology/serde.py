@@ -137,6 +137,14 @@ def reason(error: Exception) -> str:
     return text
 
 
+def undefined(what: str, error: NameError) -> SerdeError:
+    """Return the error of a class with an annotation that cannot be evaluated: Python reports it late, or never."""
+    return SerdeError(
+        f"{what}: an annotation in it cannot be read, {error}. Import it outside of `if TYPE_CHECKING:`; a class that "
+        "others refer to is defined at the top of a module, before the serde is made."
+    )
+
+
 def check_nulls(value: Any, data: bytes, decode: Callable[[bytes], Any]) -> None:
     """Check JSON that contains `null`, which was written for a value.
 

@@ -46,7 +46,7 @@ from coopstreams.topology.json_schema import json_schema as json_schema  # noqa:
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
-from coopstreams.topology.serde import check_nulls, read_varint, varint, within
+from coopstreams.topology.serde import check_nulls, read_varint, undefined, varint, within
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -97,10 +97,13 @@ class Json(Serde[Any]):
         writes it. In a topic it is checked against its outer class, and for a None where the type has none.
 
         Raises:
-            SerdeError: msgspec does not know the type, or a type within it. Use one it knows, or write a `Serde`.
+            SerdeError: msgspec does not know the type, or a type within it. Use one it knows, or write a `Serde`. Or a
+                name in an annotation is not defined.
         """
         try:
             return _typed_json(type_)
+        except NameError as error:
+            raise undefined(f"serdes.json cannot read {_type_name(type_)}", error) from error
         except TypeError as error:
             raise SerdeError(
                 f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows "

@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypedDict
 
@@ -205,6 +205,14 @@ class Wrapper:
 def test_a_type_that_json_does_not_know_is_an_error_at_once(type_: Any) -> None:
     with pytest.raises(SerdeError, match=r"serdes\.json cannot read .* is not one that msgspec knows"):
         serdes.json(type_)
+
+
+@pytest.mark.parametrize("make", [serdes.json, serdes.json_schema])
+def test_a_name_in_an_annotation_that_is_not_defined_is_an_error_at_once(make: Any) -> None:
+    """As a class has that is imported for type checkers only: Python does not look it up."""
+    ghost = make_dataclass("Ghost", [("of", "Castle | None")])
+    with pytest.raises(SerdeError, match=r"cannot read .*Ghost.*: an annotation .* name 'Castle' is not defined\. Imp"):
+        make(ghost)
 
 
 def test_the_same_type_gives_the_same_serde() -> None:
