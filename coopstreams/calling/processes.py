@@ -13,7 +13,6 @@ Turned down: `ProcessPoolExecutor` (a process that dies fails all calls of the p
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import pickle
@@ -24,8 +23,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any
-from weakref import WeakSet
 
 from coopstreams.common.cores import available_cores
 from coopstreams.topology.errors import ProcessingError
@@ -91,6 +90,8 @@ class _Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the process is noticed
+        # Where multiprocessing ends, in its own processes, too, and before it waits for those that outlast SIGTERM.
+        Finalize(self, self._process.kill, exitpriority=1)
         self._ended = False
 
     @property
@@ -125,33 +126,21 @@ class _Pool:
         self.places = threading.BoundedSemaphore(MOST_PROCESSES)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._all = WeakSet[_Worker]()
 
     def take(self) -> _Worker:
         with self._lock:
             while self._idle:
                 if (worker := self._idle.pop()).alive:
                     return worker
-        worker = _Worker()
-        with self._lock:
-            self._all.add(worker)
-        return worker
+        return _Worker()
 
     def give_back(self, worker: _Worker) -> None:
         if worker.alive:
             with self._lock:
                 self._idle.append(worker)
 
-    def end(self) -> None:
-        """End all processes, also those at work."""
-        with self._lock:
-            for worker in self._all:
-                worker.end()
-
 
 _pool = _Pool()
-# It runs before the exit function of multiprocessing, which waits for processes that outlast SIGTERM.
-atexit.register(_pool.end)
 
 
 def _serve(connection: Connection) -> None:

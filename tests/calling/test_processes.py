@@ -155,6 +155,20 @@ def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_cal
         parent.communicate(timeout=PATIENCE_S)  # until nobody has the pipe any more
 
 
+def test_a_process_that_multiprocessing_has_made_ends_although_its_calls_outlast_sigterm() -> None:
+    program = (
+        "from multiprocessing import get_context\n"
+        "from coopstreams.calling.processes import ProcessCall\n"
+        "made = get_context('fork').Process(target=ProcessCall(abs, (-7,)).make, args=(bool,))\n"
+        "made.start()\n"
+        f"made.join({PATIENCE_S})\n"
+        "made.kill()\n"
+        "print(made.exitcode)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
 @pytest.mark.ci
 def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
     ended([Call(here, (number,), None) for number in range(MOST_PROCESSES)], executor="process")  # they are started
