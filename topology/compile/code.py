@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from coopstreams.topology.compile.operator_time import Operator
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.failures import Phase
 from coopstreams.topology.stores import TableStore
-
-if TYPE_CHECKING:
-    from coopstreams.topology.compile.program import BoundProgram  # a program has code, which calls the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,8 @@ class Compiled:
     Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or
     `stale-answer`.
     """
-    make: Callable[[BoundProgram, Mapping[str, TableStore], Mapping[str, Output]], Code]
+    make: Callable[[Any, Mapping[str, TableStore], Mapping[str, Output]], Code]
+    """Given the `program.BoundProgram` that the code calls, its stores and its outputs, returns the code."""
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
     operators: Mapping[str, Operator]
