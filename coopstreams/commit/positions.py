@@ -78,7 +78,9 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
                 f"{follower.partition.topic} was made anew, its records were deleted, or its partition count was "
                 f"changed. All records below {plain.offset} are done, and those of some keys above. Restore the topic; "
                 "or begin anew (`coopstreams reset`); or process some records twice: stop all instances and run "
-                f"`coopstreams group reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
+                f"`coopstreams group reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`. "
+                "Or a tool has copied the offset from another cluster: if the changelogs were copied, too, go on "
+                "behind them, with the offset up to which they have the records in that command"
             )
 
 

@@ -11,6 +11,10 @@ shows that the offsets have expired; unless a reset had the topic made anew, who
 (`CommitView.anew`). Any other source with neither has then lost its position, even if its task has no
 state: it must not write its results again into the sources of a task that has.
 
+Likewise a repartition topic with records, and no position in any source of those who write to it: the records were
+copied from another cluster, or are left of a group whose offsets are gone. The sources are read again and would write
+them again, behind those that are there.
+
 The first task without an offset of a source triggers a check of the whole application.
 
 An offset without our metadata was set by another tool. That is allowed, as with any consumer, but told: the state stays
@@ -24,8 +28,8 @@ their metadata. Most of its rows have the bytes of ours. Those of joins of strea
 tables and of `suppress` have not, and which operator wrote a row is not known. So where its offsets are and a changelog
 has records, the application is refused; an application without state goes on at the offsets.
 
-Invariant: changelog ends and individual commits are read before offsets, so an application that is just beginning
-elsewhere never counts as one that lost its offsets.
+Invariant: ends of internal topics and individual commits are read before offsets, so an application that is just
+beginning elsewhere never counts as one that lost its offsets.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
 """
 
@@ -43,6 +47,7 @@ from coopstreams.log.log import Log
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -93,13 +98,14 @@ class Begun:
             return
         resolved = self.resolved()
         numbers = [(task.subtopology, task.partition)] if self._looked else _numbers(resolved)
-        self._look(resolved, numbers, follower)
+        self._look(resolved, numbers, {} if self._looked else _repartitions(resolved), follower)
         self._looked = True
 
     def _look(
         self,
         resolved: ResolvedTopology,
         numbers: Iterable[tuple[int, int]],
+        repartitions: Mapping[TopicPartition, Collection[TopicPartition]],
         follower: Follower,
     ) -> None:
         sources = {
@@ -110,7 +116,7 @@ class Begun:
             for (number, partition), read in sources.items()
             for changelog in self._changelogs(resolved, number, partition)
         }
-        ends, beside = self.log.end_offsets(changelogs.keys()), set(follower.sources())
+        ends, beside = self.log.end_offsets([*changelogs, *repartitions]), set(follower.sources())
         every = {source for read in sources.values() for source in read}
         if not any(ends.values()) and every.isdisjoint(beside):
             return
@@ -130,6 +136,13 @@ class Begun:
             new = all(source.topic in self.new() for source in read)
             if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
+        for at, origins in repartitions.items():
+            if ends[at] > 0 and (known | beside).isdisjoint(origins) and ends[at] > self.log.start_offset(at):
+                raise self._lost(
+                    f"{at} has records, there is no position in any of the sources from which they were written, and "
+                    "what these have would be written again, behind them",
+                    sorted({at, *origins}),
+                )
 
     def _check_streams(self, committed: Mapping[TopicPartition, Committed | None]) -> None:
         """Refuse the changelogs of an application of Kafka Streams: it has committed some of these plain offsets."""
@@ -207,7 +220,8 @@ class Begun:
         return ConfigError(
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
             "instance ran (offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its "
-            "offsets with it). Begin anew: stop all instances and run `coopstreams reset`. Or, if you know where the "
+            "offsets with it), or it was copied from another cluster. Begin anew: stop all instances and run "
+            "`coopstreams reset`. Or, if you know where the "
             f"state stands (topic made anew: earliest), say so: {self._resets(dict.fromkeys(sources, 'OFFSET'))}. "
             "Records in between are processed twice, or left out"
         )
@@ -224,3 +238,25 @@ def _numbers(resolved: ResolvedTopology) -> list[tuple[int, int]]:
     """Return the sub-topology and the partition of each task of the application."""
     tasks = resolved.topics.tasks
     return [(number, partition) for number in resolved.programs for partition in range(tasks[number] or 0)]
+
+
+def _repartitions(resolved: ResolvedTopology) -> dict[TopicPartition, list[TopicPartition]]:
+    """Return the partitions of the repartition topics, with all sources of the sub-topologies that write to them.
+
+    Without those to which records of a share group are written: its positions are not those of the application's group.
+    """
+    written: dict[str, list[TopicPartition]] = {}
+    shared: set[str] = set()
+    for number, program in resolved.programs.items():
+        topics = [node.topic for node in program.subtopology.nodes if isinstance(node, Sink) and node.internal]
+        for topic in topics:
+            read = (resolved.sources(TaskId(number, at, WHOLE)) for at in range(resolved.topics.tasks[number] or 0))
+            written.setdefault(topic, []).extend(source for sources in read for source in sources)
+        if program.subtopology.unordered:
+            shared.update(topics)
+    return {
+        TopicPartition(topic, partition): sources
+        for topic, sources in written.items()
+        if topic not in shared
+        for partition in range(resolved.topics.partitions[topic])
+    }

@@ -113,6 +113,36 @@ def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
     assert app.open(1) == [0]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_repartition_topic_whose_records_nobody_here_has_written_is_not_read_beside_its_sources(
+    counts: bool, first: int
+) -> None:
+    """Sources and repartition topics were copied from another cluster, changelogs were not: each order counted twice.
+
+    Whichever opens first: the stage in front would write again what is there.
+    """
+    app = Application(counts=counts)
+    app.write(REPARTITION.topic, 0)
+    with pytest.raises(
+        ConfigError,
+        match=rf"lost its positions: {REPARTITION} has records, there is no position in any of the sources from which "
+        r"they were written.* copied from another cluster.*`coopstreams reset`.*--topic orders --partition 1 --to OFF",
+    ):
+        app.open(first)
+
+
+def test_a_repartition_topic_to_which_another_process_has_written_or_which_is_purged_is_no_loss() -> None:
+    app = Application()
+    app.write(REPARTITION.topic, 0)
+    app.offsets[TopicPartition("orders", 1)] = 0, "ic -1 0"
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+    app = Application()
+    app.write(REPARTITION.topic, 0)
+    app.log.delete_before(REPARTITION, 1)
+    assert [app.open(0), app.open(1)] == [[0], [1]]
+
+
 def tiled(app: Application, source: TopicPartition, position: int, term: int = 2) -> None:
     """Write individual commits of both halves of a source."""
     for key_range in (LEFT, RIGHT):
@@ -168,7 +198,8 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
     app.offsets[ORDERS] = 5, "ic -1 1 3"
     with pytest.raises(
         ConfigError,
-        match=r"had committed more than the plain offset 5 says.*group reset app --topic orders --partition 0 --to 5",
+        match=r"had committed more than the plain offset 5 says.*group reset app --topic orders --partition 0 --to 5`"
+        r"\. Or a tool has copied the offset from another cluster: ",
     ):
         app.open(0)
     app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
