@@ -157,5 +157,6 @@ def test_a_record_for_which_such_windows_raise_fails_like_one_at_which_a_functio
             driver.input("in", serdes.text, serdes.text).send("a", "x", timestamp)
         (failure,) = driver.failures
         assert (failure.phase, failure.offset) == ("processing", 1)
-        assert "year 55840 is out of range" in str(failure.error)
+        # as Python words it, and since 3.14
+        assert str(failure.error) in ("year 55840 is out of range", "year must be in 1..9999, not 55840")
         assert len(driver.store("counts").all()) == 1
