@@ -11,9 +11,9 @@ shows that the offsets have expired; unless a reset had the topic made anew, who
 (`CommitView.anew`). Any other source with neither has then lost its position, even if its task has no
 state: it must not write its results again into the sources of a task that has.
 
-Likewise a repartition topic with records, and no position in any source of those who write to it: the records were
-copied from another cluster, or are left of a group whose offsets are gone. The sources are read again and would write
-them again, behind those that are there.
+Likewise a repartition topic with records, and no position in it or in any source of those who write to it: the records
+were copied from another cluster, or are left of a group whose offsets are gone. The sources are read again and would
+write them again, behind those that are there.
 
 The first task without an offset of a source triggers a check of the whole application.
 
@@ -137,7 +137,7 @@ class Begun:
             if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
         for at, origins in repartitions.items():
-            if ends[at] > 0 and (known | beside).isdisjoint(origins) and ends[at] > self.log.start_offset(at):
+            if ends[at] > 0 and (known | beside).isdisjoint([at, *origins]) and ends[at] > self.log.start_offset(at):
                 raise self._lost(
                     f"{at} has records, there is no position in any of the sources from which they were written, and "
                     "what these have would be written again, behind them",

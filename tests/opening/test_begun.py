@@ -139,6 +139,10 @@ def test_a_repartition_topic_to_which_another_process_has_written_or_which_is_pu
     assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
     app = Application()
     app.write(REPARTITION.topic, 0)
+    app.offsets[REPARTITION] = 1, "ic -1 0"  # and the stage in front has read another topic until now
+    assert app.open(0) == [0]
+    app = Application()
+    app.write(REPARTITION.topic, 0)
     app.log.delete_before(REPARTITION, 1)
     assert [app.open(0), app.open(1)] == [[0], [1]]
 
