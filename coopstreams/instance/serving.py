@@ -113,6 +113,8 @@ class Serving:
 
     def placement(self) -> Placement:
         """Return the owners of all tasks by the last assignment."""
+        if self._forked:
+            return replace(self._placement[1], waits=self._forked)
         assigned = self._instance.assigned
         if assigned is not None and self._placement[0] is not assigned:
             # In another version of the topology the same task ids mean other tasks.
@@ -181,7 +183,8 @@ class Serving:
         slow += [Reason("partitioner", message) for message in self._components.misplaced.topics.values()]
         if self._instance.paused:
             slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
-        if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
+        sure = not self._forked and self._instance.member.sure(self._instance.member.epoch)
+        if self._instance.assigned is None or not sure:
             reasons.append(Reason("not-a-member", self._silence()))
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
         if (assigned := self._instance.assigned) is not None:
@@ -252,11 +255,16 @@ class Serving:
         return here and not self._over and not task.closed and self._instance.member.sure(task.epoch)
 
     @property
+    def _forked(self) -> str:
+        """That this is a forked child, in words; empty: it is not."""
+        if self._pid == os.getpid():
+            return ""
+        return f"this process was forked from {self._pid}, where the instance runs: ask that one over HTTP"
+
+    @property
     def _over(self) -> str:
         """Why nothing can be read here any more; empty: it can."""
-        if self._pid != os.getpid():
-            return f"this process was forked from {self._pid}, where the instance runs: ask that one over HTTP"
-        return "this instance has ended" if self._ended else ""
+        return self._forked or ("this instance has ended" if self._ended else "")
 
     def pin(self, task: TaskId) -> Database:
         """Keep a task's database open until `unpin`."""
@@ -285,7 +293,9 @@ class Serving:
 
     def _silence(self) -> str:
         loading = self._components.globals.waits_for
-        return loading or self._instance.member.problem or "the group has not answered this process lately"
+        return (
+            self._forked or loading or self._instance.member.problem or "the group has not answered this process lately"
+        )
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:

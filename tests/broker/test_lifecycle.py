@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -316,3 +318,37 @@ def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path
     else:
         assert isinstance(failure_of(app), ProcessingError)
     eventually(lambda: clients() <= before, 60, lambda: f"{clients()} threads, {before} before")
+
+
+FORKS = """
+import os, sys, threading, time
+from coopstreams import CoopStreams
+from coopstreams.topology.errors import QueryError
+
+app = CoopStreams(topology, {"bootstrap.servers": sys.argv[1], "state.dir": sys.argv[2], "http.listen": ""})
+running = threading.Thread(target=app.run)
+running.start()
+while app.status() is None:
+    time.sleep(0.001)
+if (child := os.fork()) == 0:  # as a pre-forking server does that loads a program which starts an instance
+    try:
+        app.store("counts").get("a")
+    except QueryError as error:
+        print(error)
+    print(*(reason["message"] for reason in app.status()["reasons"]), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+app.stop()
+running.join()
+"""
+
+
+def test_a_copy_of_an_instance_in_a_forked_process_says_that_it_is_one(kafka: Kafka, tmp_path: Path) -> None:
+    """It has no threads. It said that it waits for the group, and that the key is being handed over: for ever."""
+    program = Counting.make(kafka).program + FORKS
+    command = [sys.executable, "-c", program, kafka.bootstrap, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done
+    for each in said:
+        assert "where the instance runs: ask that one over HTTP" in each
