@@ -8,7 +8,7 @@ at-least-once each attempt leaves its results in the topics.
     it fails, after half of that time or more      the next intervals have a quarter of its records at most
     a commit of as many as that is well in time    twice as many; from `ANY` on there is no bound
 
-Invariant: without such a commit there is no bound, and nothing is counted but once for each task and interval.
+Invariant: until a commit has run out of time there is no bound, and a step costs one look-up in a dictionary.
 Turned down: a longer wait (the brokers end the transaction, the group may give the tasks away), a bound from the quota
 (brokers tell how long they hold a client back, not what they allow).
 """
@@ -58,10 +58,9 @@ class Interval(Generic[T]):
         return ANY if self.most >= ANY else max(0, self.most - self._processed())
 
     def committed(self, seconds: float) -> None:
-        """End the interval, whose commit took so long."""
+        """Let the next intervals be longer if this one was full, and its commit, which took so long, well in time."""
         if self.most < ANY and not self.room and seconds < WELL * self.limit_s:
             self.most *= MORE
-        self.tasks.clear()
 
     def failed(self, now: float) -> str:
         """Bound the next intervals if this one failed for want of time; return that in words, behind a space."""

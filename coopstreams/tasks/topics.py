@@ -158,9 +158,9 @@ def _check_kept(
         if error.retryable:
             raise
         log.warning(
-            "cannot see whether the internal topics still have the cleanup.policy that they were made with: if a "
-            "changelog has `delete` now, a restore misses rows; if a repartition topic has `compact`, records are "
-            "missed. %s",
+            "cannot see whether the internal topics still have the settings that they were made with: if one has "
+            "message.timestamp.type=LogAppendTime now, times are wrong; if a changelog has `delete`, a restore misses "
+            "rows; if a repartition topic has `compact`, records are missed. %s",
             error,
         )
         return

@@ -26,12 +26,10 @@ def attempt(interval: Interval[Counted], task: Counted, waiting: int, seconds_ea
     interval.begin(task, 0.0)
     done = min(waiting, interval.room)
     task.processed += done
-    if (took := done * seconds_each) > LIMIT_S:
-        interval.failed(took)
-        interval.tasks.clear()
-        return 0
-    interval.committed(took)
-    return done
+    late = (took := done * seconds_each) > LIMIT_S
+    interval.failed(took) if late else interval.committed(took)
+    interval.tasks.clear()
+    return 0 if late else done
 
 
 @given(st.floats(1e-6, LIMIT_S))

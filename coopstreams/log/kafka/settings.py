@@ -97,7 +97,7 @@ LONGEST_TRANSACTION_MS = 900_000
 """The longest transaction that brokers allow by default: `transaction.max.timeout.ms`."""
 REPEAT_S = 60.0
 HELD_BACK_S = 1.0
-"""A time for which brokers hold a client back that is told."""
+"""The throttle time of a request from which on it is logged."""
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 """librdkafka reports it as refused credentials, although no broker was asked: the source of tokens may answer later."""
