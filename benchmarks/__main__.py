@@ -43,7 +43,10 @@ from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.native import SETTING, data_plane
 
-BARE = {"bare loop": "benchmarks.bare_loop", "bare stateless": "benchmarks.bare_stateless"}
+BARE = {
+    "bare loop": "benchmarks.bare_loop",
+    "bare stateless": "benchmarks.bare_stateless",
+}
 """The loops without a framework."""
 SOURCE = "bench-in"
 HERE = Path(__file__).parent
@@ -69,49 +72,97 @@ def planes() -> list[str]:
 
 
 def entries(
-    wanted: str, wanted_planes: Sequence[str], peers: bool, environment: Mapping[str, str]
+    wanted: str,
+    wanted_planes: Sequence[str],
+    peers: bool,
+    environment: Mapping[str, str],
 ) -> list[tuple[str, Case]]:
     """Return the entries of a case, in their order."""
     found: list[tuple[str, Case]] = []
     names = [name for name in CASES if wanted in name]
-    others = list(peer_cases(names, environment, find_java().executable)) if peers else []
+    others = (
+        list(peer_cases(names, environment, find_java().executable)) if peers else []
+    )
     for name in names:
         topology, flags = CASES[name]
-        command = [*coopstreams_run(topology, environment["BENCH_BROKERS"], environment["BENCH_STATE"]), *flags]
-        found += [(plane, Case(name, command, {**environment, SETTING: PLANES[plane]})) for plane in wanted_planes]
+        command = [
+            *coopstreams_run(
+                topology, environment["BENCH_BROKERS"], environment["BENCH_STATE"]
+            ),
+            *flags,
+        ]
+        found += [
+            (plane, Case(name, command, {**environment, SETTING: PLANES[plane]}))
+            for plane in wanted_planes
+        ]
         found += [(peer.name, case) for peer, case in others if case.name == name]
     for name, module in BARE.items():
         if wanted in name:
-            found.append((name, Case(name, [sys.executable, "-m", module], environment)))
+            found.append(
+                (name, Case(name, [sys.executable, "-m", module], environment))
+            )
     return found
 
 
 def main() -> None:
     """Measure every case, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=1, help="a figure is the median of so many turns")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--planes", nargs="+", choices=PLANES, default=planes(), help="data planes, by turns")
-    parser.add_argument("--no-peers", action="store_true", help="only coopstreams and the bare loops")
-    parser.add_argument(
-        "--limit", type=float, default=90.0, metavar="S", help="so long at most each time: slow ones do fewer records"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write the table and its plots into docs/performance.md")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="a figure is the median of so many turns"
+    )
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument(
+        "--planes",
+        nargs="+",
+        choices=PLANES,
+        default=planes(),
+        help="data planes, by turns",
+    )
+    parser.add_argument(
+        "--no-peers", action="store_true", help="only coopstreams and the bare loops"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=90.0,
+        metavar="S",
+        help="so long at most each time: slow ones do fewer records",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the table and its plots into docs/performance.md",
+    )
     arguments = parser.parse_args()
     console = Console()
     results: Results = {}
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         offsets = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         make_topics(broker.bootstrap, SOURCE)
         with console.status(f"writing {arguments.records:,} records"):
             fill(broker.bootstrap, SOURCE, arguments.records)
-        environment = {"BENCH_BROKERS": broker.bootstrap, "BENCH_SOURCE": SOURCE, "BENCH_STATE": f"{folder}/state"}
+        environment = {
+            "BENCH_BROKERS": broker.bootstrap,
+            "BENCH_SOURCE": SOURCE,
+            "BENCH_STATE": f"{folder}/state",
+        }
         for round_ in range(arguments.rounds):
-            for who, case in entries(arguments.only, arguments.planes, not arguments.no_peers, environment):
-                with console.status(f"{case.name}: {who}, {round_ + 1} of {arguments.rounds}"):
+            for who, case in entries(
+                arguments.only, arguments.planes, not arguments.no_peers, environment
+            ):
+                with console.status(
+                    f"{case.name}: {who}, {round_ + 1} of {arguments.rounds}"
+                ):
                     try:
-                        found = _measured(offsets, case, f"{case.name}-{who}-{round_}", arguments)
+                        found = _measured(
+                            offsets, case, f"{case.name}-{who}-{round_}", arguments
+                        )
                     except MeasurementError as error:
                         if who in PLANES or who in BARE:
                             raise SystemExit(str(error)) from None
@@ -123,19 +174,37 @@ def main() -> None:
         write_report(results, arguments.records, arguments.rounds, DOCUMENT)
 
 
-def _measured(offsets: KafkaAdminClient, case: Case, name: str, arguments: argparse.Namespace) -> Measured:
+def _measured(
+    offsets: KafkaAdminClient, case: Case, name: str, arguments: argparse.Namespace
+) -> Measured:
     """Run one case with a group and an output topic of its own."""
     group = name.replace(" ", "-").lower()
     sink = f"{group}-out"
     make_topics(case.environment["BENCH_BROKERS"], sink)
     own = Case(
-        case.name, case.command, {**case.environment, "BENCH_APPLICATION": group, "BENCH_SINK": sink}, case.outputs
+        case.name,
+        case.command,
+        {**case.environment, "BENCH_APPLICATION": group, "BENCH_SINK": sink},
+        case.outputs,
     )
     if case.outputs is None:
-        return measure(own, partial(committed, offsets, group, SOURCE), arguments.records, arguments.limit)
-    outputs, done = case.outputs, partial(written, case.environment["BENCH_BROKERS"], sink)
+        return measure(
+            own,
+            partial(committed, offsets, group, SOURCE),
+            arguments.records,
+            arguments.limit,
+        )
+    outputs, done = (
+        case.outputs,
+        partial(written, case.environment["BENCH_BROKERS"], sink),
+    )
     # A thousandth less: how many records pass is known on average only.
-    return measure(own, lambda: round(done() / outputs), round(arguments.records * 0.999), arguments.limit)
+    return measure(
+        own,
+        lambda: round(done() / outputs),
+        round(arguments.records * 0.999),
+        arguments.limit,
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def count(orders: KStream[str, Any]) -> Any:
 
 def window_sum(orders: KStream[str, Any]) -> Any:
     amounts = orders.map_values(field("amount"), value=serdes.int64).group_by_key()
-    return amounts.windowed_by(TimeWindows(minutes=1, grace=timedelta(minutes=1))).reduce(operator.add, store="kept")
+    return amounts.windowed_by(
+        TimeWindows(minutes=1, grace=timedelta(minutes=1))
+    ).reduce(operator.add, store="kept")
 
 
 CASES: dict[str, tuple[Callable[[KStream[str, Any]], Any], bool]] = {
@@ -69,18 +71,24 @@ def batches(records: int) -> Iterator[Columns]:
             b'{"user":"u%d","amount":%d,"n":%d}' % (user, user % 100, number)
             for user, number in zip(users, numbers, strict=True)
         ]
-        yield Columns([b"u%d" % user for user in users], values, times, list(numbers), times)
+        yield Columns(
+            [b"u%d" % user for user in users], values, times, list(numbers), times
+        )
 
 
 def fail(failure: Failure) -> None:
     raise failure.error
 
 
-def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float, float, float]:
+def timed(
+    case: str, records: int, folder: Path, *, native: bool
+) -> tuple[float, float, float]:
     """Return nanoseconds of CPU: of a record with keys that were seen before, of any record, of a row of a commit."""
     flow, caching = CASES[case]
     builder = StreamsBuilder("bench")
-    flow(builder.stream(SOURCE.topic, key=serdes.text, value=serdes.json)).to_stream().to("out")
+    flow(
+        builder.stream(SOURCE.topic, key=serdes.text, value=serdes.json)
+    ).to_stream().to("out")
     topology = builder.build()
     part = topology.subtopologies[0]
     database = open_database(part.stores, ROCKS_DB, partial(open_engine, folder))
@@ -89,11 +97,17 @@ def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float
         part.stores,
         WHOLE,
         1 << 30,
-        native_tables(part, Config.of({"bootstrap.servers": "nowhere:1"}, "bench"), caching=caching) if native else {},
+        native_tables(
+            part,
+            Config.of({"bootstrap.servers": "nowhere:1"}, "bench"),
+            caching=caching,
+        )
+        if native
+        else {},
     )
-    program = compile_subtopology(topology, part, parts=native_parts() if native else None).bind(
-        state.stores, fail, caching=caching
-    )
+    program = compile_subtopology(
+        topology, part, parts=native_parts() if native else None
+    ).bind(state.stores, fail, caching=caching)
     processing, committing, rows = list[float](), 0.0, 0
     for number, columns in enumerate(batches(records), 1):
         begin = time.process_time()
@@ -118,21 +132,35 @@ def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float
 
 def main() -> None:
     """Measure every case on both planes, by turns, and print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     tune_memory()
-    shown = Table("case", "plane", "known keys", "all records", "rows of commits", title="ns of CPU")
+    shown = Table(
+        "case",
+        "plane",
+        "known keys",
+        "all records",
+        "rows of commits",
+        title="ns of CPU",
+    )
     for case in CASES:
         found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
         for _ in range(arguments.rounds):
             for native in [False, True] if data_plane() == "native" else [False]:
                 with tempfile.TemporaryDirectory() as folder:
-                    found[native].append(timed(case, arguments.records, Path(folder), native=native))
+                    found[native].append(
+                        timed(case, arguments.records, Path(folder), native=native)
+                    )
         for native, times in found.items():
             if times:
-                medians = [f"{statistics.median(column):,.0f}" for column in zip(*times, strict=True)]
+                medians = [
+                    f"{statistics.median(column):,.0f}"
+                    for column in zip(*times, strict=True)
+                ]
                 shown.add_row(case, "native" if native else "pure Python", *medians)
     Console().print(shown)
 

@@ -6,20 +6,35 @@ from datetime import timedelta
 
 import msgspec
 
-from coopstreams import Materialized, SessionWindows, StreamsBuilder, TimeWindows, field, serdes
+from coopstreams import (
+    Materialized,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    field,
+    serdes,
+)
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
-SOURCE, SINK = os.environ.get("BENCH_SOURCE", "bench-in"), os.environ.get("BENCH_SINK", "bench-out")
+SOURCE, SINK = (
+    os.environ.get("BENCH_SOURCE", "bench-in"),
+    os.environ.get("BENCH_SINK", "bench-out"),
+)
 
 _count = StreamsBuilder(NAME)
-_count.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key().count(store="counts").to_stream().to(SINK)
+_count.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key().count(
+    store="counts"
+).to_stream().to(SINK)
 count = _count.build()
 
 _stateless = StreamsBuilder(NAME)
 (
     _stateless.stream(SOURCE, key=serdes.text, value=serdes.json)
     .filter(lambda _, value: value["amount"] > 20)
-    .map_values(lambda value: {"user": value["user"], "doubled": value["amount"] * 2}, value=serdes.json)
+    .map_values(
+        lambda value: {"user": value["user"], "doubled": value["amount"] * 2},
+        value=serdes.json,
+    )
     .to(SINK)
 )
 stateless = _stateless.build()
@@ -44,7 +59,9 @@ _typed = StreamsBuilder(NAME)
 (
     _typed.stream(SOURCE, key=serdes.text, value=serdes.json(Payment))
     .filter(lambda _, value: value.amount > 20)
-    .map_values(lambda value: Doubled(value.user, value.amount * 2), value=serdes.json(Doubled))
+    .map_values(
+        lambda value: Doubled(value.user, value.amount * 2), value=serdes.json(Doubled)
+    )
     .to(SINK)
 )
 typed = _typed.build()
@@ -54,7 +71,12 @@ _windowed = StreamsBuilder(NAME)
     _windowed.stream(SOURCE, key=serdes.text, value=serdes.json)
     .group_by_key()
     .windowed_by(TimeWindows(minutes=1))
-    .aggregate(lambda: 0, lambda _, value, total: total + value["amount"], value=serdes.int64, store="sums")
+    .aggregate(
+        lambda: 0,
+        lambda _, value, total: total + value["amount"],
+        value=serdes.int64,
+        store="sums",
+    )
     .to_stream()
     .to(SINK)
 )
@@ -92,8 +114,13 @@ _churn = StreamsBuilder(NAME)
 _coming = _churn.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key()
 _coming.count(store=Materialized("expiring", ttl=timedelta(seconds=30)))
 _coming.aggregate(
-    lambda: 0, lambda _, value, count: None if value["leaves"] else count + 1, value=serdes.int64, store="deleted"
+    lambda: 0,
+    lambda _, value, count: None if value["leaves"] else count + 1,
+    value=serdes.int64,
+    store="deleted",
 )
-_coming.windowed_by(TimeWindows(seconds=10)).count(store="windowed", retention=timedelta(minutes=2))
+_coming.windowed_by(TimeWindows(seconds=10)).count(
+    store="windowed", retention=timedelta(minutes=2)
+)
 churn = _churn.build()
 """Rows that come and go in three ways: they expire, they are deleted, their window is over."""

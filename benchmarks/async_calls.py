@@ -32,7 +32,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.running import make_topics, write
-from coopstreams import CallContext, CoopStreams, Record, StreamsBuilder, Topology, key_value_store, serdes
+from coopstreams import (
+    CallContext,
+    CoopStreams,
+    Record,
+    StreamsBuilder,
+    Topology,
+    key_value_store,
+    serdes,
+)
 from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -66,7 +74,9 @@ class Service:
         self.of_others += key != SLOW
         return value
 
-    async def counted(self, record: Record[bytes, bytes], context: CallContext[bytes, bytes]) -> None:
+    async def counted(
+        self, record: Record[bytes, bytes], context: CallContext[bytes, bytes]
+    ) -> None:
         """Count the record in a store, and call `one`."""
         counts = context.store("counts")
         counts.put((counts.get() or 0) + 1)
@@ -96,7 +106,11 @@ def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[i
     chance = random.Random(1)
     shares = list(accumulate(n**-exponent for n in range(1, KEYS + 1)))
     keys = chance.choices(range(KEYS), cum_weights=shares, k=records)
-    write(bootstrap, topic, ((b"key-%d" % key, b"%d" % number) for number, key in enumerate(keys)))
+    write(
+        bootstrap,
+        topic,
+        ((b"key-%d" % key, b"%d" % number) for number, key in enumerate(keys)),
+    )
     return Counter(keys)
 
 
@@ -105,7 +119,9 @@ def program(case: Case, service: Service) -> Topology:
     builder = StreamsBuilder(f"app-{case.name}")
     read = builder.stream(case.topic, key=serdes.raw, value=serdes.raw)
     if case.name == "batches":
-        results = read.map_batches(service.many, value=serdes.raw, order=case.order, max_in_flight=8)
+        results = read.map_batches(
+            service.many, value=serdes.raw, order=case.order, max_in_flight=8
+        )
     elif case.name == "state":
         counts = key_value_store("counts", key=serdes.raw, value=serdes.int64)
         results = read.process_async(
@@ -118,7 +134,11 @@ def program(case: Case, service: Service) -> Topology:
         )
     else:
         results = read.map_values_with_key_async(
-            service.one, value=serdes.raw, order=case.order, max_in_flight=case.in_flight, timeout=None
+            service.one,
+            value=serdes.raw,
+            order=case.order,
+            max_in_flight=case.in_flight,
+            timeout=None,
         )
     results.to(f"{case.topic}-out")
     return builder.build()
@@ -138,10 +158,14 @@ def settings(bootstrap: str) -> dict[str, Any]:
 def committed(bootstrap: str, case: Case) -> tuple[int, int]:
     """Return the number of committed records, and of ranges of them above the position."""
     at = TopicPartition(case.topic, 0)
-    found = list_consumer_group_offsets({"bootstrap.servers": bootstrap}, f"app-{case.name}", [at])[at]
+    found = list_consumer_group_offsets(
+        {"bootstrap.servers": bootstrap}, f"app-{case.name}", [at]
+    )[at]
     if found is None:
         return 0, 0
-    return found.offset + sum(end - start + 1 for start, end in found.ranges), len(found.ranges)
+    return found.offset + sum(end - start + 1 for start, end in found.ranges), len(
+        found.ranges
+    )
 
 
 def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]:
@@ -181,7 +205,9 @@ def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[])
@@ -194,7 +220,10 @@ def main() -> None:
         Case("none", "uniform", given.records, "none", given.in_flight),
         Case("batches", "uniform", given.records),
         Case("state", "uniform", given.records, in_flight=given.in_flight),
-        *(Case(name, name, given.records // 4, in_flight=given.in_flight) for name in ZIPF),
+        *(
+            Case(name, name, given.records // 4, in_flight=given.in_flight)
+            for name in ZIPF
+        ),
         Case("partition", "few", 1000, "partition"),
     ]
     table = Table("case", "records/s", "CPU s per million", "")
@@ -204,8 +233,15 @@ def main() -> None:
             if given.only and case.name not in given.only:
                 continue
             if case.topic not in keys:
-                keys[case.topic] = fill(broker.bootstrap, case.topic, case.records, ZIPF.get(case.topic, 0.0))
-            found, cpu, remark = measure(broker.bootstrap, case, case.records - keys[case.topic][0])
+                keys[case.topic] = fill(
+                    broker.bootstrap,
+                    case.topic,
+                    case.records,
+                    ZIPF.get(case.topic, 0.0),
+                )
+            found, cpu, remark = measure(
+                broker.bootstrap, case, case.records - keys[case.topic][0]
+            )
             table.add_row(case.name, f"{found:,.0f}", f"{cpu:.1f}", remark)
     Console(width=160).print(table)
 

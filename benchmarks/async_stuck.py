@@ -79,7 +79,10 @@ def fill(bootstrap: str, topic: str, records: int, each: int) -> None:
     make_topics(bootstrap, topic, f"{topic}-out")
     chance = random.Random(1)
     rows = (
-        (STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS), b"%d" % number)
+        (
+            STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS),
+            b"%d" % number,
+        )
         for number in range(records)
     )
     write(bootstrap, topic, rows)
@@ -98,7 +101,9 @@ def reading(bootstrap: str, topic: str) -> Iterator[Consumer]:
     )
     with closing(consumer):
         known = consumer.list_topics(topic, 30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in known])
+        consumer.assign(
+            [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in known]
+        )
         yield consumer
 
 
@@ -106,7 +111,10 @@ def read(bootstrap: str, topic: str) -> Iterator[tuple[bytes, bytes, int]]:
     """Yield key, value and time of all committed records of a topic."""
     with reading(bootstrap, topic) as consumer:
         while messages := consumer.consume(10_000, 2.0):
-            yield from ((one.key() or b"", one.value() or b"", one.timestamp()[1]) for one in messages)
+            yield from (
+                (one.key() or b"", one.value() or b"", one.timestamp()[1])
+                for one in messages
+            )
 
 
 def blocked(bootstrap: str, seconds: float, rounds: int) -> Table:
@@ -115,7 +123,12 @@ def blocked(bootstrap: str, seconds: float, rounds: int) -> Table:
     fill(bootstrap, "blocked", records, KEYS)
     service = Service(bytearray(records))
     table = Table(
-        "", "records/s of other keys", "CPU s per million", "commits", "longest without", title="one key blocked"
+        "",
+        "records/s of other keys",
+        "CPU s per million",
+        "commits",
+        "longest without",
+        title="one key blocked",
     )
     rates: dict[str, list[float]] = {"free": [], "blocked": []}
     with CoopStreams(program("blocked", service), settings(bootstrap)):
@@ -125,20 +138,41 @@ def blocked(bootstrap: str, seconds: float, rounds: int) -> Table:
         phases = []
         for phase in [*["free", "blocked"] * rounds, "free"]:
             (service.stuck.set if phase == "blocked" else service.stuck.clear)()
-            start, cpu, before, wall = time.perf_counter(), time.process_time(), service.of_others, time.time()
+            start, cpu, before, wall = (
+                time.perf_counter(),
+                time.process_time(),
+                service.of_others,
+                time.time(),
+            )
             time.sleep(seconds)
             done = service.of_others - before
             rates[phase].append(done / (time.perf_counter() - start))
-            phases.append((phase, rates[phase][-1], (time.process_time() - cpu) / done * 1e6, wall, time.time()))
+            phases.append(
+                (
+                    phase,
+                    rates[phase][-1],
+                    (time.process_time() - cpu) / done * 1e6,
+                    wall,
+                    time.time(),
+                )
+            )
         service.stuck.set()
         time.sleep(WARM_S)
     # It was stopped while one key was stuck: all other called records are done.
     asked = [number for number, times in enumerate(service.calls) if times]
-    commits = sorted(at / 1000 for key, _, at in read(bootstrap, COMMIT_TOPIC) if b"blocked" in key)
+    commits = sorted(
+        at / 1000 for key, _, at in read(bootstrap, COMMIT_TOPIC) if b"blocked" in key
+    )
     for phase, rate, cpu, start, end in phases:
         within = [start, *(at for at in commits if start < at < end), end]
         longest = max(after - before for before, after in pairwise(within))
-        table.add_row(phase, f"{rate:,.0f}", f"{cpu:.1f}", f"{len(within) - 2}", f"{longest:.2f} s")
+        table.add_row(
+            phase,
+            f"{rate:,.0f}",
+            f"{cpu:.1f}",
+            f"{len(within) - 2}",
+            f"{longest:.2f} s",
+        )
     free, held = (sum(rates[name]) / len(rates[name]) for name in ("free", "blocked"))
     table.add_row("blocked / free", f"{held / free:.3f}", "", "", "")
     service.stuck.clear()
@@ -183,12 +217,18 @@ def above(bootstrap: str, records: int) -> Table:
                 time.sleep(0.01)
             before = most = resident()
             passed, since = -1, time.monotonic()
-            while passed < records - -(-records // each) and time.monotonic() < since + 5:
+            while (
+                passed < records - -(-records // each) and time.monotonic() < since + 5
+            ):
                 if service.of_others > passed:
                     passed, since = service.of_others, time.monotonic()
                 most = max(most, resident())
                 time.sleep(0.05)
-        sizes = [len(value) for key, value, _ in read(bootstrap, COMMIT_TOPIC) if topic.encode() in key]
+        sizes = [
+            len(value)
+            for key, value, _ in read(bootstrap, COMMIT_TOPIC)
+            if topic.encode() in key
+        ]
         table.add_row(
             f"each {each:,}th",
             f"{passed:,}",
@@ -202,7 +242,9 @@ def above(bootstrap: str, records: int) -> Table:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--records", type=int, default=1_000_000)
@@ -211,7 +253,9 @@ def main() -> None:
     tune_memory()  # as `coopstreams run` does
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder)) as broker:
         if given.only != "above":
-            Console(width=160).print(blocked(broker.bootstrap, given.seconds, given.rounds))
+            Console(width=160).print(
+                blocked(broker.bootstrap, given.seconds, given.rounds)
+            )
         if given.only != "blocked":
             Console(width=160).print(above(broker.bootstrap, given.records))
 

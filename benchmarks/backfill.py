@@ -34,7 +34,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import apps
-from benchmarks.running import Case, committed, coopstreams_run, cpu_s, fill, inputs, make_topics, measure
+from benchmarks.running import (
+    Case,
+    committed,
+    coopstreams_run,
+    cpu_s,
+    fill,
+    inputs,
+    make_topics,
+    measure,
+)
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -72,13 +81,19 @@ def write_history(folder: Path, records: int) -> None:
     """Write the records that `fill` writes to Kafka, twenty a millisecond, a file a partition."""
     columns: dict[int, list[tuple[bytes, bytes, int, int]]] = defaultdict(list)
     for number, (key, value) in enumerate(inputs(records)):
-        columns[partition_of(key, PARTITIONS)].append((key, value, 1_700_000_000_000 + number // 20, number))
+        columns[partition_of(key, PARTITIONS)].append(
+            (key, value, 1_700_000_000_000 + number // 20, number)
+        )
     folder.mkdir()
     names = ["key", "value", "timestamp", "number"]
     for partition, rows in columns.items():
-        table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+        table = pa.table(
+            dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        )
         pq.write_table(
-            table.append_column("partition", pa.array([partition] * len(rows), pa.int32())),
+            table.append_column(
+                "partition", pa.array([partition] * len(rows), pa.int32())
+            ),
             folder / f"{partition}.parquet",
         )
 
@@ -92,20 +107,45 @@ def task(topology: Topology, history: Path, folder: Path) -> float:
     part = topology.subtopologies[0]
     source = TopicPartition(part.topics[0], 0)
     rows = pq.read_table(history).sort_by("number")
-    key, value, at = (rows.column(name).to_pylist() for name in ("key", "value", "timestamp"))
+    key, value, at = (
+        rows.column(name).to_pylist() for name in ("key", "value", "timestamp")
+    )
     with ExitStack() as closing:
         database = open_database(part.stores, ROCKS_DB, partial(open_engine, folder))
         closing.callback(database.close)
-        state = TaskState(database, part.stores, WHOLE, 1 << 30, native_tables(part, CONFIG, caching=True))
+        state = TaskState(
+            database,
+            part.stores,
+            WHOLE,
+            1 << 30,
+            native_tables(part, CONFIG, caching=True),
+        )
         id_ = TaskId(0, 0, WHOLE)
-        opened = Incarnation(id_, (source,), state, Progress.beginning(WHOLE, {source: Position(0)}))
-        running = Task(opened, compile_subtopology(topology, part), fail, Tally(), caching=True, partitions=lambda _: 1)
+        opened = Incarnation(
+            id_, (source,), state, Progress.beginning(WHOLE, {source: Position(0)})
+        )
+        running = Task(
+            opened,
+            compile_subtopology(topology, part),
+            fail,
+            Tally(),
+            caching=True,
+            partitions=lambda _: 1,
+        )
         routes, stream_time = Routes([WHOLE]), NO_STREAM_TIME
         begin = time.process_time()
         for first in range(0, len(key), BATCH):
             end = min(first + BATCH, len(key))
-            columns = Columns(key[first:end], value[first:end], at[first:end], list(range(first, end)), ())
-            (batch,) = make_batches(source, columns, routes, stream_time, end, at_end=False)
+            columns = Columns(
+                key[first:end],
+                value[first:end],
+                at[first:end],
+                list(range(first, end)),
+                (),
+            )
+            (batch,) = make_batches(
+                source, columns, routes, stream_time, end, at_end=False
+            )
             stream_time = batch.stream_time
             running.add(batch)
             while running.step():
@@ -118,7 +158,9 @@ def task(topology: Topology, history: Path, folder: Path) -> float:
         return time.process_time() - begin
 
 
-def backfill(spark: SparkSession, topology: Topology, history: Path, folder: Path, ranges: int) -> float:
+def backfill(
+    spark: SparkSession, topology: Topology, history: Path, folder: Path, ranges: int
+) -> float:
     """Return the CPU seconds of a backfill, of all processes."""
     (topic,) = topology.subtopologies[0].topics
     outputs: planning.Outputs = "none" if topology.subtopologies[0].stores else "table"
@@ -154,37 +196,61 @@ class Instance:
         self._runs += 1
         group = f"bench-{case.replace('_', '-')}-{self._runs}"
         make_topics(self._broker.bootstrap, f"{group}-out")
-        command = coopstreams_run(case, self._broker.bootstrap, str(self._folder / "state"))
+        command = coopstreams_run(
+            case, self._broker.bootstrap, str(self._folder / "state")
+        )
         environment = {"BENCH_APPLICATION": group, "BENCH_SINK": f"{group}-out"}
         done = partial(committed, self._offsets, group, apps.SOURCE)
-        return measure(Case(case, command, environment), done, self._records, 300).cpu * self._records / 1_000_000
+        return (
+            measure(Case(case, command, environment), done, self._records, 300).cpu
+            * self._records
+            / 1_000_000
+        )
 
 
-def rounds(given: argparse.Namespace, folder: Path, closing: ExitStack) -> Iterator[tuple[str, str, float]]:
+def rounds(
+    given: argparse.Namespace, folder: Path, closing: ExitStack
+) -> Iterator[tuple[str, str, float]]:
     """Yield a case, the way it ran, and its CPU seconds."""
     instance = Instance(folder, given.records, closing) if given.kafka else None
     spark = local_session("bench", {"spark.sql.shuffle.partitions": "8"}, cores="2")
     closing.callback(spark.stop)
     write_history(folder / "history", given.records)
     write_history(folder / "less", given.records // 10)
-    for case, topology in ((name, each) for name, each in CASES.items() if given.only in name):
-        backfill(spark, topology, folder / "less", folder / f"{case}-less", given.ranges)
+    for case, topology in (
+        (name, each) for name, each in CASES.items() if given.only in name
+    ):
+        backfill(
+            spark, topology, folder / "less", folder / f"{case}-less", given.ranges
+        )
         for number in range(given.rounds):
-            yield case, "task", task(topology, folder / "history", folder / f"{case}-{number}-state")
+            yield (
+                case,
+                "task",
+                task(topology, folder / "history", folder / f"{case}-{number}-state"),
+            )
             if instance is not None:
                 yield case, "instance", instance.run(case)
             at = folder / f"{case}-{number}"
-            yield case, "backfill", backfill(spark, topology, folder / "history", at, given.ranges)
+            yield (
+                case,
+                "backfill",
+                backfill(spark, topology, folder / "history", at, given.ranges),
+            )
 
 
 def main() -> None:
     """Measure every case, and print the medians and their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--ranges", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--kafka", action="store_true", help="measure `coopstreams run`, too")
+    parser.add_argument(
+        "--kafka", action="store_true", help="measure `coopstreams run`, too"
+    )
     given = parser.parse_args()
     tune_memory()
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -196,7 +262,12 @@ def main() -> None:
     for case, times in found.items():
         backfilled = statistics.median(times["backfill"])
         for what, each in times.items():
-            shown.add_row(case, what, f"{(here := statistics.median(each)):.2f}", f"{backfilled / here:.1f}")
+            shown.add_row(
+                case,
+                what,
+                f"{(here := statistics.median(each)):.2f}",
+                f"{backfilled / here:.1f}",
+            )
     Console().print(shown, "`of it`: how many times as much the backfill takes")
 
 

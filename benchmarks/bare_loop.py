@@ -11,7 +11,11 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch
 from benchmarks.bare_clients import bare_clients
 
 bootstrap, folder = os.environ["BENCH_BROKERS"], os.environ["BENCH_STATE"]
-group, source, sink = os.environ["BENCH_APPLICATION"], os.environ["BENCH_SOURCE"], os.environ["BENCH_SINK"]
+group, source, sink = (
+    os.environ["BENCH_APPLICATION"],
+    os.environ["BENCH_SOURCE"],
+    os.environ["BENCH_SINK"],
+)
 consumer, producer = bare_clients(bootstrap, group, source)
 options = Options(raw_mode=True)
 os.makedirs(folder, exist_ok=True)

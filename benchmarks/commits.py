@@ -75,7 +75,9 @@ def timed(of: type, method: str, seconds: list[float]) -> None:
     setattr(of, method, noted)
 
 
-def work(bootstrap: str, source: str, name: str, groups: int, threads: int, seconds: float) -> None:
+def work(
+    bootstrap: str, source: str, name: str, groups: int, threads: int, seconds: float
+) -> None:
     """Run this many applications in this process; print the durations of their commits, after a warm-up."""
     tune_memory()
     found: dict[str, list[float]] = defaultdict(list)
@@ -104,7 +106,15 @@ def work(bootstrap: str, source: str, name: str, groups: int, threads: int, seco
         began, cpu = time.perf_counter(), time.process_time()
         time.sleep(seconds)
         took, used = time.perf_counter() - began, time.process_time() - cpu
-        print(json.dumps({"s": took, "cpu": used, "parts": {part: list(each) for part, each in found.items()}}))
+        print(
+            json.dumps(
+                {
+                    "s": took,
+                    "cpu": used,
+                    "parts": {part: list(each) for part, each in found.items()},
+                }
+            )
+        )
         sys.stdout.flush()
 
 
@@ -112,12 +122,20 @@ def produce(producer: Producer, source: str, partitions: int) -> None:
     """Write a few records to each partition."""
     for partition in range(partitions):
         for number in range(A_TICK):
-            producer.produce(source, b"{}", b"key-%d-%d" % (partition, number), partition)
+            producer.produce(
+                source, b"{}", b"key-%d-%d" % (partition, number), partition
+            )
     producer.poll(0)
 
 
 def measured(
-    broker: KafkaBroker, source: str, processes: int, groups: int, threads: int, seconds: float, records: int
+    broker: KafkaBroker,
+    source: str,
+    processes: int,
+    groups: int,
+    threads: int,
+    seconds: float,
+    records: int,
 ) -> list[str]:
     """Measure one case; return its row. `records`: written before; none: a few at a time, while it runs."""
     running = broker.running
@@ -125,9 +143,18 @@ def measured(
     make_topics(broker.bootstrap, source, f"{source}-out", partitions=threads)
     if records:
         fill(broker.bootstrap, source, records)
-    command = [sys.executable, "-m", "benchmarks.commits", "--work", broker.bootstrap, source]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.commits",
+        "--work",
+        broker.bootstrap,
+        source,
+    ]
     size = [str(groups // processes), str(threads), str(seconds)]
-    told = [broker.folder.parent / f"{source}-{number}.json" for number in range(processes)]
+    told = [
+        broker.folder.parent / f"{source}-{number}.json" for number in range(processes)
+    ]
     workers = []
     for path in told:
         with path.open("w") as file:
@@ -144,7 +171,8 @@ def measured(
     late = [sample for sample in samples if sample[0] > samples[-1][0] - seconds]
     broker_cores = (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
     parts: dict[str, list[float]] = {
-        name: [one for each in said for one in each["parts"][name]] for name in said[0]["parts"]
+        name: [one for each in said for one in each["parts"][name]]
+        for name in said[0]["parts"]
     }
     took = sum(each["s"] for each in said) / processes
     rate = len(parts["commit"]) / took
@@ -165,11 +193,17 @@ def measured(
 
 def main() -> None:
     """Measure each case once and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--groups", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=4, help="of the case with many groups")
-    parser.add_argument("--records", type=int, default=6_000_000, help="of the last case")
+    parser.add_argument(
+        "--processes", type=int, default=4, help="of the case with many groups"
+    )
+    parser.add_argument(
+        "--records", type=int, default=6_000_000, help="of the last case"
+    )
     parser.add_argument("--work", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -177,7 +211,15 @@ def main() -> None:
         work(bootstrap, source, prefix, int(groups), int(threads), float(seconds))
         return
     cases = [(f"{threads} stream threads", 1, 1, threads, 0) for threads in (1, 8, 64)]
-    cases.append((f"{given.groups} groups, {given.processes} processes", given.processes, given.groups, 1, 0))
+    cases.append(
+        (
+            f"{given.groups} groups, {given.processes} processes",
+            given.processes,
+            given.groups,
+            1,
+            0,
+        )
+    )
     cases.append(("1 stream thread, all it can", 1, 1, 1, given.records))
     console, table = Console(width=160), Table()
     for column in (
@@ -194,10 +236,17 @@ def main() -> None:
         "broker ms",
     ):
         table.add_column(column, justify="right" if column else "left")
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         for number, (name, processes, groups, threads, records) in enumerate(cases):
-            seconds = given.seconds / 2 if records else given.seconds  # otherwise the records would not last
-            row = measured(broker, f"case-{number}", processes, groups, threads, seconds, records)
+            seconds = (
+                given.seconds / 2 if records else given.seconds
+            )  # otherwise the records would not last
+            row = measured(
+                broker, f"case-{number}", processes, groups, threads, seconds, records
+            )
             table.add_row(name, *row)
             console.print(table)
 

@@ -24,7 +24,13 @@ from rich.table import Table
 
 from benchmarks.running import make_topics, taken, write
 from coopstreams.commit.inflight import InFlight
-from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+)
 from coopstreams.commit.view import CommitView
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.dev.broker import KafkaBroker
@@ -47,12 +53,20 @@ def log_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob(f"{COMMIT_TOPIC}-*/*.log"))
 
 
-def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tuple[list[float], float]:
+def measure(
+    broker: KafkaBroker, folder: Path, ranges: int, commits: int
+) -> tuple[list[float], float]:
     """Return the seconds of each commit, and how much the log grew by each."""
     topic, group, count = f"in-{ranges}", f"commits-{ranges}", 2 * ranges + commits + 10
     make_topics(broker.bootstrap, topic)
-    write(broker.bootstrap, topic, ((b"%d" % number, b"%d" % number) for number in range(count)))
-    consumer = CooperativeConsumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    write(
+        broker.bootstrap,
+        topic,
+        ((b"%d" % number, b"%d" % number) for number in range(count)),
+    )
+    consumer = CooperativeConsumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": group}
+    )
     consumer.subscribe([topic])
     records = read(consumer, count)
     for record in records[1 : 2 * ranges : 2]:
@@ -72,11 +86,21 @@ def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tup
 
 def value_bytes(ranges: int) -> int:
     """The size of an individual commit with this many ranges."""
-    return len(encode_value(CommitValue("orders-consumer-" + "0" * 32 + "-commit", (segment_of(ranges),))))
+    return len(
+        encode_value(
+            CommitValue(
+                "orders-consumer-" + "0" * 32 + "-commit", (segment_of(ranges),)
+            )
+        )
+    )
 
 
 def segment_of(ranges: int) -> Segment:
-    return Segment(WHOLE, 1_000_000, runs=tuple((1_000_001 + 2 * n, 1_000_001 + 2 * n) for n in range(ranges)))
+    return Segment(
+        WHOLE,
+        1_000_000,
+        runs=tuple((1_000_001 + 2 * n, 1_000_001 + 2 * n) for n in range(ranges)),
+    )
 
 
 def memory() -> tuple[float, float, float]:
@@ -85,7 +109,10 @@ def memory() -> tuple[float, float, float]:
     """
     count = 10_000
     plain = encode_value(CommitValue("orders-0", (segment_of(0),)))
-    keys = [encode_key(CommitKey("orders", "orders", partition, WHOLE, 1, 1)) for partition in range(count)]
+    keys = [
+        encode_key(CommitKey("orders", "orders", partition, WHOLE, 1, 1))
+        for partition in range(count)
+    ]
     large = encode_value(CommitValue("orders-0", (segment_of(count),)))
     views = CommitView("orders"), CommitView("orders")
 
@@ -97,21 +124,30 @@ def memory() -> tuple[float, float, float]:
     return (
         taken(entries) / count,
         taken(lambda: views[1].apply(keys[0], bytes(bytearray(large)))) / count,
-        taken(lambda: inflight.hand_out([b"k"] * count, range(1_000_000, 1_000_000 + count), 1_000_000 + count))
+        taken(
+            lambda: inflight.hand_out(
+                [b"k"] * count, range(1_000_000, 1_000_000 + count), 1_000_000 + count
+            )
+        )
         / count,
     )
 
 
 def main() -> None:
     """Measure each number of ranges once and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commits", type=int, default=200)
     arguments = parser.parse_args()
     console = Console()
     table = Table(title=f"{arguments.commits} commits each")
     for column in ("ranges", "ms median", "ms p95", "value bytes", "log bytes"):
         table.add_column(column, justify="right")
-    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        KafkaBroker(Path(name) / "kafka") as broker,
+    ):
         for ranges in RANGES:
             with console.status(f"{ranges} ranges"):
                 seconds, grown = measure(broker, Path(name), ranges, arguments.commits)

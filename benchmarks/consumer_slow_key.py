@@ -36,10 +36,16 @@ FAST_MS = 0.2
 def fill(bootstrap: str, topic: str, records: int) -> None:
     """Write the input, with the same number of records for each key."""
     make_topics(bootstrap, topic)
-    write(bootstrap, topic, ((b"key-%d" % (number % KEYS), b"%d" % number) for number in range(records)))
+    write(
+        bootstrap,
+        topic,
+        ((b"key-%d" % (number % KEYS), b"%d" % number) for number in range(records)),
+    )
 
 
-def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:
+def in_order(
+    bootstrap: str, topic: str, records: int, slow_s: float
+) -> tuple[float, float]:
     """Process record by record, commit after each batch."""
     consumer = Consumer(
         {
@@ -65,11 +71,15 @@ def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[f
     return others, time.perf_counter() - start
 
 
-async def cooperative(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:
+async def cooperative(
+    bootstrap: str, topic: str, records: int, slow_s: float
+) -> tuple[float, float]:
     """Process the keys concurrently, commit done records."""
     locks: dict[bytes | None, asyncio.Lock] = defaultdict(asyncio.Lock)
     left = {"others": records - records // KEYS, "slow": records // KEYS}
-    with CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": "cooperative"}) as consumer:
+    with CooperativeConsumer(
+        {"bootstrap.servers": bootstrap, "group.id": "cooperative"}
+    ) as consumer:
         consumer.subscribe([topic])
 
         async def work(record: ConsumerRecord) -> None:
@@ -94,7 +104,9 @@ async def cooperative(bootstrap: str, topic: str, records: int, slow_s: float) -
 
 def main() -> None:
     """Measure each way once and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=5000)
     parser.add_argument("--slow-ms", type=float, default=50.0)
     arguments = parser.parse_args()
@@ -105,11 +117,16 @@ def main() -> None:
     )
     for column in ("", "others, s", "all, s"):
         table.add_column(column, justify="right" if column else "left")
-    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        KafkaBroker(Path(name) / "kafka") as broker,
+    ):
         fill(broker.bootstrap, "calls", records)
         for way, (others, everything) in {
             "in order": in_order(broker.bootstrap, "calls", records, slow_s),
-            "cooperative": asyncio.run(cooperative(broker.bootstrap, "calls", records, slow_s)),
+            "cooperative": asyncio.run(
+                cooperative(broker.bootstrap, "calls", records, slow_s)
+            ),
         }.items():
             table.add_row(way, f"{others:.1f}", f"{everything:.1f}")
     console.print(table)

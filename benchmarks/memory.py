@@ -41,8 +41,15 @@ STRIDE = 611_953
 
 def memory(process: int) -> Mapping[str, float]:
     """Return resident set and its anonymous part of a process. Units: MB."""
-    lines = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    sizes = {line[0]: int(line[1]) * 1024 / 1e6 for line in lines if line[0] in ("VmRSS:", "RssAnon:")}
+    lines = (
+        line.split()
+        for line in Path(f"/proc/{process}/status").read_text().splitlines()
+    )
+    sizes = {
+        line[0]: int(line[1]) * 1024 / 1e6
+        for line in lines
+        if line[0] in ("VmRSS:", "RssAnon:")
+    }
     return {"resident": sizes["VmRSS:"], "anonymous": sizes["RssAnon:"]}
 
 
@@ -59,12 +66,20 @@ def size_of(folder: Path) -> float:
 
 
 @contextmanager
-def started(bootstrap: str, topology: str, name: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    bootstrap: str, topology: str, name: str, state: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a topology of apps.py in a process, with topics of its own."""
     make_topics(bootstrap, f"{name}-in", f"{name}-out")
     command = coopstreams_run(topology, bootstrap, str(state))
-    environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": f"{name}-in", "BENCH_SINK": f"{name}-out"}
-    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    environment = {
+        "BENCH_APPLICATION": name,
+        "BENCH_SOURCE": f"{name}-in",
+        "BENCH_SINK": f"{name}-out",
+    }
+    process = subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -74,12 +89,22 @@ def started(bootstrap: str, topology: str, name: str, state: Path) -> Iterator[s
 
 def producer_of(bootstrap: str) -> Producer:
     """Return a producer for the input."""
-    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "partitioner": "murmur2_random"})
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "partitioner": "murmur2_random",
+        }
+    )
 
 
 def produce(producer: Producer, topic: str, key: int, leaves: bool) -> None:
     """Write one record; wait while the queue is full."""
-    value = b'{"user":"u%d","amount":%d,"leaves":%s}' % (key, key % 100, b"true" if leaves else b"false")
+    value = b'{"user":"u%d","amount":%d,"leaves":%s}' % (
+        key,
+        key % 100,
+        b"true" if leaves else b"false",
+    )
     while True:
         try:
             producer.produce(topic, value, b"u%d" % key)
@@ -91,9 +116,18 @@ def produce(producer: Producer, topic: str, key: int, leaves: bool) -> None:
 def with_keys(bootstrap: str, keys: int, state: Path) -> Table:
     """Count this many keys; return the table."""
     name = f"keys-{keys}"
-    table = Table("records", "s", "resident MB", "anonymous MB", "state on disk MB", title=f"{keys:,} keys")
+    table = Table(
+        "records",
+        "s",
+        "resident MB",
+        "anonymous MB",
+        "state on disk MB",
+        title=f"{keys:,} keys",
+    )
     with started(bootstrap, "count", name, state) as process:
-        done = partial(committed, KafkaAdminClient(bootstrap_servers=bootstrap), name, f"{name}-in")
+        done = partial(
+            committed, KafkaAdminClient(bootstrap_servers=bootstrap), name, f"{name}-in"
+        )
         producer = producer_of(bootstrap)
         produce(producer, f"{name}-in", 0, False)
         producer.flush()
@@ -108,18 +142,33 @@ def with_keys(bootstrap: str, keys: int, state: Path) -> Table:
         producer.flush()
         for tenth in range(1, 11):
             _until(done, keys * tenth // 10, process)
-            table.add_row(f"{done():,}", f"{time.perf_counter() - began:.0f}", *_figures(process.pid, state))
+            table.add_row(
+                f"{done():,}",
+                f"{time.perf_counter() - began:.0f}",
+                *_figures(process.pid, state),
+            )
         time.sleep(REST_S)
-        table.add_row("at rest", f"{time.perf_counter() - began:.0f}", *_figures(process.pid, state))
+        table.add_row(
+            "at rest",
+            f"{time.perf_counter() - began:.0f}",
+            *_figures(process.pid, state),
+        )
         table.caption = f"{(memory(process.pid)['anonymous'] - before) * 1e6 / keys:.0f} bytes a key more than before"
     return table
 
 
-def churned(bootstrap: str, minutes: int, rate: int, state: Path, console: Console) -> None:
+def churned(
+    bootstrap: str, minutes: int, rate: int, state: Path, console: Console
+) -> None:
     """Add and remove keys; print a line each minute, and the slope."""
     samples: list[tuple[float, float]] = []
     with started(bootstrap, "churn", "churn", state) as process:
-        done = partial(committed, KafkaAdminClient(bootstrap_servers=bootstrap), "churn", "churn-in")
+        done = partial(
+            committed,
+            KafkaAdminClient(bootstrap_servers=bootstrap),
+            "churn",
+            "churn-in",
+        )
         producer, number, chance = producer_of(bootstrap), 0, random.Random(7)
         began = time.perf_counter()
         for minute in range(1, minutes + 1):
@@ -144,7 +193,9 @@ def churned(bootstrap: str, minutes: int, rate: int, state: Path, console: Conso
         console.print(f"second half: {slope * 60:+.1f} MB of anonymous memory an hour")
 
 
-def _until(done: Callable[[], int], records: int, process: subprocess.Popen[bytes]) -> None:
+def _until(
+    done: Callable[[], int], records: int, process: subprocess.Popen[bytes]
+) -> None:
     while done() < records:
         if process.poll() is not None:
             raise SystemExit(f"the process ended with status {process.returncode}")
@@ -152,24 +203,40 @@ def _until(done: Callable[[], int], records: int, process: subprocess.Popen[byte
 
 
 def _figures(process: int, state: Path) -> tuple[str, ...]:
-    return (*(f"{size:.0f}" for size in memory(process).values()), f"{size_of(state):.0f}")
+    return (
+        *(f"{size:.0f}" for size in memory(process).values()),
+        f"{size_of(state):.0f}",
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=("keys", "churn"), default="keys")
     parser.add_argument("--keys", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--rate", type=int, default=1_000)
     arguments = parser.parse_args()
     console = Console()
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         if arguments.what == "churn":
-            churned(broker.bootstrap, arguments.minutes, arguments.rate, Path(folder) / "state", console)
+            churned(
+                broker.bootstrap,
+                arguments.minutes,
+                arguments.rate,
+                Path(folder) / "state",
+                console,
+            )
             return
         for keys in arguments.keys:
-            console.print(with_keys(broker.bootstrap, keys, Path(folder) / f"state-{keys}"))
+            console.print(
+                with_keys(broker.bootstrap, keys, Path(folder) / f"state-{keys}")
+            )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,11 @@ def count(orders: KStream[str, object]) -> object:
 
 
 def total(orders: KStream[str, object]) -> object:
-    return orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(operator.add, store="kept")
+    return (
+        orders.map_values(field("amount"), value=serdes.int64)
+        .group_by_key()
+        .reduce(operator.add, store="kept")
+    )
 
 
 def filtered(orders: KStream[str, object]) -> object:
@@ -53,12 +57,20 @@ def filtered(orders: KStream[str, object]) -> object:
 
 def by_day(orders: KStream[str, object]) -> object:
     windows = TimeWindows(days=1, grace=timedelta(days=1))
-    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=timedelta(days=400))
+    return (
+        orders.group_by_key()
+        .windowed_by(windows)
+        .count(store="kept", retention=timedelta(days=400))
+    )
 
 
 def by_month(orders: KStream[str, object]) -> object:
     windows = TimeWindows(days=30, advance=timedelta(days=10))
-    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=timedelta(days=400))
+    return (
+        orders.group_by_key()
+        .windowed_by(windows)
+        .count(store="kept", retention=timedelta(days=400))
+    )
 
 
 CASES: dict[str, Callable[[KStream[str, object]], object]] = {
@@ -94,22 +106,36 @@ def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> 
     made.write.parquet(folder)
 
 
-def timed(spark: SparkSession, case: str, history: str, folder: Path, native: bool) -> tuple[float, int]:
+def timed(
+    spark: SparkSession, case: str, history: str, folder: Path, native: bool
+) -> tuple[float, int]:
     """Return the CPU seconds of a backfill, of all processes, and the number of resulting keys."""
     topology = topology_of(case)
     stages = planning.stages(topology, {"orders": PARTITIONS}, RANGES, native=native)
     cut = {"orders": dict.fromkeys(range(PARTITIONS), (0, 0))}
     snapshots = str(folder / "snapshots")
     plan = Plan(
-        "run", "bench", planning.digest(topology), cut, stages, {"orders": PARTITIONS}, ("orders",), snapshots=snapshots
+        "run",
+        "bench",
+        planning.digest(topology),
+        cut,
+        stages,
+        {"orders": PARTITIONS},
+        ("orders",),
+        snapshots=snapshots,
     )
     table = TableHistory(spark.read.parquet(history), ["number"])
     config = Config.of({"bootstrap.servers": "nowhere:1"}, "bench")
     begin = cpu_s()
-    done = carry_out(spark, topology, config, plan, {"orders": table}, str(folder / "work"))
+    done = carry_out(
+        spark, topology, config, plan, {"orders": table}, str(folder / "work")
+    )
     seconds = cpu_s() - begin
     return seconds, sum(
-        file.entries for result in done.results for each in result.slices["kept"] for file in each.files
+        file.entries
+        for result in done.results
+        for each in result.slices["kept"]
+        for file in each.files
     )
 
 
@@ -130,21 +156,38 @@ def main() -> None:
             spent: dict[bool, list[float]] = {False: [], True: []}
             keys: set[int] = set()
             for native in (False, True):
-                timed(spark, case, str(folder / "less"), folder / f"{case}-less-{native}", native)
+                timed(
+                    spark,
+                    case,
+                    str(folder / "less"),
+                    folder / f"{case}-less-{native}",
+                    native,
+                )
             for number in range(given.rounds):
                 for native in (False, True):
                     at = folder / f"{case}-{number}-{native}"
-                    seconds, found = timed(spark, case, str(folder / "history"), at, native)
+                    seconds, found = timed(
+                        spark, case, str(folder / "history"), at, native
+                    )
                     print(
-                        f"{case}: {'SQL' if native else 'Python'} {seconds:.2f} s of CPU", file=sys.stderr, flush=True
+                        f"{case}: {'SQL' if native else 'Python'} {seconds:.2f} s of CPU",
+                        file=sys.stderr,
+                        flush=True,
                     )
                     spent[native].append(seconds * 1e6 / given.records)
                     keys.add(found)
             (found,) = keys
-            python, sql = statistics.median(spent[False]), statistics.median(spent[True])
-            shown.add_row(case, str(found), f"{python:.2f}", f"{sql:.2f}", f"{python / sql:.1f}")
+            python, sql = (
+                statistics.median(spent[False]),
+                statistics.median(spent[True]),
+            )
+            shown.add_row(
+                case, str(found), f"{python:.2f}", f"{sql:.2f}", f"{python / sql:.1f}"
+            )
     spark.stop()
-    Console().print(f"{given.records} records, CPU a record, median of {given.rounds}", shown)
+    Console().print(
+        f"{given.records} records, CPU a record, median of {given.rounds}", shown
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.running import resident, taken
-from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+)
 from coopstreams.commit.view import CommitView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
@@ -42,10 +48,14 @@ def records(entries: int, topics: int, cuts: int) -> Iterator[tuple[bytes, bytes
         at, cut = divmod(number, cuts)
         partition, topic = divmod(at, topics)
         key_range = ranges[cut]
-        segment = Segment(key_range, generator.randrange(10_000_000_000), 1_700_000_000_000 + number)
+        segment = Segment(
+            key_range, generator.randrange(10_000_000_000), 1_700_000_000_000 + number
+        )
         writer = f"accounting-consumer-{partition % WRITERS:032}-commit"
         yield (
-            encode_key(CommitKey("accounting", f"orders-{topic}", partition, key_range, 3, 17)),
+            encode_key(
+                CommitKey("accounting", f"orders-{topic}", partition, key_range, 3, 17)
+            ),
             encode_value(CommitValue(writer, (segment,))),
         )
 
@@ -74,7 +84,10 @@ def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:
     for key, value in some:
         view.apply(key, value)
     change = (time.perf_counter() - start) / len(some)
-    partitions = [TopicPartition(f"orders-{n % topics}", n // topics) for n in range(min(1000, entries // cuts))]
+    partitions = [
+        TopicPartition(f"orders-{n % topics}", n // topics)
+        for n in range(min(1000, entries // cuts))
+    ]
     start = time.perf_counter()
     for at in partitions:
         view.stable(at, None)
@@ -83,7 +96,9 @@ def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure each shape once and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entries", type=int, default=1_000_000)
     arguments = parser.parse_args()
     console = Console()
@@ -106,7 +121,14 @@ def main() -> None:
             sizes = pool.apply_async(grown, (arguments.entries, topics, cuts))
             held = pool.apply(allocated, (arguments.entries, topics, cuts))
             size, change, ask = sizes.get()
-        table.add_row(f"{topics}", f"{cuts}", f"{held:.1f}", f"{size:.1f}", f"{change:.1f}", f"{ask:.1f}")
+        table.add_row(
+            f"{topics}",
+            f"{cuts}",
+            f"{held:.1f}",
+            f"{size:.1f}",
+            f"{change:.1f}",
+            f"{ask:.1f}",
+        )
     console.print(table)
 
 

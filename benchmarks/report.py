@@ -24,7 +24,14 @@ Results = dict[str, dict[str, list[Measured]]]
 """The measurements, by case and by the framework that ran it."""
 
 BEGIN, END = "<!-- make bench --write -->", "<!-- end -->"
-_COLUMNS = ("case", "by", "records/s", "of Kafka Streams", "CPU s per million", "of Kafka Streams")
+_COLUMNS = (
+    "case",
+    "by",
+    "records/s",
+    "of Kafka Streams",
+    "CPU s per million",
+    "of Kafka Streams",
+)
 _WIDTH, _BAR, _NAME, _FIGURES = 640, 20, 130, 110
 
 
@@ -50,12 +57,22 @@ def write_report(results: Results, records: int, rounds: int, document: Path) ->
     for case, by in results.items():
         if len(by) > 1:
             path = document.parent / "images" / f"bench-{case.replace(' ', '-')}.svg"
-            path.write_text(plot(case, {who: median(one.rate for one in found) for who, found in by.items()}))
+            path.write_text(
+                plot(
+                    case,
+                    {
+                        who: median(one.rate for one in found)
+                        for who, found in by.items()
+                    },
+                )
+            )
             plots.append(f"![{case}: records per second](images/{path.name})")
     text = document.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    document.write_text("\n".join([f"{before}{BEGIN}", told, "", *lines, "", *plots, f"{END}{after}"]))
+    document.write_text(
+        "\n".join([f"{before}{BEGIN}", told, "", *lines, "", *plots, f"{END}{after}"])
+    )
 
 
 def plot(case: str, rates: Mapping[str, float]) -> str:
@@ -71,8 +88,12 @@ def plot(case: str, rates: Mapping[str, float]) -> str:
         y, width = 24 + number * _BAR, rate * scale
         colour = "#2f7ed8" if who in PLANES else "#a0a0a0"
         parts.append(f'<text x="0" y="{y + 13}">{escape(who)}</text>')
-        parts.append(f'<rect x="{_NAME}" y="{y + 2}" width="{width:.1f}" height="{_BAR - 6}" fill="{colour}"/>')
-        parts.append(f'<text x="{_NAME + width + 6:.1f}" y="{y + 13}">{rate:,.0f}</text>')
+        parts.append(
+            f'<rect x="{_NAME}" y="{y + 2}" width="{width:.1f}" height="{_BAR - 6}" fill="{colour}"/>'
+        )
+        parts.append(
+            f'<text x="{_NAME + width + 6:.1f}" y="{y + 13}">{rate:,.0f}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -82,6 +103,18 @@ def _rows(results: Results) -> list[tuple[str, ...]]:
         rates = {who: median(one.rate for one in found) for who, found in by.items()}
         costs = {who: median(one.cpu for one in found) for who, found in by.items()}
         for number, who in enumerate(by):
-            rate, cost = ((f"{mine[who] / mine[JVM.name]:.2f}" if JVM.name in mine else "") for mine in (rates, costs))
-            rows.append((case if number == 0 else "", who, f"{rates[who]:,.0f}", rate, f"{costs[who]:.2f}", cost))
+            rate, cost = (
+                (f"{mine[who] / mine[JVM.name]:.2f}" if JVM.name in mine else "")
+                for mine in (rates, costs)
+            )
+            rows.append(
+                (
+                    case if number == 0 else "",
+                    who,
+                    f"{rates[who]:,.0f}",
+                    rate,
+                    f"{costs[who]:.2f}",
+                    cost,
+                )
+            )
     return rows

@@ -36,12 +36,22 @@ class Instance:
     """The counting process. `assigned_at`: when it got its task; None: not yet."""
 
     def __init__(self, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
-        command = coopstreams_run("count", bootstrap, folder, settings=["commit.interval.ms=100", *settings])
-        environment = {"BENCH_APPLICATION": GROUP, "BENCH_SOURCE": SOURCE, "BENCH_SINK": SINK}
+        command = coopstreams_run(
+            "count", bootstrap, folder, settings=["commit.interval.ms=100", *settings]
+        )
+        environment = {
+            "BENCH_APPLICATION": GROUP,
+            "BENCH_SOURCE": SOURCE,
+            "BENCH_SINK": SINK,
+        }
         self.began_at = time.perf_counter()
         self.assigned_at: float | None = None
         self._process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            env=os.environ | environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -60,7 +70,9 @@ class Instance:
         give_up = time.perf_counter() + GIVE_UP_S
         while not true():
             if self._process.poll() is not None or time.perf_counter() > give_up:
-                raise SystemExit(f"not done in {GIVE_UP_S:g} s; status of the process: {self._process.poll()}")
+                raise SystemExit(
+                    f"not done in {GIVE_UP_S:g} s; status of the process: {self._process.poll()}"
+                )
             time.sleep(0.01)
         return time.perf_counter()
 
@@ -72,19 +84,41 @@ class Instance:
 
 def main() -> None:
     """Measure each way to end in turn, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the process",
+    )
     arguments = parser.parse_args()
-    found: dict[signal.Signals, list[tuple[float, float]]] = {signal.SIGTERM: [], signal.SIGKILL: []}
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    found: dict[signal.Signals, list[tuple[float, float]]] = {
+        signal.SIGTERM: [],
+        signal.SIGKILL: [],
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         make_topics(broker.bootstrap, SOURCE, SINK)
-        producer = Producer({"bootstrap.servers": broker.bootstrap, "queue.buffering.max.messages": 2_000_000})
+        producer = Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "queue.buffering.max.messages": 2_000_000,
+            }
+        )
         for number in range(arguments.keys):
             producer.produce(SOURCE, b"{}", b"u%d" % number)
         producer.flush()
-        written, admin = arguments.keys, KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        written, admin = (
+            arguments.keys,
+            KafkaAdminClient(bootstrap_servers=broker.bootstrap),
+        )
 
         def done() -> bool:
             return bool(committed(admin, GROUP, SOURCE) >= written)
@@ -99,14 +133,23 @@ def main() -> None:
             instance = Instance(broker.bootstrap, folder, arguments.set)
             over = instance.until(done)
             assert instance.assigned_at is not None
-            found[how].append((instance.assigned_at - instance.began_at, over - instance.assigned_at))
+            found[how].append(
+                (instance.assigned_at - instance.began_at, over - instance.assigned_at)
+            )
         instance.end(signal.SIGTERM)
-    table = Table(title=f"{arguments.keys:,} keys of local state: medians of {arguments.turns}")
+    table = Table(
+        title=f"{arguments.keys:,} keys of local state: medians of {arguments.turns}"
+    )
     for column in ("ended by", "joined s", "processing s", "each"):
         table.add_column(column, justify="right" if column != "ended by" else "left")
     for how, times in found.items():
         joined, processing = (median(each) for each in zip(*times, strict=True))
-        table.add_row(how.name, f"{joined:.1f}", f"{processing:.2f}", ", ".join(f"{each:.2f}" for _, each in times))
+        table.add_row(
+            how.name,
+            f"{joined:.1f}",
+            f"{processing:.2f}",
+            ", ".join(f"{each:.2f}" for _, each in times),
+        )
     Console().print(table)
 
 

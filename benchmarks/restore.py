@@ -54,15 +54,21 @@ def restore(bootstrap: str, case: str, folder: Path) -> None:
                 while not restoring.finished():
                     restoring.step()
                 taken = time.perf_counter() - wall, time.process_time() - cpu
-            print(*taken, sum(1 for _ in database.scan("counts", range(256), None, None)))
+            print(
+                *taken, sum(1 for _ in database.scan("counts", range(256), None, None))
+            )
 
 
 def main() -> None:
     """Measure each case by turns and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--restore", nargs=2, metavar=("BOOTSTRAP", "CASE"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--restore", nargs=2, metavar=("BOOTSTRAP", "CASE"), help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.restore:
         bootstrap, case = arguments.restore
@@ -70,22 +76,43 @@ def main() -> None:
             restore(bootstrap, case, Path(folder))
         return
     least: dict[tuple[str, str], tuple[float, float, float]] = {}
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         with closing(KafkaLog({"bootstrap.servers": broker.bootstrap})) as cluster:
-            cluster.create_topics([TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})])
+            cluster.create_topics(
+                [TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})]
+            )
         fill(broker.bootstrap, arguments.keys)
         for _, plane, case in product(range(arguments.turns), planes(), CASES):
             asked = "--restore", broker.bootstrap, case
-            wall, cpu, rows = said("benchmarks.restore", *asked, environment={SETTING: PLANES[plane]})
+            wall, cpu, rows = said(
+                "benchmarks.restore", *asked, environment={SETTING: PLANES[plane]}
+            )
             least_wall, least_cpu, _ = least.get((plane, case), (wall, cpu, rows))
             least[plane, case] = min(wall, least_wall), min(cpu, least_cpu), rows
     table = Table(title=f"{2 * arguments.keys:,} changelog records")
-    for column in ("data plane", "key ranges", "rows", "wall s", "of all", "CPU s", "of all"):
+    for column in (
+        "data plane",
+        "key ranges",
+        "rows",
+        "wall s",
+        "of all",
+        "CPU s",
+        "of all",
+    ):
         table.add_column(column, justify="right" if column != "data plane" else "left")
     for (plane, case), (wall, cpu, rows) in least.items():
         all_wall, all_cpu, _ = least[plane, "all"]
         table.add_row(
-            plane, case, f"{rows:,.0f}", f"{wall:.2f}", f"{wall / all_wall:.2f}", f"{cpu:.2f}", f"{cpu / all_cpu:.2f}"
+            plane,
+            case,
+            f"{rows:,.0f}",
+            f"{wall:.2f}",
+            f"{wall / all_wall:.2f}",
+            f"{cpu:.2f}",
+            f"{cpu / all_cpu:.2f}",
         )
     Console().print(table)
 

@@ -58,13 +58,24 @@ class MeasurementError(Exception):
 def make_topics(bootstrap: str, *names: str, partitions: int = 1) -> None:
     """Create topics."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+    for made in admin.create_topics(
+        [NewTopic(name, partitions, 1) for name in names]
+    ).values():
         made.result(30)
 
 
-def write(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes | None]], timestamp_ms: int = 0) -> None:
+def write(
+    bootstrap: str,
+    topic: str,
+    rows: Iterable[tuple[bytes, bytes | None]],
+    timestamp_ms: int = 0,
+) -> None:
     """Write records (key, value). `timestamp_ms`: the time of all records; 0: that at which each is written."""
-    settings = {"linger.ms": 50, "queue.buffering.max.kbytes": 1 << 20, "partitioner": "murmur2_random"}
+    settings = {
+        "linger.ms": 50,
+        "queue.buffering.max.kbytes": 1 << 20,
+        "partitioner": "murmur2_random",
+    }
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for number, (key, value) in enumerate(rows):
         producer.produce(topic, value, key, timestamp=timestamp_ms)
@@ -85,18 +96,35 @@ def inputs(records: int) -> Iterator[tuple[bytes, bytes]]:
     generator = random.Random(7)
     for number in range(records):
         user = generator.randrange(KEYS)
-        yield b"u%d" % user, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number)
+        yield (
+            b"u%d" % user,
+            b'{"user":"u%d","amount":%d,"n":%d}'
+            % (user, generator.randrange(100), number),
+        )
 
 
-def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[float, ...]:
+def said(
+    module: str, *arguments: str, environment: Mapping[str, str]
+) -> tuple[float, ...]:
     """Run a module in a process of its own; return its printed numbers."""
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command,
+        env=os.environ | environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return tuple(map(float, done.stdout.split()))
 
 
 def coopstreams_run(
-    topology: str, bootstrap: str, folder: str, *, http: str = "", settings: Sequence[str] = ()
+    topology: str,
+    bootstrap: str,
+    folder: str,
+    *,
+    http: str = "",
+    settings: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that runs a topology of `apps`. `http`: its address, or none."""
     apps = Path(__file__).with_name("apps.py")
@@ -109,7 +137,9 @@ def coopstreams_run(
 
 def resident() -> int:
     """Return the bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def taken(act: Callable[[], object]) -> int:
@@ -152,23 +182,36 @@ def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
         offsets = admin.list_group_offsets(group)[group]
     except KafkaError:  # the group does not exist yet
         return 0
-    return max((found.offset for partition, found in offsets.items() if partition.topic == topic), default=0)
+    return max(
+        (
+            found.offset
+            for partition, found in offsets.items()
+            if partition.topic == topic
+        ),
+        default=0,
+    )
 
 
 def written(bootstrap: str, topic: str) -> int:
     """Return the end offset of partition 0 of a topic."""
-    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})) as consumer:
+    with closing(
+        Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
+    ) as consumer:
         return consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
 
 
-def measure(case: Case, done: Callable[[], int], records: int, limit_s: float) -> Measured:
+def measure(
+    case: Case, done: Callable[[], int], records: int, limit_s: float
+) -> Measured:
     """Run a case until all records are done, or for a limited time; return the measurement of the done records.
 
     Raises:
         MeasurementError: it ended by itself, or no record was done in that time.
     """
     before = os.times()
-    worker = subprocess.Popen(case.command, env=os.environ | case.environment, stdout=subprocess.DEVNULL)
+    worker = subprocess.Popen(
+        case.command, env=os.environ | case.environment, stdout=subprocess.DEVNULL
+    )
     first: tuple[float, int] | None = None
     give_up = time.perf_counter() + limit_s
     try:
@@ -179,14 +222,23 @@ def measure(case: Case, done: Callable[[], int], records: int, limit_s: float) -
             if at >= records or now > give_up:
                 break
             if worker.poll() is not None:
-                raise MeasurementError(f"{' '.join(case.command)} ended with status {worker.returncode}")
+                raise MeasurementError(
+                    f"{' '.join(case.command)} ended with status {worker.returncode}"
+                )
             time.sleep(_POLL_S)
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.wait()
     if first is None:
-        raise MeasurementError(f"{' '.join(case.command)} was not done with one record after {limit_s:.0f} s")
+        raise MeasurementError(
+            f"{' '.join(case.command)} was not done with one record after {limit_s:.0f} s"
+        )
     rate = (at - first[1]) / (now - first[0]) if at > first[1] else float("nan")
     after = os.times()
-    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    cpu = (
+        after.children_user
+        - before.children_user
+        + after.children_system
+        - before.children_system
+    )
     return Measured(rate, cpu * 1_000_000 / at)

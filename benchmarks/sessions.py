@@ -72,13 +72,21 @@ def clicks(records: int, keys: int) -> Iterator[Click]:
 
 def write(bootstrap: str, topic: str, rows: Sequence[Click]) -> None:
     """Write clicks."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
     for number, (user, timestamp) in enumerate(rows):
         producer.produce(topic, b'{"page":%d}' % number, user, timestamp=timestamp)
     producer.flush()
 
 
-def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, records: int) -> float:
+def measure(
+    bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, records: int
+) -> float:
     """Return records/s of one case, on topics and a group of its own."""
     group = f"sessions-{case.keys}-{case.grace_ms // MINUTE_MS}"
     source, sink = f"{group}-in", f"{group}-out"
@@ -106,7 +114,13 @@ def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, 
         worker.wait()
 
 
-def _wait(offsets: KafkaAdminClient, worker: subprocess.Popen[bytes], group: str, source: str, until: int) -> None:
+def _wait(
+    offsets: KafkaAdminClient,
+    worker: subprocess.Popen[bytes],
+    group: str,
+    source: str,
+    until: int,
+) -> None:
     while committed(offsets, group, source) < until:
         if worker.poll() is not None:
             raise SystemExit(f"the worker ended with status {worker.returncode}")
@@ -115,22 +129,39 @@ def _wait(offsets: KafkaAdminClient, worker: subprocess.Popen[bytes], group: str
 
 def main() -> None:
     """Measure every case once and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=40_000)
-    parser.add_argument("--only", type=int, default=len(CASES), help="so many cases, from the first on")
+    parser.add_argument(
+        "--only", type=int, default=len(CASES), help="so many cases, from the first on"
+    )
     arguments = parser.parse_args()
     console = Console()
-    table = Table(title=f"{arguments.records:,} clicks, gap {GAP_MS // MINUTE_MS} min, one process")
+    table = Table(
+        title=f"{arguments.records:,} clicks, gap {GAP_MS // MINUTE_MS} min, one process"
+    )
     for column in ("keys", "grace min", "kept", "records/s"):
         table.add_column(column, justify="right")
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka") as broker,
+    ):
         offsets = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         for case in CASES[: arguments.only]:
             with console.status(f"{case.keys} keys"):
-                rate = measure(broker.bootstrap, offsets, folder, case, arguments.records)
-            clicks_kept = min(case.span_ms, arguments.records / case.keys * BETWEEN_MS) / BETWEEN_MS
+                rate = measure(
+                    broker.bootstrap, offsets, folder, case, arguments.records
+                )
+            clicks_kept = (
+                min(case.span_ms, arguments.records / case.keys * BETWEEN_MS)
+                / BETWEEN_MS
+            )
             table.add_row(
-                f"{case.keys:,}", f"{case.grace_ms // MINUTE_MS:,}", f"{max(1, 0.42 * clicks_kept):.0f}", f"{rate:,.0f}"
+                f"{case.keys:,}",
+                f"{case.grace_ms // MINUTE_MS:,}",
+                f"{max(1, 0.42 * clicks_kept):.0f}",
+                f"{rate:,.0f}",
             )
     console.print(table)
 

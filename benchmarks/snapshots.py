@@ -46,15 +46,22 @@ EIGHTH = KeyRange.split(8)[3]
 def program() -> Topology:
     """Return a keyed count."""
     builder = StreamsBuilder("bench")
-    builder.stream("events", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+    builder.stream("events", key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    )
     return builder.build()
 
 
 def fill(bootstrap: str, keys: int) -> int:
     """Write the changelog; return the final number of keys."""
-    first = ((b"user-%07d" % number, number.to_bytes(8, "big")) for number in range(keys))
+    first = (
+        (b"user-%07d" % number, number.to_bytes(8, "big")) for number in range(keys)
+    )
     then = (
-        (b"user-%07d" % number, None if number % 100 == 0 else (2 * number).to_bytes(8, "big"))
+        (
+            b"user-%07d" % number,
+            None if number % 100 == 0 else (2 * number).to_bytes(8, "big"),
+        )
         for number in range(keys)
     )
     write(bootstrap, CHANGELOG, chain(first, then), int(time.time() * 1000))
@@ -62,7 +69,11 @@ def fill(bootstrap: str, keys: int) -> int:
 
 
 def opened(
-    cluster: KafkaLog, topology: Topology, folder: Path, key_range: KeyRange, url: str | None
+    cluster: KafkaLog,
+    topology: Topology,
+    folder: Path,
+    key_range: KeyRange,
+    url: str | None,
 ) -> tuple[float, int, str]:
     """Restore into an empty database; return the seconds, the number of rows, and a digest of all of them."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +104,9 @@ def timed(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -104,7 +117,12 @@ def main() -> None:
     ):
         url, cases = f"{folder}/snapshots", {"all ranges": WHOLE, "one of 8": EIGHTH}
         with closing(KafkaLog({"bootstrap.servers": broker.bootstrap})) as cluster:
-            cluster.create_topics([TopicSpec("events", 1), TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})])
+            cluster.create_topics(
+                [
+                    TopicSpec("events", 1),
+                    TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"}),
+                ]
+            )
             live = fill(broker.bootstrap, options.keys)
             rebuilder = Rebuilder(cluster, topology, "bench", url)
             (partition,) = rebuilder.to_rebuild(RebuildScope())
@@ -113,10 +131,14 @@ def main() -> None:
             for _ in range(options.rounds):
                 for name, key_range in cases.items():
                     found = {
-                        way: opened(cluster, topology, Path(folder) / "state", key_range, at)
+                        way: opened(
+                            cluster, topology, Path(folder) / "state", key_range, at
+                        )
                         for way, at in (("replay", None), ("restore", url))
                     }
-                    assert found["replay"][1:] == found["restore"][1:], "the rows differ"
+                    assert found["replay"][1:] == found["restore"][1:], (
+                        "the rows differ"
+                    )
                     assert name != "all ranges" or found["replay"][1] == live
                     for way, result in found.items():
                         seconds.setdefault((name, way), []).append(result[0])
@@ -129,8 +151,15 @@ def main() -> None:
     for column in ("", "replay s", "snapshot restore s", "ratio"):
         table.add_column(column, justify="right" if column else "left")
     for name in cases:
-        replay, restored_from_snapshot = (statistics.median(seconds[name, way]) for way in ("replay", "restore"))
-        table.add_row(name, f"{replay:.2f}", f"{restored_from_snapshot:.2f}", f"{replay / restored_from_snapshot:.0f}")
+        replay, restored_from_snapshot = (
+            statistics.median(seconds[name, way]) for way in ("replay", "restore")
+        )
+        table.add_row(
+            name,
+            f"{replay:.2f}",
+            f"{restored_from_snapshot:.2f}",
+            f"{replay / restored_from_snapshot:.0f}",
+        )
     Console().print(table)
 
 

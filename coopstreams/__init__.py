@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from coopstreams.query.client import AsyncQueryClient, QueryClient
     from coopstreams.sinks.postgres import PostgresSink
     from coopstreams.state.engine import Change, Engine
-    from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
+    from coopstreams.tasks.lifecycle import (
+        RestoreListener,
+        StreamsState,
+        StreamThreadExceptionResponse,
+    )
     from coopstreams.topology import errors, serdes
     from coopstreams.topology.calls import CircuitBreaker, Retry
-    from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from coopstreams.topology.compile.processor_stores import (
+        KeyValueStore,
+        SessionStore,
+        VersionedStore,
+        WindowStore,
+    )
     from coopstreams.topology.dsl.branches import BranchedKStream
     from coopstreams.topology.dsl.builder import StreamsBuilder
     from coopstreams.topology.dsl.cogrouped import CogroupedKStream
@@ -30,7 +39,10 @@ if TYPE_CHECKING:
     from coopstreams.topology.dsl.ktable import KTable
     from coopstreams.topology.dsl.materialized import Materialized
     from coopstreams.topology.dsl.topology_builder import TopologyBuilder
-    from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream
+    from coopstreams.topology.dsl.windowed import (
+        SessionWindowedKStream,
+        TimeWindowedKStream,
+    )
     from coopstreams.topology.failures import Failure
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
@@ -50,9 +62,20 @@ if TYPE_CHECKING:
     )
     from coopstreams.topology.records import Record, TimestampedRecord
     from coopstreams.topology.serdes import Serde, Windowed
-    from coopstreams.topology.sinks import ExternalSink, SinkPartition, SinkRecord, SinkSession
+    from coopstreams.topology.sinks import (
+        ExternalSink,
+        SinkPartition,
+        SinkRecord,
+        SinkSession,
+    )
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
-    from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
+    from coopstreams.topology.windows import (
+        SessionWindows,
+        SlidingWindows,
+        TimeWindows,
+        UnlimitedWindows,
+        Windows,
+    )
 
 __all__ = [
     "AsyncQueryClient",
@@ -170,7 +193,8 @@ def __getattr__(name: str) -> Any:
             from coopstreams.query import client
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{name} needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name
+                f"{name} needs the extra `http` ({error}): pip install 'coopstreams[http]'",
+                name=error.name,
             ) from error
         return getattr(client, name)
     if name in ("errors", "serdes"):

@@ -18,20 +18,29 @@ AT_ONCE = 200
 
 
 async def run(
-    bootstrap: str, topic: str, work: Callable[[ConsumerRecord], Awaitable[None]], running: Callable[[], bool]
+    bootstrap: str,
+    topic: str,
+    work: Callable[[ConsumerRecord], Awaitable[None]],
+    running: Callable[[], bool],
 ) -> None:
-    consumer = CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-asyncio"})
+    consumer = CooperativeConsumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"{topic}-asyncio"}
+    )
     consumer.subscribe([topic])
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(record: ConsumerRecord) -> None:
         await work(record)
-        consumer.done(record)  # not reached if the work failed: the next owner repeats it
+        consumer.done(
+            record
+        )  # not reached if the work failed: the next owner repeats it
 
     try:
         while running():
             # `consume` waits for Kafka in another thread; the event loop runs on in this one.
-            for record in await asyncio.to_thread(consumer.consume, max(1, AT_ONCE - len(tasks)), 0.1):
+            for record in await asyncio.to_thread(
+                consumer.consume, max(1, AT_ONCE - len(tasks)), 0.1
+            ):
                 task = asyncio.create_task(one(record))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)

@@ -15,19 +15,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, TopicPartition
 
 
-def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], None], running: Callable[[], bool]) -> None:
+def run(
+    bootstrap: str,
+    topic: str,
+    work: Callable[[ConsumerRecord], None],
+    running: Callable[[], bool],
+) -> None:
     pending: dict[Future[None], ConsumerRecord] = {}
 
     def busy(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         working = {
-            TopicPartition(record.topic, record.partition) for future, record in pending.items() if not future.done()
+            TopicPartition(record.topic, record.partition)
+            for future, record in pending.items()
+            if not future.done()
         }
         return [at for at in partitions if at in working]
 
     with (
         ThreadPoolExecutor(8) as pool,
         CooperativeConsumer(
-            {"bootstrap.servers": bootstrap, "group.id": f"{topic}-pool", "max.revoke.delay.ms": 30_000}
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-pool",
+                "max.revoke.delay.ms": 30_000,
+            }
         ) as consumer,
     ):
         consumer.subscribe([topic])
@@ -47,4 +58,9 @@ def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], None], runn
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], lambda record: print(record.partition, record.offset, record.key), lambda: True)
+    run(
+        sys.argv[1],
+        sys.argv[2],
+        lambda record: print(record.partition, record.offset, record.key),
+        lambda: True,
+    )

@@ -12,8 +12,15 @@ from collections.abc import Callable
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 
 
-def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], None], running: Callable[[], bool]) -> None:
-    with CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-workers"}) as consumer:
+def run(
+    bootstrap: str,
+    topic: str,
+    work: Callable[[ConsumerRecord], None],
+    running: Callable[[], bool],
+) -> None:
+    with CooperativeConsumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"{topic}-workers"}
+    ) as consumer:
         consumer.subscribe(
             [topic],
             on_assign=lambda ranges: print("reads", ranges),

@@ -21,7 +21,9 @@ def run(
     running: Callable[[], bool],
 ) -> None:
     mine = KeyRange.split(of)[number]
-    with CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-by-range"}) as consumer:
+    with CooperativeConsumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"{topic}-by-range"}
+    ) as consumer:
         consumer.assign({(topic, 0): [mine]})
         while running():
             for record in consumer.consume(500, timeout_s=0.5):

@@ -67,7 +67,12 @@ class Delay:
 
     def add(self, departure: Named) -> Delay:
         """Return this delay with one more departure."""
-        return Delay(departure.name, self.count + 1, self.total + departure.delay, max(self.longest, departure.delay))
+        return Delay(
+            departure.name,
+            self.count + 1,
+            self.total + departure.delay,
+            max(self.longest, departure.delay),
+        )
 
     @property
     def mean(self) -> float:
@@ -81,15 +86,22 @@ KEPT = timedelta(days=366 * 30)
 
 builder = StreamsBuilder("flights")
 
-planes = builder.table("planes", key=serdes.text, value=serdes.json(Plane), store="planes")
-airlines = builder.table("airlines", key=serdes.text, value=serdes.json(Airline), store="airlines")
+planes = builder.table(
+    "planes", key=serdes.text, value=serdes.json(Plane), store="planes"
+)
+airlines = builder.table(
+    "airlines", key=serdes.text, value=serdes.json(Airline), store="airlines"
+)
 departed = builder.stream("flights", key=serdes.text, value=serdes.json(Flight)).filter(
     lambda _, flight: flight.dep_delay is not None
 )
 
 (
     departed.left_join(
-        planes, lambda flight, plane: Named(plane.model or "?" if plane else "unknown", flight.dep_delay or 0.0)
+        planes,
+        lambda flight, plane: Named(
+            plane.model or "?" if plane else "unknown", flight.dep_delay or 0.0
+        ),
     )
     .group_by_key()
     .aggregate(
@@ -102,7 +114,9 @@ departed = builder.stream("flights", key=serdes.text, value=serdes.json(Flight))
 (
     departed.select_key(lambda _, flight: flight.carrier, key=serdes.text)
     .repartition(name="by-carrier")
-    .join(airlines, lambda flight, airline: Named(airline.name, flight.dep_delay or 0.0))
+    .join(
+        airlines, lambda flight, airline: Named(airline.name, flight.dep_delay or 0.0)
+    )
     .group_by_key()
     .windowed_by(TimeWindows(hours=1, grace=GRACE))
     .aggregate(

@@ -32,7 +32,9 @@ def trained() -> LogisticRegression:
     chance = np.random.default_rng(1)
     sound = chance.normal((60.0, 1.0), (8.0, 0.4), (500, 2))
     failing = chance.normal((85.0, 2.5), (10.0, 0.6), (500, 2))
-    return LogisticRegression(max_iter=1000).fit(np.vstack((sound, failing)), np.repeat((0, 1), 500))
+    return LogisticRegression(max_iter=1000).fit(
+        np.vstack((sound, failing)), np.repeat((0, 1), 500)
+    )
 
 
 model = trained()
@@ -40,14 +42,19 @@ model = trained()
 
 def judged(readings: list[Reading]) -> list[Judgement]:
     """Return the judgement of each reading."""
-    features = np.array([(reading["temperature"], reading["vibration"]) for reading in readings])
-    return [Judgement(failing=float(chance)) for chance in model.predict_proba(features)[:, 1]]
+    features = np.array(
+        [(reading["temperature"], reading["vibration"]) for reading in readings]
+    )
+    return [
+        Judgement(failing=float(chance))
+        for chance in model.predict_proba(features)[:, 1]
+    ]
 
 
 builder = StreamsBuilder("machines")
-judgements = builder.stream("readings", key=serdes.text, value=serdes.json(Reading)).map_batches(
-    judged, value=serdes.json(Judgement), max_records=500
-)
+judgements = builder.stream(
+    "readings", key=serdes.text, value=serdes.json(Reading)
+).map_batches(judged, value=serdes.json(Judgement), max_records=500)
 judgements.to("judgements")
 (
     judgements.filter(lambda _, judgement: judgement["failing"] > 0.5)

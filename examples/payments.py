@@ -42,7 +42,12 @@ class Paid:
 
 def add(merchant: str, payment: Payment, paid: Paid) -> Paid:
     """Count a payment."""
-    return replace(paid, merchant=merchant, payments=paid.payments + 1, cents=paid.cents + payment.cents)
+    return replace(
+        paid,
+        merchant=merchant,
+        payments=paid.payments + 1,
+        cents=paid.cents + payment.cents,
+    )
 
 
 builder = StreamsBuilder("payments")

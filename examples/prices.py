@@ -23,7 +23,9 @@ class Order(TypedDict):
     pieces: int
 
 
-client = httpx.AsyncClient(base_url=os.environ.get("PRICES_URL", "http://127.0.0.1:8000"), timeout=5.0)
+client = httpx.AsyncClient(
+    base_url=os.environ.get("PRICES_URL", "http://127.0.0.1:8000"), timeout=5.0
+)
 
 
 async def cost_of(order: Order) -> float:
@@ -44,7 +46,12 @@ builder = StreamsBuilder("prices")
         retry=Retry(times=5, backoff=timedelta(milliseconds=20), on=(httpx.HTTPError,)),
     )
     .group_by_key()
-    .aggregate(lambda: 0.0, lambda _, cost, total: total + cost, value=serdes.json(float), store="spent")
+    .aggregate(
+        lambda: 0.0,
+        lambda _, cost, total: total + cost,
+        value=serdes.json(float),
+        store="spent",
+    )
     .to_stream()
     .to("spent")
 )

@@ -19,22 +19,37 @@ class Customer:
     country: str
 
 
-builder = StreamsBuilder("shop")  # the application id: consumer group, and prefix of internal topics
+builder = StreamsBuilder(
+    "shop"
+)  # the application id: consumer group, and prefix of internal topics
 orders = builder.stream(
     "orders",
     key=serdes.text,
     value=serdes.json(Order),
-    timestamp=lambda record: record.value.time_ms if record.value else None,  # without a value it is dropped
+    timestamp=lambda record: (
+        record.value.time_ms if record.value else None
+    ),  # without a value it is dropped
 )
-customers = builder.table("customers", key=serdes.text, value=serdes.json(Customer), store="customers")
+customers = builder.table(
+    "customers", key=serdes.text, value=serdes.json(Customer), store="customers"
+)
 
 (
     orders.filter(lambda _, order: order.amount > 0)
     .select_key(lambda _, order: order.customer, key=serdes.text)
-    .join(customers, lambda order, customer: (customer.country, order.amount), value=serdes.json(tuple[str, float]))
+    .join(
+        customers,
+        lambda order, customer: (customer.country, order.amount),
+        value=serdes.json(tuple[str, float]),
+    )
     .group_by(lambda _, sale: sale[0], key=serdes.text)
     .windowed_by(TimeWindows(hours=1, grace=timedelta(minutes=5)))
-    .aggregate(float, lambda _, sale, total: total + sale[1], value=serdes.float64, store="sales")
+    .aggregate(
+        float,
+        lambda _, sale, total: total + sale[1],
+        value=serdes.float64,
+        store="sales",
+    )
     .to_stream()
     .to("sales-by-country")
 )

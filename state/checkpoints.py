@@ -86,14 +86,24 @@ class Checkpoints:
 
     def without(self, groups: KeyGroups) -> Checkpoints:
         """Return the checkpoints of all other groups."""
-        below, above = KeyGroups(0, groups.first - 1), KeyGroups(groups.last + 1, ALL_GROUPS.last)
+        below, above = (
+            KeyGroups(0, groups.first - 1),
+            KeyGroups(groups.last + 1, ALL_GROUPS.last),
+        )
         return Checkpoints((*self.within(below), *self.within(above)))
 
     def put(self, checkpoints: Iterable[Checkpoint]) -> Checkpoints:
         """Return the checkpoints with these in place of those of their groups."""
         result = self
         for new in checkpoints:
-            result = Checkpoints(tuple(sorted((*result.without(new.groups).runs, new), key=lambda run: run.first)))
+            result = Checkpoints(
+                tuple(
+                    sorted(
+                        (*result.without(new.groups).runs, new),
+                        key=lambda run: run.first,
+                    )
+                )
+            )
         return Checkpoints(tuple(_joined(result.runs)))
 
     def offset(self, groups: KeyGroups) -> int | None:
@@ -108,7 +118,9 @@ class Checkpoints:
         That is the smallest one: a lagging sibling still needs its windows, and a surplus window is hidden as soon as
         stream time advances.
         """
-        return min((run.observed for run in self.within(groups)), default=NOTHING_OBSERVED)
+        return min(
+            (run.observed for run in self.within(groups)), default=NOTHING_OBSERVED
+        )
 
     def encode(self) -> bytes:
         """Return the checkpoints as bytes.

@@ -40,7 +40,13 @@ class Database:
     its changelog restores it.
     """
 
-    def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        specs: Iterable[StoreSpec],
+        *,
+        apart: Mapping[str, Engine] = _NONE,
+    ) -> None:
         self.guard = Lock()
         """The lock of `siblings`."""
         self.siblings: dict[str, Any] = {}
@@ -49,7 +55,11 @@ class Database:
         self._engine_stores: list[EngineStores] = []
         self._of: dict[str, EngineStores] = {}
         for each in {id(each): each for each in (engine, *apart.values())}.values():
-            stores = [spec for spec in self.specs.values() if apart.get(spec.name, engine) is each]
+            stores = [
+                spec
+                for spec in self.specs.values()
+                if apart.get(spec.name, engine) is each
+            ]
             engine_stores = EngineStores(each, stores)
             self._engine_stores.append(engine_stores)
             self._of |= {spec.name: engine_stores for spec in stores}
@@ -67,7 +77,13 @@ class Database:
         return self._of[store].checkpoints(store)
 
     def scan(
-        self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
+        self,
+        store: str,
+        groups: Iterable[int],
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
     ) -> Rows:
         """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
@@ -82,7 +98,9 @@ class Database:
         """
         return self._of[store].beginning_with(store, key)
 
-    def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
+    def by_timestamp(
+        self, store: str, groups: Iterable[int], first_ms: int
+    ) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
 
         Shape: ordered by timestamp, then key. A row may be listed under earlier ones, too, and a deleted one still is.
@@ -100,7 +118,9 @@ class Database:
         """Return a time behind which a window or session store has none; less than 0: it is empty."""
         return self._of[store].latest_ms(store)
 
-    def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
+    def write(
+        self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
+    ) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 
         Raises:
@@ -111,8 +131,16 @@ class Database:
             self._engine_stores[0].write(changes, checkpoints)
             return
         for engine_stores in self._engine_stores:
-            here = [change for change in changes if self._of[layout.store_of(change.family)] is engine_stores]
-            at = {store: each for store, each in checkpoints.items() if self._of[store] is engine_stores}
+            here = [
+                change
+                for change in changes
+                if self._of[layout.store_of(change.family)] is engine_stores
+            ]
+            at = {
+                store: each
+                for store, each in checkpoints.items()
+                if self._of[store] is engine_stores
+            }
             if here or at:
                 engine_stores.write(here, at)
 
@@ -120,7 +148,12 @@ class Database:
         """Return the rows of some key groups of a store, by family, with database keys, as of now."""
         return self._of[store].rows(store, groups)
 
-    def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
+    def ingest(
+        self,
+        store: str,
+        checkpoints: Sequence[Checkpoint],
+        files: Mapping[str, Sequence[Path]],
+    ) -> None:
         """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
 
         The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no

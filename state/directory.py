@@ -66,7 +66,14 @@ class StateDirectory:
         StateError: the folder cannot be used, or a newer coopstreams wrote it.
     """
 
-    def __init__(self, root: Path | str, application_id: str, instance: int, *, store_type: str = ROCKS_DB) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        application_id: str,
+        instance: int,
+        *,
+        store_type: str = ROCKS_DB,
+    ) -> None:
         self.folder = Path(root) / application_id / f"instance-{instance}"
         self._store_type = store_type
         self._changing = Lock()
@@ -82,7 +89,11 @@ class StateDirectory:
                 _check_application(self.folder, application_id)
                 self.process_id = _process_id(self.folder)
                 member = self.folder / MEMBER_ID
-                self.last_member = member.read_text(errors="replace").strip() if member.exists() else ""
+                self.last_member = (
+                    member.read_text(errors="replace").strip()
+                    if member.exists()
+                    else ""
+                )
                 """The member id of the process that had the folder last; empty if unknown. The holder of the lock knows
                 that this process has ended.
                 """
@@ -135,10 +146,17 @@ class StateDirectory:
                     )
                 _write(file, topic_id)
         except OSError as error:
-            raise StateError(f'state folder "{self.folder}" cannot be used: {error}') from error
+            raise StateError(
+                f'state folder "{self.folder}" cannot be used: {error}'
+            ) from error
 
     def open(
-        self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False
+        self,
+        subtopology: int,
+        partition: int,
+        specs: Sequence[StoreSpec],
+        *,
+        wipe_corrupt: bool = False,
     ) -> Database:
         """Return the database of a partition, the same one for all callers. Give it back with `release`.
 
@@ -165,7 +183,13 @@ class StateDirectory:
         with self._changing:
             self._give_back(at)
 
-    def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange], specs: Sequence[StoreSpec]) -> None:
+    def drop(
+        self,
+        subtopology: int,
+        partition: int,
+        ranges: Iterable[KeyRange],
+        specs: Sequence[StoreSpec],
+    ) -> None:
         """Delete key ranges that have moved away, keys and checkpoints, and the folders if nothing is left in them.
 
         A damaged database is deleted as a whole: changelogs restore its other ranges.
@@ -187,16 +211,25 @@ class StateDirectory:
             for at in self.partitions():
                 known = self._open.get(at)
                 if known is None and at not in ranges:
-                    log.info('"%s" is deleted: this process has no task of that partition any more', self._path(at))
+                    log.info(
+                        '"%s" is deleted: this process has no task of that partition any more',
+                        self._path(at),
+                    )
                     for folder in self._folders(at):
                         _remove(folder)
-                elif known is not None and known.database.specs:  # without stores, ranges need not be cut at key groups
+                elif (
+                    known is not None and known.database.specs
+                ):  # without stores, ranges need not be cut at key groups
                     for gone in WHOLE.minus(ranges.get(at, ())):
                         known.database.drop(groups_of(gone))
 
     def partitions(self) -> list[tuple[int, int]]:
         """Return the (sub-topology, partition) pairs that have a folder, ascending."""
-        names = (_PARTITION.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        names = (
+            _PARTITION.fullmatch(path.name)
+            for path in self.folder.iterdir()
+            if path.is_dir()
+        )
         return sorted({(int(name[1]), int(name[2])) for name in names if name})
 
     def close(self) -> None:
@@ -213,10 +246,18 @@ class StateDirectory:
         return self.folder / f"{at[0]}_{at[1]}"
 
     def _folders(self, at: tuple[int, int]) -> list[Path]:
-        names = ((path, _PARTITION.fullmatch(path.name)) for path in self.folder.iterdir() if path.is_dir())
-        return [path for path, name in names if name and (int(name[1]), int(name[2])) == at]
+        names = (
+            (path, _PARTITION.fullmatch(path.name))
+            for path in self.folder.iterdir()
+            if path.is_dir()
+        )
+        return [
+            path for path, name in names if name and (int(name[1]), int(name[2])) == at
+        ]
 
-    def _use(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
+    def _use(
+        self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool
+    ) -> Database:
         if not self._folder_lock.held:
             raise StateError(f'state folder "{self.folder}" is closed')
         known = self._open.get(at)
@@ -226,18 +267,26 @@ class StateDirectory:
             known.users += 1
         return known.database
 
-    def _database(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
+    def _database(
+        self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool
+    ) -> Database:
         try:
-            return open_database(specs, self._store_type, partial(self._engine, at, wipe_corrupt))
+            return open_database(
+                specs, self._store_type, partial(self._engine, at, wipe_corrupt)
+            )
         except StateCorruptError as error:  # its engines opened, but could not be read
             if not wipe_corrupt:
                 raise
             log.warning("%s. Deleting all of it.", error)
             for folder in self._folders(at):
                 _remove(folder)
-            return open_database(specs, self._store_type, partial(self._engine, at, wipe_corrupt))
+            return open_database(
+                specs, self._store_type, partial(self._engine, at, wipe_corrupt)
+            )
 
-    def _engine(self, at: tuple[int, int], wipe_corrupt: bool, store_type: str) -> Engine:
+    def _engine(
+        self, at: tuple[int, int], wipe_corrupt: bool, store_type: str
+    ) -> Engine:
         folder = self._path(at)
         try:
             return open_engine(folder, store_type)
@@ -267,7 +316,9 @@ class StateDirectory:
         try:
             database.close()
         except StateError as error:  # its users are gone, and failed writes were reported to the last writer
-            log.warning("%s. The changelogs restore the writes that it has lost.", error)
+            log.warning(
+                "%s. The changelogs restore the writes that it has lost.", error
+            )
         for folder in self._folders(at) if empty else ():
             _remove(folder)
 
@@ -302,12 +353,19 @@ class Databases:
 
         A corrupt database is deleted and begins empty: the changelogs restore it.
         """
-        return self._directory.open(task.subtopology, task.partition, self.subtopology(task).stores, wipe_corrupt=True)
+        return self._directory.open(
+            task.subtopology,
+            task.partition,
+            self.subtopology(task).stores,
+            wipe_corrupt=True,
+        )
 
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the state of a task over its database, after the restore."""
         part = self.subtopology(task)
-        return TaskState(database, part.stores, task.key_range, self._cache_bytes, self._tables(part))
+        return TaskState(
+            database, part.stores, task.key_range, self._cache_bytes, self._tables(part)
+        )
 
     def leave(self, task: TaskId) -> None:
         """Leave the database of a task's partition; the last task closes it."""
@@ -324,13 +382,17 @@ class Databases:
         """Delete all key ranges that no task of `here` has."""
         ranges: dict[tuple[int, int], list[KeyRange]] = {}
         for task in here:
-            ranges.setdefault((task.subtopology, task.partition), []).append(task.key_range)
+            ranges.setdefault((task.subtopology, task.partition), []).append(
+                task.key_range
+            )
         self._directory.keep(ranges)
 
 
 def instance_folders(root: Path, application_id: str) -> list[Path]:
     """Return the folders of the instances of an application below a `state.dir`."""
-    return sorted(path for path in (root / application_id).glob("instance-*") if path.is_dir())
+    return sorted(
+        path for path in (root / application_id).glob("instance-*") if path.is_dir()
+    )
 
 
 def delete_folder(folder: Path) -> None:
@@ -357,16 +419,25 @@ class _Lock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
-        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(
+            folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError as error:
-            owner = os.pread(self._file, 20, 0).decode(errors="replace").strip() or "unknown"
+            owner = (
+                os.pread(self._file, 20, 0).decode(errors="replace").strip()
+                or "unknown"
+            )
             self.release()
             here = any(lock._folder == self._folder for lock in list(_LOCKS))
-            holder = f"another instance in this process ({owner})" if here else f"process {owner}"
+            holder = (
+                f"another instance in this process ({owner})"
+                if here
+                else f"process {owner}"
+            )
             raise StateLockedError(
                 f'state folder "{folder}" is in use by {holder}: stop it, or give this one another instance number '
                 "or state.dir"
@@ -404,13 +475,19 @@ def _check_format(folder: Path) -> None:
     file = folder / "format"
     if not file.exists():
         _write(file, str(FORMAT))
-    written = file.read_text(errors="replace").strip() or "0"  # the machine died before it was on the disk
+    written = (
+        file.read_text(errors="replace").strip() or "0"
+    )  # the machine died before it was on the disk
     if not written.isdecimal():
-        raise StateCorruptError(f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it')
+        raise StateCorruptError(
+            f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it'
+        )
     if int(written) < FORMAT:
         _empty(folder)
         log.warning(
-            'state folder "%s" was of format %s: it is emptied once, the changelogs restore it', folder, written
+            'state folder "%s" was of format %s: it is emptied once, the changelogs restore it',
+            folder,
+            written,
         )
         _write(file, str(FORMAT))
     if int(written) > FORMAT:

@@ -63,7 +63,9 @@ class Engine(Protocol):
         """Return the function that reads a key of an existing family, for the hot path. It sees all later writes."""
         ...
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Rows:
         """Return the current rows with start <= key < end of an existing family, ascending or descending."""
         ...
 
@@ -86,7 +88,9 @@ class Engine(Protocol):
 class Scanning(Engine, Protocol):
     """An engine that reads many ranges for little more than the cost of one. In others each range is a `scan`."""
 
-    def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+    def scans(
+        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+    ) -> list[Rows]:
         """Return the current rows within each of these bounds of an existing family, all of one moment."""
         ...
 
@@ -95,7 +99,9 @@ class Scanning(Engine, Protocol):
 class Peeking(Engine, Protocol):
     """An engine that returns some rows of a range at less cost than `scan`, which reads or copies the range."""
 
-    def first(self, family: str, start: bytes, end: bytes | None, most: int) -> list[tuple[bytes, bytes]]:
+    def first(
+        self, family: str, start: bytes, end: bytes | None, most: int
+    ) -> list[tuple[bytes, bytes]]:
         """Return the first rows with start <= key < end of an existing family, `most` of them, ascending."""
         ...
 

@@ -17,7 +17,16 @@ from threading import Lock
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
-from coopstreams.state.engine import Bounds, Change, Engine, Getter, Ingesting, Peeking, Rows, Scanning
+from coopstreams.state.engine import (
+    Bounds,
+    Change,
+    Engine,
+    Getter,
+    Ingesting,
+    Peeking,
+    Rows,
+    Scanning,
+)
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
@@ -53,11 +62,21 @@ class EngineStores:
         engine.create(_META)
         self._meta = engine.getter(_META)
         # The checkpoints of all stores: `drop` clears a key range of stores that this version does not have, too.
-        for key, data in engine.scan(_META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)):
-            self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(data)
-        found = [known for family in engine.families() if (known := layout.parse_segment_family(family)) is not None]
+        for key, data in engine.scan(
+            _META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)
+        ):
+            self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(
+                data
+            )
+        found = [
+            known
+            for family in engine.families()
+            if (known := layout.parse_segment_family(family)) is not None
+        ]
         for spec in self.specs.values():
-            self._segments[spec.name] = {segment for store, segment in found if store == spec.name}
+            self._segments[spec.name] = {
+                segment for store, segment in found if store == spec.name
+            }
             self._check_shape(spec)
             if spec.kind not in layout.SEGMENTED:
                 engine.create(layout.family_of(spec.name))
@@ -73,7 +92,9 @@ class EngineStores:
         """See `Database.segment_getter`."""
         with self._lock:
             return (
-                self._engine.getter(layout.segment_family(store, segment)) if segment in self._segments[store] else None
+                self._engine.getter(layout.segment_family(store, segment))
+                if segment in self._segments[store]
+                else None
             )
 
     def checkpoints(self, store: str) -> Checkpoints:
@@ -82,7 +103,13 @@ class EngineStores:
             return self._checkpoints[store]
 
     def scan(
-        self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
+        self,
+        store: str,
+        groups: Iterable[int],
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
     ) -> Rows:
         """See `Database.scan`."""
         wanted = frozenset(groups)
@@ -92,7 +119,11 @@ class EngineStores:
             if few is not None:
                 return iter(sorted(few, reverse=reverse))
             bounds = [_bounds(group, start, end) for group in wanted]
-            rows = [each for family in families for each in self._scans(family, bounds, reverse=reverse)]
+            rows = [
+                each
+                for family in families
+                for each in self._scans(family, bounds, reverse=reverse)
+            ]
         plain = [_without_group(each) for each in rows]
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
@@ -100,21 +131,32 @@ class EngineStores:
         """See `Database.beginning_with`."""
         first = layout.database_key(key, key)
         with self._lock:
-            return self._engine.scan(layout.family_of(store), first, layout.prefix_end(first))
+            return self._engine.scan(
+                layout.family_of(store), first, layout.prefix_end(first)
+            )
 
-    def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
+    def by_timestamp(
+        self, store: str, groups: Iterable[int], first_ms: int
+    ) -> Iterator[tuple[int, bytes]]:
         """See `Database.by_timestamp`."""
-        family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
+        family, start = (
+            layout.expiry_family(store),
+            layout.TIMESTAMP.pack(max(0, first_ms)),
+        )
         with self._lock:  # no write between the iterators: all see the same moment
             wanted = frozenset(groups)
             few = self._few_rows([family], wanted, start, None)
             if few is not None:
                 rows = [iter(sorted(few))]
             else:
-                found = self._scans(family, [_bounds(group, start, None) for group in wanted])
+                found = self._scans(
+                    family, [_bounds(group, start, None) for group in wanted]
+                )
                 rows = [_without_group(each) for each in found]
         at = layout.START_BYTES
-        return ((layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows))
+        return (
+            (layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows)
+        )
 
     def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
         """See `Database.windows_of`.
@@ -126,7 +168,10 @@ class EngineStores:
         rows: list[Rows] = []
 
         def read(family: str, since: int, until: int) -> None:
-            low, high = place + layout.TIMESTAMP.pack(since), layout.prefix_end(place + layout.TIMESTAMP.pack(until))
+            low, high = (
+                place + layout.TIMESTAMP.pack(since),
+                layout.prefix_end(place + layout.TIMESTAMP.pack(until)),
+            )
             rows.append(self._engine.scan(family, low, high))
 
         with self._lock:  # no write between the iterators: all see the same moment
@@ -141,22 +186,35 @@ class EngineStores:
                             max(first, segment * length),
                             min(last, (segment + 1) * length - 1),
                         )
-        size = len(place) + layout.suffix_bytes(spec)  # rows of longer keys may be in between
-        return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
+        size = len(place) + layout.suffix_bytes(
+            spec
+        )  # rows of longer keys may be in between
+        return (
+            (at[1:], value)
+            for at, value in chain.from_iterable(rows)
+            if len(at) == size
+        )
 
     def latest_ms(self, store: str) -> int:
         """See `Database.latest_ms`."""
         with self._lock:
-            return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(self.specs[store]) - 1
+            return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(
+                self.specs[store]
+            ) - 1
 
-    def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
+    def write(
+        self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
+    ) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 
         Raises:
             StateError: no checkpoint was written, and no row but those that `_cut` lets be ahead of it.
         """
         with self._lock:
-            after = {store: self._checkpoints[store].put(new) for store, new in checkpoints.items()}
+            after = {
+                store: self._checkpoints[store].put(new)
+                for store, new in checkpoints.items()
+            }
             self._write(changes, after)
             for store in after:
                 if self.specs[store].kind in layout.SEGMENTED:
@@ -166,9 +224,17 @@ class EngineStores:
         """See `Database.rows`."""
         with self._lock:
             low, high = layout.group_bounds(groups)
-            return [(family, self._engine.scan(family, low, high)) for family in self._all_families(store)]
+            return [
+                (family, self._engine.scan(family, low, high))
+                for family in self._all_families(store)
+            ]
 
-    def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
+    def ingest(
+        self,
+        store: str,
+        checkpoints: Sequence[Checkpoint],
+        files: Mapping[str, Sequence[Path]],
+    ) -> None:
         """See `Database.ingest`."""
         with self._lock:
             known = self._checkpoints[store]
@@ -176,7 +242,11 @@ class EngineStores:
                 known = known.without(at.groups)
             families = self._all_families(store)
             self._write(
-                [self._vanishing(family, at.groups) for at in checkpoints for family in families],
+                [
+                    self._vanishing(family, at.groups)
+                    for at in checkpoints
+                    for family in families
+                ],
                 {store: known},
             )
             for family, of_family in files.items():
@@ -188,8 +258,18 @@ class EngineStores:
         """Delete these key groups of all stores: keys and checkpoints, in one batch."""
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
-            changes = [self._vanishing(family, groups) for family in families if self._has_keys(family, groups)]
-            self._write(changes, {store: known.without(groups) for store, known in self._checkpoints.items()})
+            changes = [
+                self._vanishing(family, groups)
+                for family in families
+                if self._has_keys(family, groups)
+            ]
+            self._write(
+                changes,
+                {
+                    store: known.without(groups)
+                    for store, known in self._checkpoints.items()
+                },
+            )
             for spec in self.specs.values():
                 if spec.kind in layout.SEGMENTED:
                     self._expire(spec)
@@ -197,14 +277,23 @@ class EngineStores:
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """See `Database.wipe`."""
         with self._lock:
-            families = [family for family in self._all_families(store) if self._has_keys(family, checkpoint.groups)]
+            families = [
+                family
+                for family in self._all_families(store)
+                if self._has_keys(family, checkpoint.groups)
+            ]
             after = self._checkpoints[store].put([checkpoint])
-            self._write([self._vanishing(family, checkpoint.groups) for family in families], {store: after})
+            self._write(
+                [self._vanishing(family, checkpoint.groups) for family in families],
+                {store: after},
+            )
 
     def has_keys(self, store: str, groups: KeyGroups) -> bool:
         """See `Database.has_keys`."""
         with self._lock:
-            return any(self._has_keys(family, groups) for family in self._families(store))
+            return any(
+                self._has_keys(family, groups) for family in self._families(store)
+            )
 
     def is_empty(self) -> bool:
         """Whether there is neither a key nor a checkpoint."""
@@ -227,9 +316,16 @@ class EngineStores:
             rows = [self._first(family, low, high, COUNTED + 1) for family in families]
             estimate = sum(self._engine.count(family) for family in families)
             kept = sum(run.last - run.first + 1 for run in self._checkpoints[store])
-        read = [key[0] in groups for key, _ in islice(chain.from_iterable(rows), COUNTED + 1)]
+        read = [
+            key[0] in groups
+            for key, _ in islice(chain.from_iterable(rows), COUNTED + 1)
+        ]
         counted = sum(read)  # between the groups there may be others
-        return counted if len(read) <= COUNTED else max(counted, estimate * len(groups) // max(kept, len(groups)))
+        return (
+            counted
+            if len(read) <= COUNTED
+            else max(counted, estimate * len(groups) // max(kept, len(groups)))
+        )
 
     def close(self) -> None:
         """Close the engine. Idempotent."""
@@ -237,7 +333,11 @@ class EngineStores:
             self._engine.close()
 
     def _few_rows(
-        self, families: Sequence[str], groups: frozenset[int], start: bytes | None, end: bytes | None
+        self,
+        families: Sequence[str],
+        groups: frozenset[int],
+        start: bytes | None,
+        end: bytes | None,
     ) -> list[tuple[bytes, bytes]] | None:
         """Return the store keys start <= key < end of some key groups and their values, in no order.
 
@@ -251,12 +351,18 @@ class EngineStores:
         rows: list[tuple[bytes, bytes]] = []
         room = FEW_BYTES
         for read, (place, value) in enumerate(
-            chain.from_iterable(self._engine.scan(family, low, high) for family in families)
+            chain.from_iterable(
+                self._engine.scan(family, low, high) for family in families
+            )
         ):
             if read == most or room < 0:
                 return None
             key = place[1:]
-            if place[0] in groups and (start is None or key >= start) and (end is None or key < end):
+            if (
+                place[0] in groups
+                and (start is None or key >= start)
+                and (end is None or key < end)
+            ):
                 rows.append((key, value))
                 room -= len(value)
         return rows
@@ -264,19 +370,33 @@ class EngineStores:
     def _families(self, store: str) -> list[str]:
         if self.specs[store].kind not in layout.SEGMENTED:
             return [layout.family_of(store)]
-        return [layout.segment_family(store, segment) for segment in sorted(self._segments[store])]
+        return [
+            layout.segment_family(store, segment)
+            for segment in sorted(self._segments[store])
+        ]
 
     def _all_families(self, store: str) -> list[str]:
         """Return the families of a store, that of the timestamps included."""
         expires = self.specs[store].ttl_ms is not None
-        return [*self._families(store), *([layout.expiry_family(store)] if expires else [])]
+        return [
+            *self._families(store),
+            *([layout.expiry_family(store)] if expires else []),
+        ]
 
-    def _write(self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]) -> None:
+    def _write(
+        self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]
+    ) -> None:
         for change in changes:
             self._make(change.family)
-        new = {store: known for store, known in checkpoints.items() if known != self._checkpoints[store]}
+        new = {
+            store: known
+            for store, known in checkpoints.items()
+            if known != self._checkpoints[store]
+        }
         meta = Change(
-            _META, [_checkpoint_key(store) for store in sorted(new)], [new[store].encode() for store in sorted(new)]
+            _META,
+            [_checkpoint_key(store) for store in sorted(new)],
+            [new[store].encode() for store in sorted(new)],
         )
         ahead, together = self._cut(changes)
         for piece in ahead:
@@ -296,9 +416,17 @@ class EngineStores:
         ahead: list[Change] = []
         together: list[Change] = []
         for change in changes:
-            (ahead if len(change.keys) > PIECE and self._may_be_ahead(change) else together).append(change)
+            (
+                ahead
+                if len(change.keys) > PIECE and self._may_be_ahead(change)
+                else together
+            ).append(change)
         pieces = (
-            Change(change.family, change.keys[at : at + PIECE], change.values[at : at + PIECE])
+            Change(
+                change.family,
+                change.keys[at : at + PIECE],
+                change.values[at : at + PIECE],
+            )
             for change in ahead
             for at in range(0, len(change.keys), PIECE)
         )
@@ -306,19 +434,35 @@ class EngineStores:
 
     def _may_be_ahead(self, change: Change) -> bool:
         spec = self.specs[layout.store_of(change.family)]
-        alone = spec.kind in ("key_value", "window") and spec.ttl_ms is None and spec.history_ms is None
-        return alone and (spec.logged or spec.source is not None) and not change.vanishing
+        alone = (
+            spec.kind in ("key_value", "window")
+            and spec.ttl_ms is None
+            and spec.history_ms is None
+        )
+        return (
+            alone and (spec.logged or spec.source is not None) and not change.vanishing
+        )
 
     def _ingest(self, family: str, files: Sequence[Path]) -> None:
         if isinstance(self._engine, Ingesting):
             self._engine.ingest(family, files)
             return
-        from coopstreams.state.sst import read_sst  # imports RocksDB, which building a topology does not need
+        from coopstreams.state.sst import (
+            read_sst,
+        )  # imports RocksDB, which building a topology does not need
 
         for file in files:
             rows = read_sst(file)
             while batch := list(islice(rows, _BATCH)):
-                self._engine.write([Change(family, [key for key, _ in batch], [value for _, value in batch])])
+                self._engine.write(
+                    [
+                        Change(
+                            family,
+                            [key for key, _ in batch],
+                            [value for _, value in batch],
+                        )
+                    ]
+                )
             file.unlink()
 
     def _make(self, family: str) -> None:
@@ -337,13 +481,19 @@ class EngineStores:
         if observed == NOTHING_OBSERVED:
             return
         oldest = layout.horizon(spec, observed) // layout.segment_ms(spec)
-        for segment in [segment for segment in self._segments[spec.name] if segment < oldest]:
+        for segment in [
+            segment for segment in self._segments[spec.name] if segment < oldest
+        ]:
             self._engine.drop(layout.segment_family(spec.name, segment))
             self._segments[spec.name].discard(segment)
 
     def _check_shape(self, spec: StoreSpec) -> None:
         """Empty a store that was written with another shape: look-ups would miss its keys."""
-        shape = layout.shape(spec) if spec.source is None else f"{layout.shape(spec)} of {spec.source}"
+        shape = (
+            layout.shape(spec)
+            if spec.source is None
+            else f"{layout.shape(spec)} of {spec.source}"
+        )
         key = _SHAPE + spec.name.encode()
         written = self._meta(key)
         if written == shape.encode():
@@ -360,15 +510,22 @@ class EngineStores:
             for family in {
                 layout.family_of(spec.name),
                 layout.expiry_family(spec.name),
-                *(layout.segment_family(spec.name, segment) for segment in self._segments[spec.name]),
+                *(
+                    layout.segment_family(spec.name, segment)
+                    for segment in self._segments[spec.name]
+                ),
             }:
                 if family in self._engine.families():
                     self._engine.drop(family)
             self._segments[spec.name] = set()
             self._checkpoints.pop(spec.name, None)
-        self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
+        self._engine.write(
+            [Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])]
+        )
 
-    def _scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+    def _scans(
+        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+    ) -> list[Rows]:
         if isinstance(self._engine, Scanning):
             return self._engine.scans(family, bounds, reverse=reverse)
         return [self._engine.scan(family, *each, reverse=reverse) for each in bounds]
@@ -376,7 +533,9 @@ class EngineStores:
     def _has_keys(self, family: str, groups: KeyGroups) -> bool:
         return any(True for _ in self._first(family, *layout.group_bounds(groups), 1))
 
-    def _first(self, family: str, start: bytes, end: bytes | None, most: int) -> Iterable[tuple[bytes, bytes]]:
+    def _first(
+        self, family: str, start: bytes, end: bytes | None, most: int
+    ) -> Iterable[tuple[bytes, bytes]]:
         if isinstance(self._engine, Peeking):
             return self._engine.first(family, start, end, most)
         return islice(self._engine.scan(family, start, end), most)

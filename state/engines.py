@@ -52,13 +52,19 @@ def check_store_types(specs: Iterable[StoreSpec], default: str) -> None:
     Raises:
         ConfigError: a store type has no engine.
     """
-    for store_type in {default, *(spec.store_type or default for spec in specs)} - {IN_MEMORY}:
+    for store_type in {default, *(spec.store_type or default for spec in specs)} - {
+        IN_MEMORY
+    }:
         new_engine(store_type)
 
 
 def folder_of(folder: Path, store_type: str) -> Path:
     """Return the folder of an engine of a store type, for the database in `folder`."""
-    return folder if store_type == ROCKS_DB else folder.with_name(f"{folder.name}.{store_type.replace(':', '-')}")
+    return (
+        folder
+        if store_type == ROCKS_DB
+        else folder.with_name(f"{folder.name}.{store_type.replace(':', '-')}")
+    )
 
 
 def open_engine(folder: Path, store_type: str) -> Engine:
@@ -72,7 +78,9 @@ def open_engine(folder: Path, store_type: str) -> Engine:
     return new_engine(store_type)(own)
 
 
-def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]) -> Database:
+def open_database(
+    specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]
+) -> Database:
     """Return the database of these stores, each in an engine of its store type; without stores, nothing is on disk.
 
     `open_engine` opens an engine of a store type on disk.
@@ -80,13 +88,21 @@ def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callabl
     Raises:
         StateError: an engine cannot be opened; those that were opened are closed again.
     """
-    type_of: Mapping[str, str] = {spec.name: spec.store_type or default for spec in specs}
+    type_of: Mapping[str, str] = {
+        spec.name: spec.store_type or default for spec in specs
+    }
     with ExitStack() as closing:
         engines: dict[str, Engine] = {}
         for store_type in dict.fromkeys(type_of.values()) or (IN_MEMORY,):
-            engines[store_type] = Memory() if store_type == IN_MEMORY else open_engine(store_type)
+            engines[store_type] = (
+                Memory() if store_type == IN_MEMORY else open_engine(store_type)
+            )
             closing.callback(engines[store_type].close)
         first = next(iter(engines.values()))
-        database = Database(first, specs, apart={store: engines[store_type] for store, store_type in type_of.items()})
+        database = Database(
+            first,
+            specs,
+            apart={store: engines[store_type] for store, store_type in type_of.items()},
+        )
         closing.pop_all()
         return database

@@ -84,7 +84,9 @@ class ExpiringTable(Table):
                 break
             self._read_more()
         self._set_due()
-        gone.sort(key=lambda row: (row[2], row[0]))  # a row may have been checked before its time
+        gone.sort(
+            key=lambda row: (row[2], row[0])
+        )  # a row may have been checked before its time
         return gone
 
     def freeze(self) -> ChangelogBatch | None:
@@ -100,7 +102,9 @@ class ExpiringTable(Table):
         if self._relisted:
             places = sorted(self._relisted)
             values = [self._relisted[place] for place in places]
-            self.frozen.append(Change(layout.expiry_family(self.spec.name), places, values))
+            self.frozen.append(
+                Change(layout.expiry_family(self.spec.name), places, values)
+            )
             self._relisted.clear()
         return batch
 
@@ -156,7 +160,9 @@ class ExpiringTable(Table):
 
     def _read_more(self) -> None:
         """Queue up the rows of the next listed times, including rows that the next commit will list."""
-        rows = self._database.by_timestamp(self.spec.name, self._groups.numbers, self._read_to)
+        rows = self._database.by_timestamp(
+            self.spec.name, self._groups.numbers, self._read_to
+        )
         found = list(islice(rows, CHUNK))
         first, end = self._read_to, _EVER
         if len(found) == CHUNK:
@@ -183,7 +189,12 @@ class ExpiringTable(Table):
         self._read_to = self._queue[kept][0]
         self._queue = [(time, key) for time, key in self._queue if time < self._read_to]
         heapify(self._queue)
-        self._queued = {key: time for key, time in self._queued.items() if time < self._read_to}
+        self._queued = {
+            key: time for key, time in self._queued.items() if time < self._read_to
+        }
 
     def _set_due(self) -> None:
-        self.due_ms = min(self._queue[0][0] if self._queue else _EVER, self._read_to) + self._ttl_ms
+        self.due_ms = (
+            min(self._queue[0][0] if self._queue else _EVER, self._read_to)
+            + self._ttl_ms
+        )

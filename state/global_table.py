@@ -30,7 +30,9 @@ class GlobalRows:
         self.guard: AbstractContextManager[Any] = Lock()
         self.entries: dict[bytes, Entry] = {}
 
-    def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
+    def apply(
+        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+    ) -> None:
         """Apply records of the topic: the latest of a key is its row, and a tombstone deletes it. Ignores null keys.
 
         A value that is read as None, such as JSON's `null`, deletes the row as well, as in other tables.
@@ -39,7 +41,9 @@ class GlobalRows:
         """
         read = self.spec.value.deserialize
         check = self.spec.key.check_key
-        for i, (key, value, timestamp) in enumerate(zip(columns.keys, columns.values, columns.timestamps, strict=True)):
+        for i, (key, value, timestamp) in enumerate(
+            zip(columns.keys, columns.values, columns.timestamps, strict=True)
+        ):
             if key is not None and value is None:
                 self.entries.pop(key, None)
             elif key is not None and value is not None:
@@ -55,7 +59,15 @@ class GlobalRows:
                     offset = columns.offsets[i]
                     on_failure(
                         Failure(
-                            "deserialization", self.spec.name, error, source, offset, key, value, timestamp, headers
+                            "deserialization",
+                            self.spec.name,
+                            error,
+                            source,
+                            offset,
+                            key,
+                            value,
+                            timestamp,
+                            headers,
                         )
                     )
 
@@ -81,11 +93,17 @@ class GlobalRows:
         """Return no entries: rows from the topic are never dirty."""
         return []
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+    def scan(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order, as they are now."""
         rows = sorted(dict(self.entries).items(), key=lambda row: row[0])
         return iter(
-            [(key, entry) for key, entry in rows if (start is None or key >= start) and (end is None or key < end)]
+            [
+                (key, entry)
+                for key, entry in rows
+                if (start is None or key >= start) and (end is None or key < end)
+            ]
         )
 
     def advance(self, stream_time: int) -> None:

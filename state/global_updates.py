@@ -29,13 +29,19 @@ from coopstreams.topology.stores import Entry
 
 def rows_of(table: GlobalTable, clock: Callable[[], int]) -> GlobalRows:
     """Return the empty rows of a global table. `clock`: the wall clock of its processor, in milliseconds."""
-    return GlobalRows(table.store) if table.update is None else UpdatedRows(table, table.update, clock)
+    return (
+        GlobalRows(table.store)
+        if table.update is None
+        else UpdatedRows(table, table.update, clock)
+    )
 
 
 class UpdatedRows(GlobalRows):
     """The rows that a processor maintains."""
 
-    def __init__(self, table: GlobalTable, update: GlobalUpdate, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, table: GlobalTable, update: GlobalUpdate, clock: Callable[[], int]
+    ) -> None:
         super().__init__(table.store)
         self._update = update
         self._drafts = _Drafts(self)
@@ -49,30 +55,66 @@ class UpdatedRows(GlobalRows):
             fixed_key=False,
             by_key=False,
         )
-        self._work = Work(node, {self.spec.name: self._drafts}, self._around, self._around.nothing_below, {})
+        self._work = Work(
+            node,
+            {self.spec.name: self._drafts},
+            self._around,
+            self._around.nothing_below,
+            {},
+        )
         self._work.begin()
 
-    def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
+    def apply(
+        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+    ) -> None:
         """Give the records to the processor, one after the other.
 
         If a record cannot be deserialised or the processor raises, `on_failure` decides; if it returns, the rows stay
         as they were before that record.
         """
-        read_key, read_value = self._update.key.deserialize, self._update.value.deserialize
+        read_key, read_value = (
+            self._update.key.deserialize,
+            self._update.value.deserialize,
+        )
         for i, (key, value, timestamp, offset) in enumerate(
-            zip(columns.keys, columns.values, columns.timestamps, columns.offsets, strict=True)
+            zip(
+                columns.keys,
+                columns.values,
+                columns.timestamps,
+                columns.offsets,
+                strict=True,
+            )
         ):
             headers = None if columns.headers is None else columns.headers[i]
-            self._around.take(RecordMetadata(source.topic, source.partition, offset), timestamp, headers)
+            self._around.take(
+                RecordMetadata(source.topic, source.partition, offset),
+                timestamp,
+                headers,
+            )
             phase: Phase = "deserialization"
             try:
-                record = None if key is None else read_key(key), None if value is None else read_value(value)
+                record = (
+                    None if key is None else read_key(key),
+                    None if value is None else read_value(value),
+                )
                 phase = "processing"
                 self._work.run(key, *record, timestamp)
                 self._drafts.publish()
             except Exception as error:  # noqa: BLE001 whatever a serde or a function raises, the handler decides
                 self._drafts.forget()
-                on_failure(Failure(phase, self._update.name, error, source, offset, key, value, timestamp, headers))
+                on_failure(
+                    Failure(
+                        phase,
+                        self._update.name,
+                        error,
+                        source,
+                        offset,
+                        key,
+                        value,
+                        timestamp,
+                        headers,
+                    )
+                )
 
     def close(self) -> None:
         """Close the processor."""
@@ -96,7 +138,9 @@ class _Drafts(GlobalRows):
         entry.dirty = True
         self._changed[key] = entry
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+    def scan(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order."""
         rows = {key: self._copy(entry) for key, entry in self._rows.scan(start, end)}
         rows |= {
@@ -104,13 +148,24 @@ class _Drafts(GlobalRows):
             for key, entry in self._changed.items()
             if (start is None or key >= start) and (end is None or key < end)
         }
-        return iter([(key, entry) for key, entry in sorted(rows.items()) if entry.value is not None])
+        return iter(
+            [
+                (key, entry)
+                for key, entry in sorted(rows.items())
+                if entry.value is not None
+            ]
+        )
 
     def publish(self) -> None:
         """Publish the changes; none of them if a value cannot be serialised."""
         write = self.spec.value.serialize
         rows = [
-            (key, None if entry.value is None else Entry(entry.value, entry.timestamp, write(entry.value)))
+            (
+                key,
+                None
+                if entry.value is None
+                else Entry(entry.value, entry.timestamp, write(entry.value)),
+            )
             for key, entry in self._changed.items()
         ]
         for key, row in rows:
@@ -126,7 +181,9 @@ class _Drafts(GlobalRows):
 
     def _copy(self, entry: Entry) -> Entry:
         """Return an entry with a value of its own, which the processor may change in place, and fail."""
-        value = None if entry.stored is None else self.spec.value.deserialize(entry.stored)
+        value = (
+            None if entry.stored is None else self.spec.value.deserialize(entry.stored)
+        )
         return Entry(value, entry.timestamp, entry.stored)
 
 
@@ -144,16 +201,24 @@ class _Around:
 
     def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
         """Set the current record."""
-        self._at, self._stream_time, self.headers = at, max(timestamp, self._stream_time), headers
+        self._at, self._stream_time, self.headers = (
+            at,
+            max(timestamp, self._stream_time),
+            headers,
+        )
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
         """Raise: only records call the processor, so a punctuation would never run."""
-        raise TopologyError(f'"{self._name}" keeps a global store: it cannot schedule(), only records call it')
+        raise TopologyError(
+            f'"{self._name}" keeps a global store: it cannot schedule(), only records call it'
+        )
 
     def nothing_below(self, *_: Any) -> NoReturn:
         """Raise: there are no nodes below."""
-        raise TopologyError(f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it')
+        raise TopologyError(
+            f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it'
+        )
 
     def where(self) -> RecordMetadata | None:
         """Return where the current record was read."""

@@ -55,13 +55,17 @@ def groups_of(key_range: KeyRange) -> KeyGroups:
         ValueError: the range is not cut at key groups, as ranges of tasks with state are.
     """
     if not key_range.is_cut_at_groups:
-        raise ValueError(f"key range {key_range} is not cut at key groups: a task with state cannot own it")
+        raise ValueError(
+            f"key range {key_range} is not cut at key groups: a task with state cannot own it"
+        )
     return key_range.groups
 
 
 def group_bounds(groups: KeyGroups) -> tuple[bytes, bytes | None]:
     """Return the bounds of the database keys of these groups: half-open; None is open."""
-    return PREFIXES[groups.first], PREFIXES[groups.last + 1] if groups.last + 1 < GROUPS else None
+    return PREFIXES[groups.first], PREFIXES[
+        groups.last + 1
+    ] if groups.last + 1 < GROUPS else None
 
 
 def after(key: bytes) -> bytes:
@@ -87,7 +91,13 @@ def store_key(kind: StoreKind, key: bytes) -> bytes:
 
 def suffix_bytes(spec: StoreSpec) -> int:
     """Return how many bytes at the end of a store key are not part of the plain key."""
-    return START_BYTES if spec.kind == "window" else SESSION_BYTES if spec.kind == "session" else spec.suffix_bytes
+    return (
+        START_BYTES
+        if spec.kind == "window"
+        else SESSION_BYTES
+        if spec.kind == "session"
+        else spec.suffix_bytes
+    )
 
 
 def changelog_suffix_bytes(spec: StoreSpec) -> int:

@@ -75,7 +75,9 @@ class Slice:
 
     def checkpoint(self, topic_id: str) -> Checkpoint:
         """Return the checkpoint of the slice's groups once they are restored, in the changelog with that id."""
-        return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms, topic_id)
+        return Checkpoint(
+            self.first, self.last, self.offset, self.observed, self.true_ms, topic_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class StoreSlices:
         """Return the slices of a partition that have any of these groups, ascending."""
         first, last = groups
         found = [
-            each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last
+            each
+            for each in self.slices
+            if each.partition == partition and each.first <= last and first <= each.last
         ]
         return sorted(found, key=lambda each: each.first)
 
@@ -119,7 +123,9 @@ class Manifest:
         `sha256` is the digest of the canonical form without `sha256` itself.
         """
         content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
-        return msgspec.json.format(msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1)
+        return msgspec.json.format(
+            msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1
+        )
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
@@ -138,9 +144,17 @@ class Manifest:
                 )
             written = content.pop("sha256")
             if written != _digest({"format": version, **content}):
-                raise DamagedManifestError("its bytes are not those that were written (SHA-256 differs)")
+                raise DamagedManifestError(
+                    "its bytes are not those that were written (SHA-256 differs)"
+                )
             return _MANIFESTS.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        except (
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            AttributeError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise DamagedManifestError(f"it is no manifest: {error}") from error
 
     def files(self) -> Iterator[File]:
@@ -163,22 +177,35 @@ def shape_of(spec: StoreSpec) -> str:
 def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     """Yield the checkpoints, cut at the bounds of slices."""
     for run in checkpoints:
-        for start in range(run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS):
-            yield replace(run, first=max(run.first, start), last=min(run.last, start + SLICE_GROUPS - 1))
+        for start in range(
+            run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS
+        ):
+            yield replace(
+                run,
+                first=max(run.first, start),
+                last=min(run.last, start + SLICE_GROUPS - 1),
+            )
 
 
 def whole_slices(key_range: KeyRange) -> KeyRange:
     """Return the range widened to the bounds of slices: only whole slices can be replaced."""
     first, last = layout.groups_of(key_range)
-    return KeyRange.of_groups(first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1)
+    return KeyRange.of_groups(
+        first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1
+    )
 
 
-def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) -> tuple[Slice, ...]:
+def placed(
+    slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int
+) -> tuple[Slice, ...]:
     """Return the slices with these changelog offsets (by partition), which a backfill knows only after its tasks.
 
     Units: `true_ms` is the wall clock at which the offsets were the ends of the changelog.
     """
-    return tuple(replace(each, offset=offsets[each.partition], true_ms=true_ms) for each in slices)
+    return tuple(
+        replace(each, offset=offsets[each.partition], true_ms=true_ms)
+        for each in slices
+    )
 
 
 def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
@@ -187,11 +214,18 @@ def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
     An older slice that is partly replaced is left out: the changelog restores a hole, but an overlap would be an error.
     """
     result = list(newer)
-    taken = {(each.partition, group) for each in result for group in range(each.first, each.last + 1)}
+    taken = {
+        (each.partition, group)
+        for each in result
+        for group in range(each.first, each.last + 1)
+    }
     result += [
         each
         for each in older
-        if not any((each.partition, group) in taken for group in range(each.first, each.last + 1))
+        if not any(
+            (each.partition, group) in taken
+            for group in range(each.first, each.last + 1)
+        )
     ]
     return tuple(sorted(result, key=lambda each: (each.partition, each.first)))
 

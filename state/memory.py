@@ -45,11 +45,15 @@ class Memory:
 
         return get
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Rows:
         """Return the current rows with start <= key < end."""
         return self._rows(self._copied(family, start, end, reverse=reverse))
 
-    def first(self, family: str, start: bytes, end: bytes | None, most: int) -> list[tuple[bytes, bytes]]:
+    def first(
+        self, family: str, start: bytes, end: bytes | None, most: int
+    ) -> list[tuple[bytes, bytes]]:
         """Return the first rows with start <= key < end, `most` of them."""
         return self._copied(family, start, end, most)
 
@@ -58,7 +62,9 @@ class Memory:
         with self._lock:
             self._check_open()
             for family in {change.family for change in changes}:
-                self._families[family]  # raises for a missing family before anything is written
+                self._families[
+                    family
+                ]  # raises for a missing family before anything is written
             for change in changes:
                 rows = self._families[change.family]
                 for start, end in change.vanishing:
@@ -80,12 +86,21 @@ class Memory:
         self._closed = True
 
     def _copied(
-        self, family: str, start: bytes, end: bytes | None, most: int | None = None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        most: int | None = None,
+        *,
+        reverse: bool = False,
     ) -> list[tuple[bytes, bytes]]:
         with self._lock:
             self._check_open()
             rows = self._families[family]
-            return [(key, rows[key]) for key in islice(rows.irange(start, end, (True, False), reverse), most)]
+            return [
+                (key, rows[key])
+                for key in islice(rows.irange(start, end, (True, False), reverse), most)
+            ]
 
     def _rows(self, found: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for row in found:

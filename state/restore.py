@@ -25,14 +25,25 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import NO_TOPIC, NOTHING_OBSERVED, Checkpoint, Checkpoints
+from coopstreams.state.checkpoints import (
+    NO_TOPIC,
+    NOTHING_OBSERVED,
+    Checkpoint,
+    Checkpoints,
+)
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
 from coopstreams.state.manifest import cut
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes, without_suffix
+from coopstreams.topology.keys import (
+    GROUPS,
+    KeyGroups,
+    KeyRange,
+    key_hashes,
+    without_suffix,
+)
 from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import StoreSpec
 
@@ -127,7 +138,11 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
     They have no checkpoint, or `bounds` refuses it.
     """
     of_group = known.by_group()
-    return [group for group in _groups(key_range) if (at := of_group[group]) is None or bounds.refusal(at)]
+    return [
+        group
+        for group in _groups(key_range)
+        if (at := of_group[group]) is None or bounds.refusal(at)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +263,16 @@ class Restore:
             StateError: no checkpoint of it was written.
             SerdeError: nothing of it was written, because the schema registry is away: feed it again later.
         """
-        keep = self._windows(columns) if self.spec.kind in layout.SEGMENTED else self._entries(columns)
-        moved = [group for group in range(GROUPS) if self._need[group] < min(next_offset, self._stops[group])]
+        keep = (
+            self._windows(columns)
+            if self.spec.kind in layout.SEGMENTED
+            else self._entries(columns)
+        )
+        moved = [
+            group
+            for group in range(GROUPS)
+            if self._need[group] < min(next_offset, self._stops[group])
+        ]
         for group in moved:
             self._need[group] = min(next_offset, self._stops[group])
         changes = list(self._changes(keep))
@@ -263,7 +286,13 @@ class Restore:
         """Return how far the restore is."""
         seconds = self._clock() - self._began
         remaining = max(0, self.bounds.target - self._position)
-        eta_s = remaining * seconds / self._moved if self._moved and seconds > 0 else None if remaining else 0.0
+        eta_s = (
+            remaining * seconds / self._moved
+            if self._moved and seconds > 0
+            else None
+            if remaining
+            else 0.0
+        )
         rate = self._moved / seconds if seconds > 0 else 0.0
         return RestoreProgress(
             self.spec.name,
@@ -278,7 +307,11 @@ class Restore:
         )
 
     def _move(self) -> None:
-        unfinished = (need for need, stop in zip(self._need, self._stops, strict=True) if need < stop)
+        unfinished = (
+            need
+            for need, stop in zip(self._need, self._stops, strict=True)
+            if need < stop
+        )
         self._position = min(unfinished, default=self.bounds.target)
 
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
@@ -286,9 +319,17 @@ class Restore:
         need, stops, pack = self._need, self._stops, layout.TIMESTAMP.pack
         as_row = None if self.spec.source is None else self._row
         keep: dict[bytes, bytes | None] = {}
-        hashes = key_hashes(without_suffix(columns.keys, layout.suffix_bytes(self.spec)), columns.offsets)
+        hashes = key_hashes(
+            without_suffix(columns.keys, layout.suffix_bytes(self.spec)),
+            columns.offsets,
+        )
         for key, hash_, value, timestamp, offset in zip(
-            columns.keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
+            columns.keys,
+            hashes,
+            columns.values,
+            columns.timestamps,
+            columns.offsets,
+            strict=True,
         ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
@@ -300,7 +341,9 @@ class Restore:
                             raise
                         # the task's failure handler dropped it; otherwise the task's position would be below it
                         continue
-                keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
+                keep[PREFIXES[group] + key] = (
+                    None if value is None else pack(timestamp) + value
+                )
         return keep
 
     def _row(self, key: bytes, value: bytes | None) -> bytes | None:
@@ -316,22 +359,45 @@ class Restore:
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the same for windows, without expired ones."""
-        need, stops, seen, pack = self._need, self._stops, self._seen, layout.TIMESTAMP.pack
+        need, stops, seen, pack = (
+            self._need,
+            self._stops,
+            self._seen,
+            layout.TIMESTAMP.pack,
+        )
         keep: dict[bytes, bytes | None] = {}
-        keys = [None if key is None else layout.store_key(self.spec.kind, key) for key in columns.keys]
-        hashes = key_hashes(without_suffix(keys, layout.suffix_bytes(self.spec)), columns.offsets)
+        keys = [
+            None if key is None else layout.store_key(self.spec.kind, key)
+            for key in columns.keys
+        ]
+        hashes = key_hashes(
+            without_suffix(keys, layout.suffix_bytes(self.spec)), columns.offsets
+        )
         for key, hash_, value, timestamp, offset in zip(
-            keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
+            keys,
+            hashes,
+            columns.values,
+            columns.timestamps,
+            columns.offsets,
+            strict=True,
         ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
                 seen[group] = max(seen[group], layout.time_of(self.spec.kind, key))
-                keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
+                keep[PREFIXES[group] + key] = (
+                    None if value is None else pack(timestamp) + value
+                )
         horizons = [
-            _EVER if (observed := self._observed(group)) == NOTHING_OBSERVED else layout.horizon(self.spec, observed)
+            _EVER
+            if (observed := self._observed(group)) == NOTHING_OBSERVED
+            else layout.horizon(self.spec, observed)
             for group in range(GROUPS)
         ]
-        return {key: value for key, value in keep.items() if layout.time_of(self.spec.kind, key) >= horizons[key[0]]}
+        return {
+            key: value
+            for key, value in keep.items()
+            if layout.time_of(self.spec.kind, key) >= horizons[key[0]]
+        }
 
     def _observed(self, group: int) -> int:
         """Return the window start by which windows of a group expire."""
@@ -341,30 +407,55 @@ class Restore:
         keys = sorted(keep)
         if self.spec.kind not in layout.SEGMENTED:
             if keys:
-                yield Change(layout.family_of(self.spec.name), keys, [keep[key] for key in keys])
+                yield Change(
+                    layout.family_of(self.spec.name), keys, [keep[key] for key in keys]
+                )
             if self.spec.ttl_ms is not None:
                 rows = [(key, row) for key, row in keep.items() if row is not None]
-                places = sorted(layout.expiry_key(key, layout.unpack(row)[1]) for key, row in rows)
+                places = sorted(
+                    layout.expiry_key(key, layout.unpack(row)[1]) for key, row in rows
+                )
                 if places:
-                    yield Change(layout.expiry_family(self.spec.name), places, [b""] * len(places))
+                    yield Change(
+                        layout.expiry_family(self.spec.name),
+                        places,
+                        [b""] * len(places),
+                    )
             return
         length = layout.segment_ms(self.spec)
         segments: dict[int, list[bytes]] = {}
         for key in keys:
-            segments.setdefault(layout.time_of(self.spec.kind, key) // length, []).append(key)
+            segments.setdefault(
+                layout.time_of(self.spec.kind, key) // length, []
+            ).append(key)
         for segment, of_segment in segments.items():
-            yield Change(layout.segment_family(self.spec.name, segment), of_segment, [keep[key] for key in of_segment])
+            yield Change(
+                layout.segment_family(self.spec.name, segment),
+                of_segment,
+                [keep[key] for key in of_segment],
+            )
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
         """Yield the checkpoints of groups, in runs."""
         for offset, alike in groupby(
-            sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__
+            sorted(groups, key=lambda group: (self._need[group], group)),
+            key=self._need.__getitem__,
         ):
             for run in _runs(list(alike)):
                 at_end = all(offset >= self._stops[group] for group in run)
-                true_ms = self.bounds.asked_ms if at_end else min(self._true_ms[group] for group in run)
+                true_ms = (
+                    self.bounds.asked_ms
+                    if at_end
+                    else min(self._true_ms[group] for group in run)
+                )
                 yield from self._observing(
-                    Checkpoint(run[0], run[-1], offset, true_ms=true_ms, topic_id=self.bounds.topic_id)
+                    Checkpoint(
+                        run[0],
+                        run[-1],
+                        offset,
+                        true_ms=true_ms,
+                        topic_id=self.bounds.topic_id,
+                    )
                 )
 
     def _observing(self, run: Checkpoint) -> Iterator[Checkpoint]:
@@ -374,7 +465,9 @@ class Restore:
         which any of the groups begins: the others may have some of before. For a snapshot it is the largest one of each
         slice: windows that had expired by then are missing there.
         """
-        seen, times = (each[run.first : run.last + 1] for each in (self._seen, self._times))
+        seen, times = (
+            each[run.first : run.last + 1] for each in (self._seen, self._times)
+        )
         starts = [start for start in seen if start != NOTHING_OBSERVED]
         if not starts:
             yield run
@@ -383,7 +476,10 @@ class Restore:
         else:
             for part in cut([run]):
                 of_part = max(seen[part.first - run.first : part.last + 1 - run.first])
-                yield replace(part, observed=min(starts) if of_part == NOTHING_OBSERVED else of_part)
+                yield replace(
+                    part,
+                    observed=min(starts) if of_part == NOTHING_OBSERVED else of_part,
+                )
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""
@@ -396,9 +492,14 @@ class Restore:
                 reasons[group] = reason
             else:
                 next_offset = max(at.offset, self.bounds.log_start)
-                self._need[group], self._seen[group], self._true_ms[group] = next_offset, at.observed, at.true_ms
+                self._need[group], self._seen[group], self._true_ms[group] = (
+                    next_offset,
+                    at.observed,
+                    at.true_ms,
+                )
         for reason, of_reason in groupby(
-            sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__
+            sorted(reasons, key=lambda group: (reasons[group], group)),
+            key=reasons.__getitem__,
         ):
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
@@ -423,7 +524,13 @@ class Restore:
             )
         bounds = self.bounds
         self.database.wipe(
-            self.spec.name, Checkpoint(*run, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id)
+            self.spec.name,
+            Checkpoint(
+                *run,
+                bounds.log_start,
+                true_ms=bounds.asked_ms,
+                topic_id=bounds.topic_id,
+            ),
         )
         for group in groups:
             self._need[group], self._seen[group], self._true_ms[group] = (
@@ -439,5 +546,7 @@ def _groups(key_range: KeyRange) -> range:
 
 def _runs(groups: Sequence[int]) -> Iterator[list[int]]:
     """Yield the ascending groups in contiguous runs."""
-    for _, run in groupby(enumerate(groups), key=lambda numbered: numbered[1] - numbered[0]):
+    for _, run in groupby(
+        enumerate(groups), key=lambda numbered: numbered[1] - numbered[0]
+    ):
         yield [group for _, group in run]

@@ -47,7 +47,12 @@ from rocksdict import (
 )
 
 from coopstreams.state.engine import Bounds, Change, Getter, Rows
-from coopstreams.topology.errors import SnapshotError, StateCorruptError, StateError, StateLockedError
+from coopstreams.topology.errors import (
+    SnapshotError,
+    StateCorruptError,
+    StateError,
+    StateLockedError,
+)
 
 _MIB = 1 << 20
 BLOCK_CACHE_BYTES = 64 * _MIB
@@ -107,7 +112,9 @@ class Rocks:
             raise self._damaged("its write-ahead log, *.log, is missing")
         try:
             names = Rdict.list_cf(path, options()) if known else [_DEFAULT]
-            self._db = Rdict(path, options(), column_families={name: options() for name in names})
+            self._db = Rdict(
+                path, options(), column_families={name: options() for name in names}
+            )
         except Exception as error:
             raise self._error(error, opening=True) from error
         try:
@@ -129,7 +136,9 @@ class Rocks:
             if family not in self._columns:
                 self._check_open()
                 try:
-                    self._columns[family] = self._reused(family) if self._spare else self._made(family)
+                    self._columns[family] = (
+                        self._reused(family) if self._spare else self._made(family)
+                    )
                 except Exception as error:
                     raise self._error(error) from error
 
@@ -138,7 +147,9 @@ class Rocks:
         with self._lock:
             self._check_open()
             column = self._columns[family]
-            spare = len(self._spare) < _MOST_SPARE and not column.rdict.property_int_value(_FILES_BYTES)
+            spare = len(
+                self._spare
+            ) < _MOST_SPARE and not column.rdict.property_int_value(_FILES_BYTES)
             try:
                 if spare:
                     self._empty(family, column)
@@ -152,9 +163,13 @@ class Rocks:
                 self._spare.append(column)
             else:
                 del self._handles[column.name]
-                with suppress(Exception):  # a remaining row is written again before another family takes this name
+                with suppress(
+                    Exception
+                ):  # a remaining row is written again before another family takes this name
                     self._db.delete(column.name.encode())
-                with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
+                with suppress(
+                    Exception
+                ):  # it closes, but raises because it cannot flush a dropped family
                     column.rdict.close()
 
     def getter(self, family: str) -> Getter:
@@ -174,11 +189,15 @@ class Rocks:
 
         return get
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Rows:
         """Return the current rows with start <= key < end."""
         return self.scans(family, [(start, end)], reverse=reverse)[0]
 
-    def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+    def scans(
+        self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
+    ) -> list[Rows]:
         """Return the current rows within each of these bounds, all of one moment: they share an iterator."""
         # An iterator for each range, with options and a place among the cursors, costs six times a seek (7 us). The
         # lower bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
@@ -217,15 +236,24 @@ class Rocks:
             except Exception as error:
                 raise self._error(error) from error
             try:
-                self._columns[family].rdict.ingest_external_file([str(file) for file in files], how)
+                self._columns[family].rdict.ingest_external_file(
+                    [str(file) for file in files], how
+                )
             except Exception as error:  # the fault is in the files, not in the database
-                raise SnapshotError(f'files do not go into "{self._folder}": {str(error).strip()}') from error
+                raise SnapshotError(
+                    f'files do not go into "{self._folder}": {str(error).strip()}'
+                ) from error
 
     def count(self, family: str) -> int:
         """Return the approximate number of keys of a family: overwritten keys count repeatedly until compaction."""
         with self._lock:
             self._check_open()
-            return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
+            return (
+                self._columns[family].rdict.property_int_value(
+                    "rocksdb.estimate-num-keys"
+                )
+                or 0
+            )
 
     def close(self) -> None:
         """Close the engine; iterators end with an error. Idempotent."""
@@ -235,7 +263,10 @@ class Rocks:
             self._closed = True
             for cursor in list(self._cursors):
                 cursor.iterator = None
-            opened = [*(column.rdict for column in (*self._columns.values(), *self._spare)), self._db]
+            opened = [
+                *(column.rdict for column in (*self._columns.values(), *self._spare)),
+                self._db,
+            ]
             self._columns.clear()
             self._spare.clear()
             self._handles.clear()
@@ -250,7 +281,9 @@ class Rocks:
 
     def _open_column(self, name: str) -> None:
         """Take in a column family of the folder."""
-        family = self._db.get(name.encode())  # first: if it cannot be read, no handle is left open
+        family = self._db.get(
+            name.encode()
+        )  # first: if it cannot be read, no handle is left open
         column = _Column(name, self._db.get_column_family(name))
         self._handles[name] = self._db.get_column_family_handle(name)
         if family == _NO_FAMILY:
@@ -261,7 +294,11 @@ class Rocks:
     def _made(self, family: str) -> _Column:
         """Return a new column family for a family."""
         taken = {column.name for column in (*self._columns.values(), *self._spare)}
-        name = next(name for name in chain([family], (f"{family}+{n}" for n in count(1))) if name not in taken)
+        name = next(
+            name
+            for name in chain([family], (f"{family}+{n}" for n in count(1)))
+            if name not in taken
+        )
         # A column family is on disk at once, so the name of its family is written first: an older name may be there.
         self._db.put(name.encode(), family.encode())
         self._db.flush_wal(True)
@@ -284,7 +321,11 @@ class Rocks:
         self._db.write(batch)
 
     def _add(self, batch: WriteBatch, change: Change) -> None:
-        put, delete, handle = batch.put, batch.delete, self._handles[self._columns[change.family].name]
+        put, delete, handle = (
+            batch.put,
+            batch.delete,
+            self._handles[self._columns[change.family].name],
+        )
         for start, end in change.vanishing:
             self._vanish(batch, change.family, start, end)
         for key, value in zip(change.keys, change.values, strict=True):
@@ -293,10 +334,14 @@ class Rocks:
             else:
                 put(key, value, handle)
 
-    def _vanish(self, batch: WriteBatch, family: str, start: bytes, end: bytes | None) -> None:
+    def _vanish(
+        self, batch: WriteBatch, family: str, start: bytes, end: bytes | None
+    ) -> None:
         column = self._columns[family]
         if start < (_BEYOND if end is None else end):
-            batch.delete_range(start, _BEYOND if end is None else end, self._handles[column.name])
+            batch.delete_range(
+                start, _BEYOND if end is None else end, self._handles[column.name]
+            )
         if end is None:
             rest = column.rdict.iter()
             rest.seek(max(start, _BEYOND))
@@ -304,7 +349,9 @@ class Rocks:
                 batch.delete(rest.key(), self._handles[column.name])
                 rest.next()
 
-    def _rows(self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    def _rows(
+        self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
         # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
         for size in chain((2, 8, 32), repeat(256)):
             chunk, more = self._chunk(cursor, start, end, reverse, size)
@@ -351,7 +398,13 @@ class Rocks:
             try:
                 iterator.status()
             except Exception as error:
-                del iterator, valid, key, value, step  # an iterator keeps the folder locked, and the error keeps these
+                del (
+                    iterator,
+                    valid,
+                    key,
+                    value,
+                    step,
+                )  # an iterator keeps the folder locked, and the error keeps these
                 raise self._error(error) from error
         return chunk, False
 
@@ -365,7 +418,9 @@ class Rocks:
     def _error(self, error: Exception, *, opening: bool = False) -> StateError:
         """Return an error that explains RocksDB's error to an operator."""
         text = str(error).strip()
-        if "Corruption" in text or (opening and ("No such file" in text or text.startswith("Invalid argument"))):
+        if "Corruption" in text or (
+            opening and ("No such file" in text or text.startswith("Invalid argument"))
+        ):
             if not opening:
                 # opening reads only some blocks: the mark makes the next start delete the folder
                 with suppress(OSError):
@@ -376,10 +431,14 @@ class Rocks:
                 f'"{self._folder}" is in use: stop the other process, or give this one another instance number or '
                 f"state.dir ({text})"
             )
-        return StateError(f'"{self._folder}" cannot be {"opened" if opening else "used"}: {text}')
+        return StateError(
+            f'"{self._folder}" cannot be {"opened" if opening else "used"}: {text}'
+        )
 
     def _damaged(self, text: str) -> StateCorruptError:
-        return StateCorruptError(f'"{self._folder}" is damaged and may be deleted: changelogs restore it ({text})')
+        return StateCorruptError(
+            f'"{self._folder}" is damaged and may be deleted: changelogs restore it ({text})'
+        )
 
 
 class _Column:
@@ -400,9 +459,7 @@ class _Cursor:
 
     def __init__(self, iterator: RdictIter, bounds: ReadOptions) -> None:
         self.iterator: RdictIter | None = iterator
-        self._bounds = (
-            bounds  # RocksDB reads the upper bound from it while it iterates, and rocksdict does not keep it (seen)
-        )
+        self._bounds = bounds  # RocksDB reads the upper bound from it while it iterates, and rocksdict does not keep it (seen)
 
 
 @cache

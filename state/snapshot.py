@@ -38,7 +38,9 @@ CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_OURS = re.compile(r"[^/]+/(.+\.sst|manifest\.json|\.manifest\.json-[0-9a-f]{32})|\.CURRENT-[0-9a-f]{32}")
+_OURS = re.compile(
+    r"[^/]+/(.+\.sst|manifest\.json|\.manifest\.json-[0-9a-f]{32})|\.CURRENT-[0-9a-f]{32}"
+)
 """The files of an application that `sweep` may delete; those with a dot in front were left by a crash."""
 
 
@@ -56,31 +58,50 @@ class SnapshotWriter:
 
     def __init__(self, url: str, application: str, run: str) -> None:
         if not _RUN.fullmatch(run):
-            raise SnapshotError(f'"{run}" is no name for a run: letters, digits, and . _ - behind the first')
+            raise SnapshotError(
+                f'"{run}" is no name for a run: letters, digits, and . _ - behind the first'
+            )
         self._storage = Storage(url)
         self._application = application
         self._run = run
 
-    def export(self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange) -> list[Slice]:
+    def export(
+        self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange
+    ) -> list[Slice]:
         """Write the rows of a store and key range in a database, as of now; return the slices with their checkpoints.
 
         Key groups without a checkpoint are left out: their changelog offset is unknown. No thread may write these
         groups meanwhile.
         """
         runs = database.checkpoints(spec.name).within(layout.groups_of(key_range))
-        return [self.write(spec.name, partition, run, database.rows(spec.name, run.groups)) for run in cut(runs)]
+        return [
+            self.write(spec.name, partition, run, database.rows(spec.name, run.groups))
+            for run in cut(runs)
+        ]
 
-    def write(self, store: str, partition: int, at: Checkpoint, families: Iterable[tuple[str, Rows]]) -> Slice:
+    def write(
+        self,
+        store: str,
+        partition: int,
+        at: Checkpoint,
+        families: Iterable[tuple[str, Rows]],
+    ) -> Slice:
         """Write the key groups first..last of a checkpoint, which must lie in one slice (see `cut`); return the slice.
 
         Shape: for each family its rows, ascending by database key; `layout` has families, keys and values.
         """
         files = tuple(
-            file for family, rows in families if (file := self._write(store, partition, at, family, rows)) is not None
+            file
+            for family, rows in families
+            if (file := self._write(store, partition, at, family, rows)) is not None
         )
-        return Slice(partition, at.first, at.last, at.offset, at.observed, at.true_ms, files)
+        return Slice(
+            partition, at.first, at.last, at.offset, at.observed, at.true_ms, files
+        )
 
-    def _write(self, store: str, partition: int, at: Checkpoint, family: str, rows: Rows) -> File | None:
+    def _write(
+        self, store: str, partition: int, at: Checkpoint, family: str, rows: Rows
+    ) -> File | None:
         with tempfile.TemporaryDirectory(prefix="coopstreams-snapshot-") as folder:
             local = Path(folder) / "slice.sst"
             written = write_sst(local, rows)
@@ -103,13 +124,17 @@ class SnapshotWriter:
 
 def store_manifest(url: str, manifest: Manifest) -> None:
     """Write the manifest of a run, without publishing it."""
-    Storage(url).write(f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json())
+    Storage(url).write(
+        f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json()
+    )
 
 
 def publish(url: str, manifest: Manifest) -> None:
     """Write a manifest and publish it in place of the one before."""
     store_manifest(url, manifest)
-    Storage(url).write(f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n")
+    Storage(url).write(
+        f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n"
+    )
 
 
 def current_run(url: str, application: str) -> str | None:
@@ -129,15 +154,23 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
     if wanted is None:
         return None
     where = f'snapshot "{wanted}" of {application} at {url}'
-    data = Storage(url).read(f"{application}/{wanted}/{MANIFEST}") if _RUN.fullmatch(wanted) else None
+    data = (
+        Storage(url).read(f"{application}/{wanted}/{MANIFEST}")
+        if _RUN.fullmatch(wanted)
+        else None
+    )
     if data is None:
-        raise SnapshotError(f"{where}: it has no manifest; `coopstreams snapshots ls` lists what is there")
+        raise SnapshotError(
+            f"{where}: it has no manifest; `coopstreams snapshots ls` lists what is there"
+        )
     try:
         manifest = Manifest.from_json(data)
     except SnapshotError as error:
         raise type(error)(f"{where}: {error}") from error
     if (manifest.application, manifest.run) != (application, wanted):
-        raise DamagedManifestError(f'{where}: its manifest is that of "{manifest.run}" of {manifest.application}')
+        raise DamagedManifestError(
+            f'{where}: its manifest is that of "{manifest.run}" of {manifest.application}'
+        )
     return manifest
 
 
@@ -161,7 +194,9 @@ class FetchedFile:
     path: Path
 
 
-def fetch(storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody) -> FetchedFile:
+def fetch(
+    storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody
+) -> FetchedFile:
     """Copy a file of a snapshot into a folder and check it.
 
     Raises:
@@ -181,7 +216,9 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
     size = path.stat().st_size
     if size != file.bytes or sha256_of(path) != file.sha256:
         path.unlink()
-        raise SnapshotError(f"{where} is damaged: {size} bytes, {file.bytes} were written, or their SHA-256 differs")
+        raise SnapshotError(
+            f"{where} is damaged: {size} bytes, {file.bytes} were written, or their SHA-256 differs"
+        )
     return FetchedFile(file, path)
 
 
@@ -195,9 +232,13 @@ def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
     for name, store in manifest.stores.items():
         for each in store.slices:
             for file in each.files:
-                with tempfile.TemporaryDirectory(prefix="coopstreams-verify-") as folder:
+                with tempfile.TemporaryDirectory(
+                    prefix="coopstreams-verify-"
+                ) as folder:
                     try:
-                        fetched = fetch(storage, manifest.application, file, Path(folder))
+                        fetched = fetch(
+                            storage, manifest.application, file, Path(folder)
+                        )
                         yield file, _wrong(fetched, name, each)
                     except (SnapshotError, StateCorruptError) as error:
                         yield file, str(error)
@@ -220,7 +261,9 @@ def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
     return ""
 
 
-def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> list[str]:
+def sweep(
+    url: str, application: str, *, keep: int = 1, doing: bool = True
+) -> list[str]:
     """Delete the unpublished runs except the newest `keep`, and files that no manifest names; return the names.
 
     Files named by a kept manifest stay, whatever run they are of. A run without a manifest may still be at work: it
@@ -230,8 +273,14 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     storage = Storage(url)
     counts = current_run(url, application)
     known = runs(url, application)
-    complete = [run for run in known if storage.read(f"{application}/{run}/{MANIFEST}") is not None]
-    working = {run for run in known if run not in complete and (counts is None or run > counts)}
+    complete = [
+        run
+        for run in known
+        if storage.read(f"{application}/{run}/{MANIFEST}") is not None
+    ]
+    working = {
+        run for run in known if run not in complete and (counts is None or run > counts)
+    }
     kept: list[Manifest] = []
     for run in reversed(complete):
         if len(kept) < keep or run == counts:
@@ -241,8 +290,12 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     }
     doomed = [
         name
-        for name in (full.removeprefix(f"{application}/") for full in storage.names(application))
-        if _OURS.fullmatch(name) and name not in mentioned and name.partition("/")[0] not in working
+        for name in (
+            full.removeprefix(f"{application}/") for full in storage.names(application)
+        )
+        if _OURS.fullmatch(name)
+        and name not in mentioned
+        and name.partition("/")[0] not in working
     ]
     if doing:
         for name in doomed:
@@ -259,7 +312,9 @@ def _checked(application: str) -> str:
     try:
         return check_name(application, "the application id")
     except TopologyError as error:
-        raise SnapshotError(f"{error} (`coopstreams snapshots ls` lists the applications)") from None
+        raise SnapshotError(
+            f"{error} (`coopstreams snapshots ls` lists the applications)"
+        ) from None
 
 
 def _is_legal(application: str) -> bool:
@@ -274,7 +329,10 @@ def _undamaged(url: str, application: str, run: str) -> list[Manifest]:
     try:
         manifest = load(url, application, run)
     except DamagedManifestError as error:
-        log.warning("%s. It restores nothing: of its files, only those that a kept manifest names stay.", error)
+        log.warning(
+            "%s. It restores nothing: of its files, only those that a kept manifest names stay.",
+            error,
+        )
         return []
     assert manifest is not None  # a run was named
     return [manifest]

@@ -87,7 +87,10 @@ class Downloads:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, start: Start = start_daemon, ended: Flag | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        start: Start = start_daemon,
+        ended: Flag | None = None,
     ) -> None:
         self.clock = clock
         self.choosing = WorkerPool("manifest", 2, start)
@@ -144,7 +147,18 @@ class SnapshotDownload:
         downloads.move()
         self._put(
             downloads.choosing,
-            partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)),
+            partial(
+                self._choose,
+                partial(
+                    snapshots.chosen,
+                    spec,
+                    partition,
+                    changelog,
+                    groups,
+                    bounds,
+                    self._where,
+                ),
+            ),
         )
 
     def look(self) -> bool:
@@ -164,7 +178,9 @@ class SnapshotDownload:
     def give_up(self) -> None:
         """End the download: the database has none of it, or all fetched rows."""
         with self._lock:
-            while self._touching:  # local work, soon done; the caller may close the database afterwards
+            while (
+                self._touching
+            ):  # local work, soon done; the caller may close the database afterwards
                 self._lock.wait()
             self._stage = DownloadStage.ENDED
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -172,10 +188,19 @@ class SnapshotDownload:
     def progress(self) -> DownloadProgress:
         """Return how far the download is."""
         with self._lock:
-            fetched, total = min(self._bytes, self._total), self._total  # a retried file counts twice
+            fetched, total = (
+                min(self._bytes, self._total),
+                self._total,
+            )  # a retried file counts twice
         seconds = self._downloads.clock() - self._began
         rate = fetched / seconds if seconds > 0 else 0.0
-        return DownloadProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
+        return DownloadProgress(
+            self._spec.name,
+            fetched,
+            total,
+            rate,
+            (total - fetched) / rate if rate else None,
+        )
 
     def _choose(self, chosen: Callable[[], list[Slice]]) -> None:
         slices = chosen()
@@ -197,9 +222,15 @@ class SnapshotDownload:
         except GivenUpError:
             raise
         except (StateError, OSError) as error:
-            self._heard(0)  # raises if it failed because the download was given up and its files removed
+            self._heard(
+                0
+            )  # raises if it failed because the download was given up and its files removed
             log.warning(
-                "%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error
+                "%s: key groups %d..%d: %s. The changelog restores them.",
+                self._where,
+                wanted.first,
+                wanted.last,
+                error,
             )
         with self._lock:
             self._check(DownloadStage.FETCHING)
@@ -264,13 +295,17 @@ class SnapshotDownload:
         if self._good:
             try:
                 self._database.ingest(
-                    self._spec.name, [each.checkpoint(self._topic_id) for each, _ in self._good], files
+                    self._spec.name,
+                    [each.checkpoint(self._topic_id) for each, _ in self._good],
+                    files,
                 )
             except SnapshotError as error:  # the groups have no checkpoint now
                 log.warning("%s: %s. The changelog restores it.", self._where, error)
                 return
         self.keys = keys
-        log.info("%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good))
+        log.info(
+            "%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good)
+        )
 
     def _put(self, workers: WorkerPool, job: Job) -> None:
         workers.put(self, partial(self._guarded, job))

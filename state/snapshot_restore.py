@@ -64,7 +64,9 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
     return ""
 
 
-def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> tuple[list[Slice], str]:
+def choose(
+    store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
+) -> tuple[list[Slice], str]:
     """Return the slices to take, each cut to the wanted key groups, and a reason why others cannot be taken, or empty.
 
     Shape: `groups` ascending. The result has wanted groups only, each once; a slice may come in several parts.
@@ -73,14 +75,19 @@ def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bo
     taken: list[Slice] = []
     refusal = ""
     for each in store.of(partition, KeyGroups(groups[0], groups[-1])):
-        inside = [group for group in range(each.first, each.last + 1) if group in wanted]
+        inside = [
+            group for group in range(each.first, each.last + 1) if group in wanted
+        ]
         reason = bounds.refusal(each.checkpoint(store.topic_id)) if inside else ""
         if reason:
             refusal = reason
             continue
         starts = [group for group in inside if group - 1 not in inside]
         ends = [group for group in inside if group + 1 not in inside]
-        taken += [replace(each, first=first, last=last) for first, last in zip(starts, ends, strict=True)]
+        taken += [
+            replace(each, first=first, last=last)
+            for first, last in zip(starts, ends, strict=True)
+        ]
     return taken, refusal
 
 
@@ -100,7 +107,13 @@ class Snapshots:
         shutil.rmtree(folder, ignore_errors=True)
 
     def chosen(
-        self, spec: StoreSpec, partition: int, changelog: Changelog, groups: Sequence[int], bounds: Bounds, where: str
+        self,
+        spec: StoreSpec,
+        partition: int,
+        changelog: Changelog,
+        groups: Sequence[int],
+        bounds: Bounds,
+        where: str,
     ) -> list[Slice]:
         """Return the published slices to take for these key groups (ascending); log why others do not fit."""
         try:
@@ -113,10 +126,15 @@ class Snapshots:
             log.info("%s: no snapshot is published; its changelog restores it", where)
             return []
         reason = misfit(store, spec, changelog)
-        slices, refusal = ([], "") if reason else choose(store, partition, groups, bounds)
+        slices, refusal = (
+            ([], "") if reason else choose(store, partition, groups, bounds)
+        )
         for said in filter(None, (reason, refusal)):
             log.warning(
-                '%s: snapshot "%s" is of no use here: %s. The changelog restores it.', where, manifest.run, said
+                '%s: snapshot "%s" is of no use here: %s. The changelog restores it.',
+                where,
+                manifest.run,
+                said,
             )
         return slices
 
@@ -131,22 +149,31 @@ class Snapshots:
         storage = Storage(self._url)
         result = []
         for file in wanted.files:
-            fetched = _twice(partial(fetch, storage, self._application, file, folder, heard))
-            if bytes.fromhex(file.first_key)[0] >= wanted.first and bytes.fromhex(file.last_key)[0] <= wanted.last:
+            fetched = _twice(
+                partial(fetch, storage, self._application, file, folder, heard)
+            )
+            if (
+                bytes.fromhex(file.first_key)[0] >= wanted.first
+                and bytes.fromhex(file.last_key)[0] <= wanted.last
+            ):
                 result.append(fetched)
                 continue
             inside = fetched.path.with_suffix(".part")
             written = write_sst(inside, _within(wanted, read_sst(fetched.path), heard))
             fetched.path.unlink()
             if written is not None:
-                result.append(FetchedFile(replace(file, entries=written.entries), inside))
+                result.append(
+                    FetchedFile(replace(file, entries=written.entries), inside)
+                )
         return result
 
     def _current(self) -> Manifest | None:
         run = current_run(self._url, self._application)
         with self._lock:
             if run is None or self._known is None or self._known.run != run:
-                self._known = None if run is None else load(self._url, self._application, run)
+                self._known = (
+                    None if run is None else load(self._url, self._application, run)
+                )
             return self._known
 
 

@@ -15,7 +15,12 @@ from rocksdict import SstFileWriter
 
 from coopstreams.state.engine import Rows
 from coopstreams.state.rocks import Rocks, options
-from coopstreams.topology.errors import CoopStreamsError, SnapshotError, StateCorruptError, StateError
+from coopstreams.topology.errors import (
+    CoopStreamsError,
+    SnapshotError,
+    StateCorruptError,
+    StateError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,9 @@ def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
     except CoopStreamsError:
         raise
     except Exception as error:
-        raise SnapshotError(f"cannot write {file}, at key {key.hex()}: {error}") from error
+        raise SnapshotError(
+            f"cannot write {file}, at key {key.hex()}: {error}"
+        ) from error
     return WrittenFile(entries, first[0], key)
 
 
@@ -61,7 +68,9 @@ def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
         StateCorruptError: RocksDB finds it damaged.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="coopstreams-sst-", dir=file.parent) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="coopstreams-sst-", dir=file.parent
+        ) as folder:
             database = Rocks(Path(folder))
             try:
                 database.create("rows")

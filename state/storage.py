@@ -47,15 +47,25 @@ class Storage:
         try:
             from fsspec.core import url_to_fs  # optional: only snapshots need it
         except ImportError as error:
-            raise SnapshotError(f'snapshots at "{url}" need fsspec: pip install "coopstreams[snapshots]"') from error
+            raise SnapshotError(
+                f'snapshots at "{url}" need fsspec: pip install "coopstreams[snapshots]"'
+            ) from error
         try:
             # s3a is Hadoop's name of the protocol.
             self._files, self._root = url_to_fs(
-                "s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url
+                "s3://" + url.removeprefix("s3a://")
+                if url.startswith("s3a://")
+                else url
             )
         except (ImportError, ValueError) as error:
-            raise SnapshotError(f'"{url}" is no storage for snapshots: {error}') from error
-        protocols = {self._files.protocol} if isinstance(self._files.protocol, str) else set(self._files.protocol)
+            raise SnapshotError(
+                f'"{url}" is no storage for snapshots: {error}'
+            ) from error
+        protocols = (
+            {self._files.protocol}
+            if isinstance(self._files.protocol, str)
+            else set(self._files.protocol)
+        )
         self._local = "file" in protocols
         self._folders = not protocols & _BUCKETS
 
@@ -105,7 +115,9 @@ class Storage:
             if self._local:  # fsspec does not report progress for local files, and a mounted folder may be remote
                 _copy(Path(self._path(name)), file, heard)
             else:
-                self._files.get_file(self._path(name), str(file), callback=_callback(heard))
+                self._files.get_file(
+                    self._path(name), str(file), callback=_callback(heard)
+                )
         except FileNotFoundError:
             return False
         except GivenUpError:
@@ -143,7 +155,9 @@ class Storage:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def _error(self, verb: str, name: str, error: Exception) -> SnapshotError:
-        return SnapshotError(f'cannot {verb} "{name}" at {self.url}: {type(error).__name__}: {error}')
+        return SnapshotError(
+            f'cannot {verb} "{name}" at {self.url}: {type(error).__name__}: {error}'
+        )
 
 
 def _callback(heard: Heard) -> Any:

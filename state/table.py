@@ -49,7 +49,9 @@ class PlacedEntry(Entry):
 
     __slots__ = ("at",)
 
-    def __init__(self, at: bytes, value: Any, timestamp: int, stored: bytes | None) -> None:
+    def __init__(
+        self, at: bytes, value: Any, timestamp: int, stored: bytes | None
+    ) -> None:
         self.at = at
         self.value = value
         self.timestamp = timestamp
@@ -71,7 +73,9 @@ class ChangelogBatch:
     timestamps: list[int]
 
 
-_Columns: TypeAlias = tuple[list[bytes], list[bytes | None], list[bytes | None], list[int]]
+_Columns: TypeAlias = tuple[
+    list[bytes], list[bytes | None], list[bytes | None], list[int]
+]
 """Database keys, database values, values and timestamps of entries."""
 
 
@@ -99,7 +103,11 @@ class Table:
         self._average: float = 0.0
         self._decode = spec.value.decode
         self._encode = spec.value.encode
-        self._read_back = self._decode if any(serde.read_back for serde in within(spec.value)) else None
+        self._read_back = (
+            self._decode
+            if any(serde.read_back for serde in within(spec.value))
+            else None
+        )
         self._open()
 
     def load(self, key: bytes) -> Entry:
@@ -124,14 +132,20 @@ class Table:
         """Return the entries that changed since the last commit, in the order of their first change."""
         return list(self._dirty.items())
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+    def scan(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live entries with start <= key < end in key order, the buffer's over the database's.
 
         Keys added during the iteration are left out; changes of the other entries are seen.
         """
         entries = self._buffered()
         buffered = iter(
-            sorted(key for key in entries if (start is None or key >= start) and (end is None or key < end))
+            sorted(
+                key
+                for key in entries
+                if (start is None or key >= start) and (end is None or key < end)
+            )
         )
         waiting = next(buffered, None)
         for key, data in self._stored_rows(start, end):
@@ -170,8 +184,12 @@ class Table:
         self._latest = [place[1:] for place in places]
         self.frozen += self._changes(places, rows)
         sample = rows[:: len(rows) // _SAMPLE + 1]
-        self._average = sum(len(row) for row in sample if row is not None) / len(sample) + len(places[0])
-        return ChangelogBatch(self.spec.name, self._changelog_keys(self._latest), values, timestamps)
+        self._average = sum(len(row) for row in sample if row is not None) / len(
+            sample
+        ) + len(places[0])
+        return ChangelogBatch(
+            self.spec.name, self._changelog_keys(self._latest), values, timestamps
+        )
 
     def discard(self) -> None:
         """Clear the buffer: the state is again that of the database."""
@@ -210,7 +228,11 @@ class Table:
             entry = self.entries.pop(key, None)
             if entry is not None:
                 self.entries[key] = entry  # move to the end of the queue
-        for key in list(islice((key for key, entry in self.entries.items() if not entry.dirty), excess)):
+        for key in list(
+            islice(
+                (key for key, entry in self.entries.items() if not entry.dirty), excess
+            )
+        ):
             self._forget(key)
 
     def _buffered(self) -> Mapping[bytes, Entry]:
@@ -279,7 +301,9 @@ class Table:
                 value, row, stored = entry.value, None, None
                 if value is not None:
                     row = pack(entry.timestamp) + encode(value)
-                    stored = row[8:]  # a copy: orjson's bytes hold 4 KiB however short they are (seen in 3.13)
+                    stored = row[
+                        8:
+                    ]  # a copy: orjson's bytes hold 4 KiB however short they are (seen in 3.13)
                     if read_back is not None:
                         read_back(stored)
                 elif entry.stored is None:
@@ -291,7 +315,9 @@ class Table:
                 add_timestamp(entry.timestamp)
         except Exception as error:
             away = registry_is_away(error)
-            raise (self._not_yet if away else self._unwritable)(entry.at[1:], error) from error
+            raise (self._not_yet if away else self._unwritable)(
+                entry.at[1:], error
+            ) from error
         return columns
 
     def _unwritable(self, key: bytes, error: Exception) -> SerdeError:
@@ -341,8 +367,15 @@ class SubscriberTable(Table):
     def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live rows of a plain key, in no order; change none meanwhile."""
         if key not in self._whole:
-            length, found = len(key) + SUBSCRIBER_BYTES, self._database.beginning_with(self.spec.name, key)
-            stored = (row for row in found if len(row[0]) == length + 1 and row[0][1:] not in self.entries)
+            length, found = (
+                len(key) + SUBSCRIBER_BYTES,
+                self._database.beginning_with(self.spec.name, key),
+            )
+            stored = (
+                row
+                for row in found
+                if len(row[0]) == length + 1 and row[0][1:] not in self.entries
+            )
             for at, data in (few := list(islice(stored, _FEW_ROWS))):
                 self._keep(at[1:], self._entry(at, data))
             for at, data in stored:

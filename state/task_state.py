@@ -60,11 +60,19 @@ class TaskState:
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
-        self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any range will do
+        self._groups = (
+            layout.groups_of(key_range) if specs else KeyGroups(0, 0)
+        )  # without stores, any range will do
         for spec in specs:
-            kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
-            self._tables[spec.name] = tables.get(spec.name, kind)(database, spec, self._groups)
-        self.pasts = frozenset(spec.past.name for spec in specs if spec.past is not None)
+            kind = _KINDS.get(
+                spec.kind, Table if spec.ttl_ms is None else ExpiringTable
+            )
+            self._tables[spec.name] = tables.get(spec.name, kind)(
+                database, spec, self._groups
+            )
+        self.pasts = frozenset(
+            spec.past.name for spec in specs if spec.past is not None
+        )
         """The stores that keep the past of versioned rows."""
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
@@ -102,7 +110,11 @@ class TaskState:
             SerdeError: a value cannot be serialised; names store and key. The interval is void: `discard`.
         """
         batches = [table.freeze() for table in self._tables.values()]
-        return [batch for batch in batches if batch is not None and self._tables[batch.store].spec.logged]
+        return [
+            batch
+            for batch in batches
+            if batch is not None and self._tables[batch.store].spec.logged
+        ]
 
     def commit(
         self,
@@ -123,10 +135,16 @@ class TaskState:
         changes = [change for table in self._tables.values() for change in table.frozen]
         stands = self._checkpoints(checkpoints, positions)
         stands |= self._observed(stands)
-        moved = {name: at for name, at in stands.items() if at != self._stands.get(name)}
+        moved = {
+            name: at for name, at in stands.items() if at != self._stands.get(name)
+        }
         if changes or moved:
             self._database.write(
-                changes, {name: [replace(run, true_ms=true_ms) for run in at] for name, at in moved.items()}
+                changes,
+                {
+                    name: [replace(run, true_ms=true_ms) for run in at]
+                    for name, at in moved.items()
+                },
             )
         self._stands |= moved
         for table in self._tables.values():
@@ -142,8 +160,17 @@ class TaskState:
         Raises:
             StateError: nothing was written. The task cannot be used any more: open it again from the log.
         """
-        stands = {name: self._database.checkpoints(name).within(self._groups) for name in self.topic_ids}
-        self._database.write([], {name: [replace(run, true_ms=true_ms) for run in at] for name, at in stands.items()})
+        stands = {
+            name: self._database.checkpoints(name).within(self._groups)
+            for name in self.topic_ids
+        }
+        self._database.write(
+            [],
+            {
+                name: [replace(run, true_ms=true_ms) for run in at]
+                for name, at in stands.items()
+            },
+        )
 
     def discard(self) -> None:
         """Discard all changes since the last commit; the database was not touched."""
@@ -151,10 +178,14 @@ class TaskState:
             table.discard()
 
     def _checkpoints(
-        self, offsets: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]]
+        self,
+        offsets: Mapping[str, int],
+        positions: Mapping[str, Mapping[KeyRange, int]],
     ) -> dict[str, list[Checkpoint]]:
         unlogged = {
-            name: 0 for name, table in self._tables.items() if not table.spec.logged and table.spec.source is None
+            name: 0
+            for name, table in self._tables.items()
+            if not table.spec.logged and table.spec.source is None
         }
         whole = {
             name: [
@@ -168,7 +199,10 @@ class TaskState:
             for name, at in {**offsets, **unlogged}.items()
         }
         return whole | {
-            name: [Checkpoint(*layout.groups_of(part), at, topic_id=self.topic_ids[name]) for part, at in parts.items()]
+            name: [
+                Checkpoint(*layout.groups_of(part), at, topic_id=self.topic_ids[name])
+                for part, at in parts.items()
+            ]
             for name, parts in positions.items()
         }
 
@@ -179,7 +213,9 @@ class TaskState:
         """
         return {
             name: [
-                replace(run, observed=max(run.observed, table.observed), true_ms=NEVER_TRUE)
+                replace(
+                    run, observed=max(run.observed, table.observed), true_ms=NEVER_TRUE
+                )
                 for run in self._database.checkpoints(name).within(self._groups)
             ]
             for name, table in self._tables.items()
@@ -188,7 +224,10 @@ class TaskState:
 
     def _topic_id(self, store: str) -> str:
         """Return the id of the changelog from which a store was restored; none if its key groups do not agree."""
-        ids = {run.topic_id for run in self._database.checkpoints(store).within(self._groups)}
+        ids = {
+            run.topic_id
+            for run in self._database.checkpoints(store).within(self._groups)
+        }
         return ids.pop() if len(ids) == 1 else NO_TOPIC
 
     def _make_room(self) -> bool:

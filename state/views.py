@@ -53,7 +53,9 @@ class Session(NamedTuple):
 class KeyRangeView:
     """The rows of some key ranges of a store."""
 
-    def __init__(self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]) -> None:
+    def __init__(
+        self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]
+    ) -> None:
         self.spec = spec
         self.ranges = tuple(ranges)
         self._database = database
@@ -69,12 +71,16 @@ class KeyRangeView:
         if not self.owns(plain):
             return None
         if self.spec.kind not in layout.SEGMENTED:
-            data = self._database.getter(self.spec.name)(layout.database_key(plain, key))
+            data = self._database.getter(self.spec.name)(
+                layout.database_key(plain, key)
+            )
         else:
             start = layout.time_of(self.spec.kind, key)
             if start < self._horizons()[key_group(key_hash(plain))]:
                 return None
-            getter = self._database.segment_getter(self.spec.name, start // layout.segment_ms(self.spec))
+            getter = self._database.segment_getter(
+                self.spec.name, start // layout.segment_ms(self.spec)
+            )
             data = None if getter is None else getter(layout.database_key(plain, key))
         return None if data is None else layout.unpack(data)
 
@@ -109,7 +115,9 @@ class KeyRangeView:
         if from_ms > to_ms or group not in self._groups:
             return iter(())
         rows = self._database.windows_of(self.spec.name, key, from_ms, to_ms)
-        return (Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows)
+        return (
+            Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows
+        )
 
     def sessions(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Session]:
         """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), ordered by end; lazily.
@@ -135,14 +143,26 @@ class KeyRangeView:
         """Return the number of entries; an estimate if they are more than a thousand."""
         return self._database.count(self.spec.name, self._groups)
 
-    def _rows(self, start: bytes | None, end: bytes | None, *, reverse: bool) -> Iterator[StoredRow]:
-        rows = self._database.scan(self.spec.name, self._groups, start, end, reverse=reverse)
+    def _rows(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool
+    ) -> Iterator[StoredRow]:
+        rows = self._database.scan(
+            self.spec.name, self._groups, start, end, reverse=reverse
+        )
         if self.spec.kind not in layout.SEGMENTED:
             return (StoredRow(key, *layout.unpack(data)) for key, data in rows)
-        horizons, kind, suffix = self._horizons(), self.spec.kind, layout.suffix_bytes(self.spec)
+        horizons, kind, suffix = (
+            self._horizons(),
+            self.spec.kind,
+            layout.suffix_bytes(self.spec),
+        )
         if len(set(horizons)) == 1:
             horizon = horizons[0]
-            return (StoredRow(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizon)
+            return (
+                StoredRow(key, *layout.unpack(data))
+                for key, data in rows
+                if layout.time_of(kind, key) >= horizon
+            )
         return (
             StoredRow(key, *layout.unpack(data))
             for key, data in rows
@@ -154,9 +174,9 @@ class KeyRangeView:
         horizons = [_EVER] * GROUPS
         for run in self._database.checkpoints(self.spec.name):
             if run.observed != NOTHING_OBSERVED:
-                horizons[run.first : run.last + 1] = [layout.horizon(self.spec, run.observed)] * (
-                    run.last - run.first + 1
-                )
+                horizons[run.first : run.last + 1] = [
+                    layout.horizon(self.spec, run.observed)
+                ] * (run.last - run.first + 1)
         return horizons
 
 
@@ -182,7 +202,9 @@ class GlobalView:
         """Return the entries with first <= key <= last and the prefix, in key order, as of one moment."""
         found = [
             row
-            for row in self._rows.scan(first, None if last is None else layout.after(last))
+            for row in self._rows.scan(
+                first, None if last is None else layout.after(last)
+            )
             if row[0].startswith(prefix or b"")
         ]
         return (
@@ -198,7 +220,9 @@ class GlobalView:
 @lru_cache(maxsize=1024)
 def _groups_of(ranges: tuple[KeyRange, ...]) -> frozenset[int]:
     """Return the key groups of some ranges. Kept: a view is made for each batch of queries, and reads a key or two."""
-    return frozenset(group for owned in ranges for group in layout.groups_of(owned).numbers)
+    return frozenset(
+        group for owned in ranges for group in layout.groups_of(owned).numbers
+    )
 
 
 def _times(row: bytes) -> tuple[int, int]:

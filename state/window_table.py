@@ -28,7 +28,13 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
-from coopstreams.state.table import ENTRY_BYTES, NO_TIMESTAMP, ChangelogBatch, PlacedEntry, Table
+from coopstreams.state.table import (
+    ENTRY_BYTES,
+    NO_TIMESTAMP,
+    ChangelogBatch,
+    PlacedEntry,
+    Table,
+)
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
@@ -75,7 +81,11 @@ class TimedTable(Table):
         times = self._times(key, first).known
         rows = [
             key + time
-            for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]
+            for time in times[
+                bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(
+                    times, TIMESTAMP.pack(last)
+                )
+            ]
         ]
         found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
         return [(row, entry) for row, entry in found if entry.value is not None]
@@ -89,7 +99,11 @@ class TimedTable(Table):
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the buffer."""
-        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ()) + KNOWN_BYTES * self._known
+        return (
+            super().size_bytes
+            + ENTRY_BYTES * len(self._of_key or ())
+            + KNOWN_BYTES * self._known
+        )
 
     def _times(self, key: bytes, first: int) -> _Times:
         """Return the times of a plain key; from `first` on they are complete."""
@@ -98,14 +112,22 @@ class TimedTable(Table):
         assert self._of_key is not None
         times = self._of_key.get(key)
         if times is None:
-            self._database_key(key + bytes(self._suffix))  # raises if another task has the key
+            self._database_key(
+                key + bytes(self._suffix)
+            )  # raises if another task has the key
             times = self._of_key[key] = _Times()
         if first < times.read:
             rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
             stored = [row[-self._suffix :] for row, _ in rows]
             known, before = times.known, len(times.known)
-            at = before if times.read == _NEVER else bisect_left(known, TIMESTAMP.pack(times.read))
-            known[:at] = sorted({*known[:at], *stored}) if at else stored  # behind `at`, there may be very many
+            at = (
+                before
+                if times.read == _NEVER
+                else bisect_left(known, TIMESTAMP.pack(times.read))
+            )
+            known[:at] = (
+                sorted({*known[:at], *stored}) if at else stored
+            )  # behind `at`, there may be very many
             times.read = first
             self._known += len(known) - before
         return times
@@ -160,9 +182,16 @@ class VersionTable(TimedTable):
     def forget(self, key: bytes) -> None:
         """Delete the committed rows of a plain key that were old at the last commit. Their values are not read."""
         if self._old_at_commit >= 0:
-            for row, data in list(self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)):
+            for row, data in list(
+                self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)
+            ):
                 if row not in self.entries:
-                    self.entries[row] = PlacedEntry(self._database_key(row), None, NO_TIMESTAMP, layout.unpack(data)[0])
+                    self.entries[row] = PlacedEntry(
+                        self._database_key(row),
+                        None,
+                        NO_TIMESTAMP,
+                        layout.unpack(data)[0],
+                    )
                 self.put(row, None, layout.time_of(self.spec.kind, row))
 
     def freeze(self) -> ChangelogBatch | None:
@@ -189,7 +218,9 @@ class WindowTable(TimedTable):
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
         self._by_puts = not self._step_ms or spec.lag_ms > 0
-        self._newest_of_all = database.siblings.setdefault(f"newest window of {spec.name}", [NOTHING_OBSERVED])
+        self._newest_of_all = database.siblings.setdefault(
+            f"newest window of {spec.name}", [NOTHING_OBSERVED]
+        )
         self._segment_ms = layout.segment_ms(spec)
         super().__init__(database, spec, groups)
 
@@ -212,7 +243,10 @@ class WindowTable(TimedTable):
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
-        if self._by_puts and (time := layout.time_of(self.spec.kind, key)) > self._newest:
+        if (
+            self._by_puts
+            and (time := layout.time_of(self.spec.kind, key)) > self._newest
+        ):
             self._newest = time
             with self.guard:
                 self._newest_of_all[0] = max(self._newest_of_all[0], time)
@@ -268,7 +302,12 @@ class WindowTable(TimedTable):
         self._of_key, self._known = None, 0
         self._horizon = _EVER
         self._oldest = 0
-        self._observe(min(self._began, self._database.checkpoints(self.spec.name).observed(self._groups)))
+        self._observe(
+            min(
+                self._began,
+                self._database.checkpoints(self.spec.name).observed(self._groups),
+            )
+        )
 
     def _observe(self, observed: int) -> None:
         if observed != NOTHING_OBSERVED:
@@ -297,7 +336,11 @@ class WindowTable(TimedTable):
     def _sweep(self) -> None:
         """Remove getters and times of expired windows, which are kept beside the buffer."""
         self._oldest = self._horizon // self._segment_ms
-        self._getters = {segment: getter for segment, getter in self._getters.items() if segment >= self._oldest}
+        self._getters = {
+            segment: getter
+            for segment, getter in self._getters.items()
+            if segment >= self._oldest
+        }
         oldest = TIMESTAMP.pack(self._horizon)
         for key, times in list((self._of_key or {}).items()):
             self._known -= (expired := bisect_left(times.known, oldest))
@@ -322,7 +365,9 @@ class WindowTable(TimedTable):
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
         segments: dict[int, tuple[list[bytes], list[bytes | None]]] = {}
-        of_time: dict[bytes, tuple[list[bytes], list[bytes | None]]] = {}  # many keys have windows of one start
+        of_time: dict[
+            bytes, tuple[list[bytes], list[bytes | None]]
+        ] = {}  # many keys have windows of one start
         time_in = slice(-self._suffix, layout.START_BYTES - self._suffix or None)
         for place, row in zip(places, rows, strict=True):
             found = of_time.get(place[time_in])
@@ -334,7 +379,8 @@ class WindowTable(TimedTable):
             found[0].append(place)
             found[1].append(row)
         return [
-            Change(layout.segment_family(self.spec.name, segment), *columns) for segment, columns in segments.items()
+            Change(layout.segment_family(self.spec.name, segment), *columns)
+            for segment, columns in segments.items()
         ]
 
     def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
@@ -349,16 +395,27 @@ class SessionTable(WindowTable):
         """Set the value of a session; None deletes it, and look-ups do not find it again."""
         super().put(key, value, timestamp)
         if self._of_key is not None:
-            self._note(key)  # a session that was deleted since the last commit is dirty, so `touch` did not note it
+            self._note(
+                key
+            )  # a session that was deleted since the last commit is dirty, so `touch` did not note it
             if value is None:
                 times = self._of_key[key[:-SESSION_BYTES]].known
                 del times[bisect_left(times, key[-SESSION_BYTES:])]
                 self._known -= 1
 
-    def sessions(self, key: bytes, earliest_end: int, latest_start: int) -> list[tuple[bytes, Entry]]:
+    def sessions(
+        self, key: bytes, earliest_end: int, latest_start: int
+    ) -> list[tuple[bytes, Entry]]:
         """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
         earliest_end = max(earliest_end, self._horizon, 0)
-        times, latest = self._times(key, earliest_end).known, TIMESTAMP.pack(max(latest_start, 0))
-        rows = [key + time for time in times[bisect_left(times, TIMESTAMP.pack(earliest_end)) :] if time[8:] <= latest]
+        times, latest = (
+            self._times(key, earliest_end).known,
+            TIMESTAMP.pack(max(latest_start, 0)),
+        )
+        rows = [
+            key + time
+            for time in times[bisect_left(times, TIMESTAMP.pack(earliest_end)) :]
+            if time[8:] <= latest
+        ]
         found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
         return [(row, entry) for row, entry in found if entry.value is not None]

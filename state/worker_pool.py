@@ -40,7 +40,9 @@ class WorkerPool:
         """Add a job, after the others of its owner."""
         with self._lock:
             if self._working < self._most:
-                self._start(self._work, self._name)  # first: if the system has no thread, the job is not taken
+                self._start(
+                    self._work, self._name
+                )  # first: if the system has no thread, the job is not taken
                 self._working += 1
             self._jobs.setdefault(owner, deque()).append(job)
 

@@ -21,7 +21,13 @@ import httpx
 import pytest
 from _pytest.capture import CaptureManager
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,  # pyright: ignore
+    ConfigEntry,  # pyright: ignore
+    ConfigResource,  # pyright: ignore
+    ResourceType,  # pyright: ignore
+)
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from hypothesis import settings
 from rich.console import Console
@@ -62,7 +68,8 @@ def logging_as_before() -> Iterator[None]:
 
 
 needs_native = pytest.mark.skipif(
-    find_spec("coopstreams_native") is None, reason="coopstreams-native is not built: `make setup` does, where cargo is"
+    find_spec("coopstreams_native") is None,
+    reason="coopstreams-native is not built: `make setup` does, where cargo is",
 )
 
 
@@ -95,21 +102,40 @@ class Kafka:
         """How to connect, in librdkafka's names."""
         return {"bootstrap.servers": self.bootstrap, **self.login}
 
-    def config(self, folder: Path | str, login: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    def config(
+        self,
+        folder: Path | str,
+        login: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> dict[str, Any]:
         """Return the settings of an application that keeps its state in this folder; dots are written as underscores.
         It commits ten times a second, and has the settings of `PATIENT`. `login`: connection settings, if not the
         test's.
         """
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        return {**(login or self.settings), "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT, **named}
+        return {
+            **(login or self.settings),
+            "state.dir": str(folder),
+            "commit.interval.ms": 100,
+            **PATIENT,
+            **named,
+        }
 
     def write(self, topic: str, records: Iterable[tuple[Any, ...]], **at: Any) -> None:
         """Write records (key, value, and optionally timestamp), and wait until they are in the log. `at`: the
         `partition`, `timestamp` or `headers` of all.
         """
-        producer = Producer({**self.settings, "linger.ms": 5, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {**self.settings, "linger.ms": 5, "partitioner": "murmur2_random"}
+        )
         for key, value, *timestamp in records:
-            producer.produce(topic, value, key, **({"timestamp": timestamp[0]} if timestamp else {}), **at)
+            producer.produce(
+                topic,
+                value,
+                key,
+                **({"timestamp": timestamp[0]} if timestamp else {}),
+                **at,
+            )
         assert producer.flush(90) == 0
 
     def unique(self, name: str) -> str:
@@ -127,7 +153,10 @@ class Kafka:
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Create a topic of this name, and wait until the broker knows it: it answers earlier."""
         new = NewTopic(
-            topic, partitions, self.replicas, config={key.replace("_", "."): value for key, value in config.items()}
+            topic,
+            partitions,
+            self.replicas,
+            config={key.replace("_", "."): value for key, value in config.items()},
         )
         self._admin.create_topics([new])[topic].result(60)
         while not self._is_led(topic, partitions):
@@ -141,14 +170,20 @@ class Kafka:
 
     def grow(self, topic: str, partitions: int) -> None:
         """Give a topic more partitions, and wait until the broker knows them."""
-        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(
+            60
+        )
         while not self._is_led(topic, partitions):
             time.sleep(0.01)
 
     def configure(self, topic: str, **config: str) -> None:
         """Change settings of a topic, dots written as underscores; the brokers follow soon."""
         entries = [
-            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            ConfigEntry(
+                name.replace("_", "."),
+                value,
+                incremental_operation=AlterConfigOpType.SET,
+            )
             for name, value in config.items()
         ]
         for answer in self._admin.incremental_alter_configs(
@@ -162,7 +197,8 @@ class Kafka:
         if found is None or len(found.partitions) != partitions:
             return False
         return all(
-            partition.leader > 0 and len(partition.isrs) == self.replicas for partition in found.partitions.values()
+            partition.leader > 0 and len(partition.isrs) == self.replicas
+            for partition in found.partitions.values()
         )
 
     def _known(self, topic: str) -> Any:
@@ -179,7 +215,9 @@ class Kafka:
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records of a partition below an offset, as retention does."""
-        for answer in self._admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+        for answer in self._admin.delete_records(
+            [TopicPartition(topic, partition, offset)]
+        ).values():
             answer.result(60)
 
 
@@ -222,7 +260,9 @@ def shared_broker(request: pytest.FixtureRequest) -> KafkaBroker:
         "group.share.min.record.lock.duration.ms": "1000",
     }
     console = download_kafka(request)
-    broker = KafkaBroker(folder_of_run(request.config) / SHARED, settings=settings, console=console)
+    broker = KafkaBroker(
+        folder_of_run(request.config) / SHARED, settings=settings, console=console
+    )
     broker.start()
     return broker
 
@@ -240,7 +280,10 @@ def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
     """
     folder = folder_of_run(request.config) / TO_BREAK
     # Kafka's default: a client that asks for a topic may create it.
-    settings = {"broker.session.timeout.ms": "9000", "auto.create.topics.enable": "true"}
+    settings = {
+        "broker.session.timeout.ms": "9000",
+        "auto.create.topics.enable": "true",
+    }
     with locked(folder.with_suffix(".lock")):
         broker = KafkaBroker(folder, settings=settings, console=download_kafka(request))
         broker.start()
@@ -257,13 +300,18 @@ def broker_of_own(
     """
     brokers: list[KafkaBroker] = []
 
-    def start(folder: Path | None = None, *, version: str = KAFKA, **settings: str) -> KafkaBroker:
+    def start(
+        folder: Path | None = None, *, version: str = KAFKA, **settings: str
+    ) -> KafkaBroker:
         console = download_kafka(request, version)
         changes = {"broker.session.timeout.ms": "9000"} | {
             key.replace("_", "."): value for key, value in settings.items()
         }
         broker = KafkaBroker(
-            folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console, version=version
+            folder or tmp_path_factory.mktemp("broker"),
+            settings=changes,
+            console=console,
+            version=version,
         )
         brokers.append(broker)
         broker.start()

@@ -19,14 +19,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest first: the tests that need Spark, then the modules that need Kafka. A short module comes last, so
     that no process waits long for another one.
     """
-    kafka = {item.path for item in items if item.get_closest_marker("broker") is not None}
-    items.sort(key=lambda item: 0 if item.path.parent.name == "spark" else 1 if item.path in kafka else 2)
+    kafka = {
+        item.path for item in items if item.get_closest_marker("broker") is not None
+    }
+    items.sort(
+        key=lambda item: (
+            0 if item.path.parent.name == "spark" else 1 if item.path in kafka else 2
+        )
+    )
 
 
 @cache
 def needs_spark(module: str) -> bool:
     """Whether a module's tests use the session of tests/spark/conftest.py."""
-    return module.startswith("tests/spark/") and "spark: SparkSession" in (ROOT / module).read_text()
+    return (
+        module.startswith("tests/spark/")
+        and "spark: SparkSession" in (ROOT / module).read_text()
+    )
 
 
 class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
@@ -47,7 +56,10 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
         """
         work = self.assigned_work.pop(node)
         left: list[tuple[str, str]] = [
-            (scope, nodeid) for scope, unit in work.items() for nodeid, done in unit.items() if not done
+            (scope, nodeid)
+            for scope, unit in work.items()
+            for nodeid, done in unit.items()
+            if not done
         ]
         if not left:
             return None
@@ -59,7 +71,9 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
         return lost
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> LoadScopeScheduling:
     """Return the scheduler of the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest
     9.2).
     """

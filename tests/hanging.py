@@ -21,13 +21,17 @@ _ERROR_OUTPUT = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the error output of the process: during a test, pytest replaces it."""
-    config.stash[_ERROR_OUTPUT] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+    config.stash[_ERROR_OUTPUT] = os.dup(
+        sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     """End the process long after the time-out of the test; pytest-timeout has its own timer besides."""
-    faulthandler.dump_traceback_later(settings.timeout + GRACE_S, exit=True, file=item.config.stash[_ERROR_OUTPUT])
+    faulthandler.dump_traceback_later(
+        settings.timeout + GRACE_S, exit=True, file=item.config.stash[_ERROR_OUTPUT]
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,14 +33,23 @@ class IdentityProvider:
             "sasl.oauthbearer.client.secret": SECRET,
         }
 
-    def answer(self, authorization: str, form: dict[str, list[str]]) -> tuple[int, dict[str, object]]:
+    def answer(
+        self, authorization: str, form: dict[str, list[str]]
+    ) -> tuple[int, dict[str, object]]:
         """Return status and body of the answer to a token request."""
         if self.down:
             return 503, {"error": "temporarily_unavailable"}
-        if authorization != f"Basic {base64.b64encode(f'{CLIENT}:{SECRET}'.encode()).decode()}":
+        if (
+            authorization
+            != f"Basic {base64.b64encode(f'{CLIENT}:{SECRET}'.encode()).decode()}"
+        ):
             return 401, {"error": "invalid_client"}
         self.forms.append(form)
-        return 200, {"access_token": self.token(), "token_type": "Bearer", "expires_in": 3600}
+        return 200, {
+            "access_token": self.token(),
+            "token_type": "Bearer",
+            "expires_in": 3600,
+        }
 
 
 @contextmanager
@@ -50,7 +59,9 @@ def identity_provider(token: Callable[[], str]) -> Iterator[IdentityProvider]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            form = parse_qs(
+                self.rfile.read(int(self.headers["Content-Length"])).decode()
+            )
             status, body = provider.answer(self.headers.get("Authorization", ""), form)
             text = json.dumps(body).encode()
             self.send_response(status)
@@ -64,7 +75,9 @@ def identity_provider(token: Callable[[], str]) -> Iterator[IdentityProvider]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         provider.url = f"http://127.0.0.1:{server.server_port}/token"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}
+        )
         thread.start()
         yield provider
         server.shutdown()

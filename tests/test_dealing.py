@@ -23,7 +23,11 @@ def test_a_test_that_ends_its_process_fails_and_all_others_run(tmp_path: Path) -
     """The others have finished whole modules before, and one of them has no work left."""
     for number in range(4):
         (tmp_path / f"test_{number}.py").write_text(MODULE.format(ends=number == 2))
-    done = run_pytest(tmp_path, ["tests.dealing"], "-q", "-n", "2", "--no-loadscope-reorder")
+    done = run_pytest(
+        tmp_path, ["tests.dealing"], "-q", "-n", "2", "--no-loadscope-reorder"
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search("1 failed, 47 passed", done.stdout), done.stdout
-    assert set(re.findall(r"FAILED \S*/(\S+)", done.stdout)) == {"test_2.py::test_it[5]"}
+    assert set(re.findall(r"FAILED \S*/(\S+)", done.stdout)) == {
+        "test_2.py::test_it[5]"
+    }

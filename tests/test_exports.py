@@ -17,21 +17,35 @@ ROOT = Path(__file__).resolve().parent.parent
 def loaded_after(statement: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter has loaded after the statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
-def test_importing_coopstreams_loads_neither_spark_nor_a_client_nor_a_web_server() -> None:
+def test_importing_coopstreams_loads_neither_spark_nor_a_client_nor_a_web_server() -> (
+    None
+):
     assert (
         loaded_after("import coopstreams")
-        & {"pyspark", "starlette", "uvicorn", "httpx", "confluent_kafka", "kafka", "rocksdict"}
+        & {
+            "pyspark",
+            "starlette",
+            "uvicorn",
+            "httpx",
+            "confluent_kafka",
+            "kafka",
+            "rocksdict",
+        }
         == set()
     )
 
 
 def test_errors_are_had_with_coopstreams_and_cost_nothing_more() -> None:
     assert coopstreams.errors.TopologyError is errors.TopologyError
-    assert loaded_after("from coopstreams import errors; errors.QueryError") == loaded_after("import coopstreams")
+    assert loaded_after(
+        "from coopstreams import errors; errors.QueryError"
+    ) == loaded_after("import coopstreams")
 
 
 def test_the_query_client_is_loaded_when_it_is_asked_for() -> None:
@@ -42,8 +56,12 @@ def test_the_query_client_is_loaded_when_it_is_asked_for() -> None:
 
 
 def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
-    code = "import sys; sys.modules['httpx'] = None; from coopstreams import QueryClient"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    code = (
+        "import sys; sys.modules['httpx'] = None; from coopstreams import QueryClient"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "pip install 'coopstreams[http]'" in done.stderr
 
@@ -53,12 +71,24 @@ WITHOUT_HTTPX = "import sys; sys.modules['httpx'] = None; "
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "command", ["query URL counts be", "status URL", "run examples/word_count.py --bootstrap-servers localhost:9"]
+    "command",
+    [
+        "query URL counts be",
+        "status URL",
+        "run examples/word_count.py --bootstrap-servers localhost:9",
+    ],
 )
-def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command: str) -> None:
+def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(
+    command: str,
+) -> None:
     code = f"{WITHOUT_HTTPX}from coopstreams.__main__ import main; sys.argv[1:] = {command.split()}; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
     )
     assert done.returncode != 0
     assert 'needs httpx: pip install "coopstreams[http]"' in done.stderr
@@ -69,7 +99,10 @@ def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command
 @pytest.mark.ci
 def test_an_application_without_the_extra_can_be_made() -> None:
     """It answers no queries; the error of a request for them names the missing extra."""
-    subprocess.run([sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"],
+        check=True,
+    )
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
@@ -89,7 +122,13 @@ try:
 except SystemExit:
     print("loaded:", *sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     text, _, modules = done.stdout.partition("loaded:")
     return text, set(modules.split())
 
@@ -97,13 +136,28 @@ except SystemExit:
 @pytest.mark.parametrize(
     ("command", "others"),
     [
-        ("run", {"coopstreams.consumer", "coopstreams.commands.check", "coopstreams.commands.reset"}),
-        ("status", {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"}),
-        ("query", {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"}),
+        (
+            "run",
+            {
+                "coopstreams.consumer",
+                "coopstreams.commands.check",
+                "coopstreams.commands.reset",
+            },
+        ),
+        (
+            "status",
+            {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"},
+        ),
+        (
+            "query",
+            {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"},
+        ),
         ("dev", {"coopstreams.commands.settings", "kafka", "rocksdict"}),
     ],
 )
-def test_a_command_loads_no_other_one_and_only_what_it_needs(command: str, others: set[str]) -> None:
+def test_a_command_loads_no_other_one_and_only_what_it_needs(
+    command: str, others: set[str]
+) -> None:
     text, loaded = help_of(command)
     assert f"Usage: coopstreams {command}" in text
     everything, all_loaded = help_of()

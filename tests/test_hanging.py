@@ -29,7 +29,9 @@ def test_a_test_that_hangs_fails_with_the_place_where_it_hung(tmp_path: Path) ->
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(MODULE)
     plugins = ["pytest_timeout", "tests.dealing", "tests.hanging"]
-    done = run_pytest(tmp_path, plugins, "-n", "1", "-o", "timeout=1", "-o", "timeout_method=signal")
+    done = run_pytest(
+        tmp_path, plugins, "-n", "1", "-o", "timeout=1", "-o", "timeout_method=signal"
+    )
     assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "threading.Event().wait()" in done.stdout
     assert "in test_hears_nothing" in done.stderr

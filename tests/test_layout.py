@@ -19,7 +19,9 @@ def folder_of(package: str) -> Path:
 
 def packages_on_disk() -> set[str]:
     """Return every package that the folders hold, under its import name."""
-    tops = {"coopstreams": ROOT / "coopstreams"} | {f"coopstreams.{room}": ROOT / room for room in ROOMS}
+    tops = {"coopstreams": ROOT / "coopstreams"} | {
+        f"coopstreams.{room}": ROOT / room for room in ROOMS
+    }
     found = set()
     for name, top in tops.items():
         for module in top.rglob("*.py"):  # does not follow the links
@@ -40,7 +42,11 @@ def test_the_table_lists_every_package_and_no_other() -> None:
 
 
 def test_every_package_has_an_init_module() -> None:
-    assert [package for package in TABLE["packages"] if not (folder_of(package) / "__init__.py").is_file()] == []
+    assert [
+        package
+        for package in TABLE["packages"]
+        if not (folder_of(package) / "__init__.py").is_file()
+    ] == []
 
 
 def test_the_table_is_sorted() -> None:

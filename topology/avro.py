@@ -60,7 +60,9 @@ def avro(schema: AvroSchema, type_: Any = None) -> Serde[Any]:
 def _text(schema: AvroSchema) -> str:
     """Return a schema as normalised JSON text, so that equal schemas are equal texts."""
     try:
-        return orjson.dumps(orjson.loads(schema) if isinstance(schema, str) else schema).decode()
+        return orjson.dumps(
+            orjson.loads(schema) if isinstance(schema, str) else schema
+        ).decode()
     except (TypeError, ValueError) as error:
         raise SerdeError(f"serdes.avro: this is no Avro schema: {error}") from error
 
@@ -70,12 +72,21 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
     try:
         from fastavro import parse_schema, schemaless_reader, schemaless_writer
     except ImportError:
-        raise SerdeError('serdes.avro needs fastavro: pip install "coopstreams[registry]"') from None
+        raise SerdeError(
+            'serdes.avro needs fastavro: pip install "coopstreams[registry]"'
+        ) from None
     try:
         schema: Any = parse_schema(orjson.loads(text))
     except Exception as error:
-        raise SerdeError(f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}") from error
-    if isinstance(type_, type) and issubclass(type_, tuple) and isinstance(schema, dict) and schema["type"] == "record":
+        raise SerdeError(
+            f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}"
+        ) from error
+    if (
+        isinstance(type_, type)
+        and issubclass(type_, tuple)
+        and isinstance(schema, dict)
+        and schema["type"] == "record"
+    ):
         raise SerdeError(
             f"serdes.avro: {type_.__name__} is a tuple, which msgspec writes as an array, and the schema is a record, "
             "whose fields have names: make it a dataclass, a msgspec Struct or a TypedDict"
@@ -110,7 +121,9 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
                 raise ValueError(f"{len(data) - source.tell()} bytes follow the record")
             return value
 
-        return read if type_ is None else lambda data: msgspec.convert(read(data), type_)
+        return (
+            read if type_ is None else lambda data: msgspec.convert(read(data), type_)
+        )
 
     def unreadable(written: Schema) -> str:
         return why_unreadable(schema, parse_schema(whole(written)))
@@ -119,7 +132,12 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
     if has_map:
         write_sorted, write = write, lambda value: write_sorted(_sorted(value))
     codec = Codec(
-        name, Schema(text, "AVRO"), write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_))
+        name,
+        Schema(text, "AVRO"),
+        write if type_ is None else write_object,
+        reader,
+        unreadable,
+        (_avro, (text, type_)),
     )
     decoder = msgspec.json.Decoder(type_)
     shown = name if type_ is None else f"{name} as {type_.__name__}"
@@ -182,14 +200,18 @@ def _record_check(schema: Mapping[str, Any], named: dict[str, Check]) -> Check |
                     raise TypeError(f"{name}: {error}") from None
 
     named[schema["name"]] = check
-    found = [(field["name"], _check_of(field["type"], named)) for field in schema["fields"]]
+    found = [
+        (field["name"], _check_of(field["type"], named)) for field in schema["fields"]
+    ]
     fields += [(name, inner) for name, inner in found if inner is not None]
     return check if fields else None
 
 
 def _array_check(inner: Check | None) -> Check:
     def check(value: Any) -> None:
-        if isinstance(value, str | bytes | Mapping):  # it would be an array of its parts
+        if isinstance(
+            value, str | bytes | Mapping
+        ):  # it would be an array of its parts
             _refuse(value, "array")
         if inner is not None:
             for item in value:
@@ -232,11 +254,16 @@ def _refuse(value: Any, kind: str) -> None:
     raise TypeError(f"{value!r} is no {kind}")
 
 
-_FITTING = {"boolean": _fitting_check("boolean", True, False), "null": _fitting_check("null", None)}
+_FITTING = {
+    "boolean": _fitting_check("boolean", True, False),
+    "null": _fitting_check("null", None),
+}
 
 
 def _has_map(schema: Any) -> bool:
-    return (isinstance(schema, dict) and schema["type"] == "map") or any(map(_has_map, parts(schema)))
+    return (isinstance(schema, dict) and schema["type"] == "map") or any(
+        map(_has_map, parts(schema))
+    )
 
 
 def _sorted(value: Any) -> Any:
@@ -245,4 +272,8 @@ def _sorted(value: Any) -> Any:
         return {name: _sorted(value[name]) for name in sorted(value)}
     if isinstance(value, list):
         return [_sorted(item) for item in value]
-    return (value[0], _sorted(value[1])) if isinstance(value, tuple) and len(value) == 2 else value
+    return (
+        (value[0], _sorted(value[1]))
+        if isinstance(value, tuple) and len(value) == 2
+        else value
+    )

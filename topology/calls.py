@@ -49,9 +49,13 @@ class Retry:
 
     def __post_init__(self) -> None:
         if type(self.times) is not int or self.times < 1:
-            raise TopologyError(f"Retry: times must be a whole number from 1 on, not {self.times!r}")
+            raise TopologyError(
+                f"Retry: times must be a whole number from 1 on, not {self.times!r}"
+            )
         if not 0.0 <= self.jitter <= 1.0:
-            raise TopologyError(f"Retry: jitter must be between 0 and 1, not {self.jitter!r}")
+            raise TopologyError(
+                f"Retry: jitter must be between 0 and 1, not {self.jitter!r}"
+            )
         checked_ms(self.backoff, "Retry: backoff")
         checked_ms(self.longest, "Retry: longest")
         _check_exceptions("Retry", self.on)
@@ -62,8 +66,15 @@ class Retry:
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Return the pause before the next call. `chance`: a random number from 0 to 1."""
-        backoff_ms, longest_ms = checked_ms(self.backoff, "backoff"), checked_ms(self.longest, "longest")
-        return min(backoff_ms << min(failed - 1, 30), longest_ms) / 1000 * (1 - self.jitter * chance)
+        backoff_ms, longest_ms = (
+            checked_ms(self.backoff, "backoff"),
+            checked_ms(self.longest, "longest"),
+        )
+        return (
+            min(backoff_ms << min(failed - 1, 30), longest_ms)
+            / 1000
+            * (1 - self.jitter * chance)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,9 @@ class CircuitBreaker:
 
     def __post_init__(self) -> None:
         if type(self.failures) is not int or self.failures < 1:
-            raise TopologyError(f"CircuitBreaker: failures must be a whole number from 1 on, not {self.failures!r}")
+            raise TopologyError(
+                f"CircuitBreaker: failures must be a whole number from 1 on, not {self.failures!r}"
+            )
         checked_ms(self.pause, "CircuitBreaker: pause", 1)
         _check_exceptions("CircuitBreaker", self.on)
 
@@ -95,8 +108,12 @@ class CircuitBreaker:
 
 def _check_exceptions(where: str, on: object) -> None:
     """Check that `on` is a tuple of exception classes: type checkers are not the only callers."""
-    if not isinstance(on, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in on):
-        raise TopologyError(f"{where}: on must be a tuple of exception classes, not {on!r}")
+    if not isinstance(on, tuple) or not all(
+        isinstance(each, type) and issubclass(each, Exception) for each in on
+    ):
+        raise TopologyError(
+            f"{where}: on must be a tuple of exception classes, not {on!r}"
+        )
 
 
 Executor: TypeAlias = Literal["thread", "process"]
@@ -159,7 +176,9 @@ class Calling:
     arrow: bool = False
 
 
-def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOptions]) -> Calling:
+def calling(
+    where: str, function: Callable[..., Any], **options: Unpack[CallOptions]
+) -> Calling:
     """Return how a node calls its function.
 
     Raises:
@@ -170,23 +189,50 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
     retry, breaker = options.get("retry"), options.get("breaker")
     timeout = options.get("timeout", timedelta(seconds=30))
     if type(most) is not int or most < 1:
-        raise TopologyError(f"{where}: max_in_flight must be a whole number from 1 on, not {most!r}")
+        raise TopologyError(
+            f"{where}: max_in_flight must be a whole number from 1 on, not {most!r}"
+        )
     if order not in get_args(CallOrder):
-        raise TopologyError(f'{where}: order must be "key", "partition" or "none", not {order!r}')
+        raise TopologyError(
+            f'{where}: order must be "key", "partition" or "none", not {order!r}'
+        )
     if retry is not None and not isinstance(retry, Retry):
-        raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
+        raise TopologyError(
+            f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}"
+        )
     if breaker is not None and not isinstance(breaker, CircuitBreaker):
-        raise TopologyError(f"{where}: breaker must be a CircuitBreaker such as CircuitBreaker(), not {breaker!r}")
-    dead_letters: object = options.get("dead_letters")  # type checkers are not the only callers
-    if dead_letters is not None and not (isinstance(dead_letters, str) and dead_letters):
-        raise TopologyError(f"{where}: dead_letters must be the name of a topic, not {dead_letters!r}")
+        raise TopologyError(
+            f"{where}: breaker must be a CircuitBreaker such as CircuitBreaker(), not {breaker!r}"
+        )
+    dead_letters: object = options.get(
+        "dead_letters"
+    )  # type checkers are not the only callers
+    if dead_letters is not None and not (
+        isinstance(dead_letters, str) and dead_letters
+    ):
+        raise TopologyError(
+            f"{where}: dead_letters must be the name of a topic, not {dead_letters!r}"
+        )
     executor = options.get("executor", "thread")
     _check_executor(where, function, executor)
-    timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
-    return Calling(most, order, timeout_s, retry, breaker, executor, is_coroutine_function(function), dead_letters)
+    timeout_s = (
+        None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
+    )
+    return Calling(
+        most,
+        order,
+        timeout_s,
+        retry,
+        breaker,
+        executor,
+        is_coroutine_function(function),
+        dead_letters,
+    )
 
 
-def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]) -> Calling:
+def batching(
+    where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]
+) -> Calling:
     """Return how a node calls a function that takes batches.
 
     Raises:
@@ -197,26 +243,41 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
         try:
             import_module("pyarrow")
         except ImportError as error:
-            raise TopologyError(f"{where}: arrow=True needs pyarrow ({error}): pip install pyarrow") from error
-    most, wait = options.get("max_records", 500), options.get("max_wait", timedelta(milliseconds=10))
+            raise TopologyError(
+                f"{where}: arrow=True needs pyarrow ({error}): pip install pyarrow"
+            ) from error
+    most, wait = (
+        options.get("max_records", 500),
+        options.get("max_wait", timedelta(milliseconds=10)),
+    )
     if type(most) is not int or most < 1:
-        raise TopologyError(f"{where}: max_records must be a whole number from 1 on, not {most!r}")
+        raise TopologyError(
+            f"{where}: max_records must be a whole number from 1 on, not {most!r}"
+        )
     max_wait_s = checked_ms(wait, f"{where}: max_wait") / 1000
     each: CallOptions = {"max_in_flight": 1}
     for name in get_type_hints(CallOptions).keys() & options.keys():
         each[name] = options[name]  # type: ignore[literal-required]
     return replace(
-        calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s, arrow=arrow
+        calling(where, function, **each),
+        together=True,
+        max_records=most,
+        max_wait_s=max_wait_s,
+        arrow=arrow,
     )
 
 
 def _check_executor(where: str, function: Callable[..., Any], executor: str) -> None:
     if executor not in get_args(Executor):
-        raise TopologyError(f'{where}: executor must be "thread" or "process", not {executor!r}')
+        raise TopologyError(
+            f'{where}: executor must be "thread" or "process", not {executor!r}'
+        )
     if executor == "thread":
         return
     if is_coroutine_function(function):
-        raise TopologyError(f'{where}: a coroutine function runs on the event loop; executor="process" takes others')
+        raise TopologyError(
+            f'{where}: a coroutine function runs on the event loop; executor="process" takes others'
+        )
     try:
         pickle.dumps(function)
     except Exception as error:
@@ -226,7 +287,9 @@ def _check_executor(where: str, function: Callable[..., Any], executor: str) -> 
         ) from error
 
 
-def _check_known(where: str, options: Mapping[str, Any], known: type[CallOptions]) -> None:
+def _check_known(
+    where: str, options: Mapping[str, Any], known: type[CallOptions]
+) -> None:
     names = get_type_hints(known)
     if unknown := options.keys() - names.keys():
         raise TopologyError(f"{where} takes no {min(unknown)}=, but {', '.join(names)}")
@@ -243,7 +306,9 @@ def listed(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]
     return list(function(*arguments))
 
 
-async def listed_later(function: Callable[..., Awaitable[Iterable[Any]]], *arguments: Any) -> list[Any]:
+async def listed_later(
+    function: Callable[..., Awaitable[Iterable[Any]]], *arguments: Any
+) -> list[Any]:
     """Call a coroutine function; return its results as a list."""
     return list(await function(*arguments))
 
@@ -252,4 +317,8 @@ def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function for messages, with its file and line if it is written in Python."""
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
-    return name if code is None else f"{name} (line {code.co_firstlineno} of {code.co_filename})"
+    return (
+        name
+        if code is None
+        else f"{name} (line {code.co_firstlineno} of {code.co_filename})"
+    )

@@ -93,7 +93,10 @@ class Columns:
             [offsets[i] for i in indexes],
             [times[i] for i in indexes],
             headers if headers is not None and any(headers) else None,
-            [[operator_time[i] for i in indexes] for operator_time in self.operator_times],
+            [
+                [operator_time[i] for i in indexes]
+                for operator_time in self.operator_times
+            ],
         )
 
 
@@ -108,7 +111,9 @@ def joined(some: Iterable[Columns]) -> Columns:
         return parts[0] if parts else NO_RECORDS
     headers: list[Headers | None] | None = None
     if any(part.headers is not None for part in parts):
-        headers = [header for part in parts for header in part.headers or [None] * len(part)]
+        headers = [
+            header for part in parts for header in part.headers or [None] * len(part)
+        ]
     return Columns(
         [key for part in parts for key in part.keys],
         [value for part in parts for value in part.values],
@@ -118,6 +123,8 @@ def joined(some: Iterable[Columns]) -> Columns:
         headers,
         [
             list(chain.from_iterable(operator_times))
-            for operator_times in zip(*(part.operator_times for part in parts), strict=True)
+            for operator_times in zip(
+                *(part.operator_times for part in parts), strict=True
+            )
         ],
     )

@@ -38,7 +38,9 @@ def duration_ms(duration: Duration, what: str) -> int:
     """
     if isinstance(duration, timedelta):
         if duration % _MILLISECOND:
-            raise TopologyError(f"{what} is {duration}: nothing finer than a millisecond exists in Kafka. Round it.")
+            raise TopologyError(
+                f"{what} is {duration}: nothing finer than a millisecond exists in Kafka. Round it."
+            )
         return duration // _MILLISECOND
     if type(duration) is int and duration == 0:  # False == 0, but is not a duration
         return 0
@@ -47,7 +49,9 @@ def duration_ms(duration: Duration, what: str) -> int:
             f"{what} is {duration}, a number without a unit. Write timedelta(milliseconds={duration}), "
             "timedelta(seconds=...), ..."
         )
-    raise TopologyError(f"{what} must be a timedelta such as timedelta(minutes=5), not {duration!r}")
+    raise TopologyError(
+        f"{what} must be a timedelta such as timedelta(minutes=5), not {duration!r}"
+    )
 
 
 def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
@@ -66,7 +70,13 @@ def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
     return ms
 
 
-def length_ms(windows: str, what: str, length: Duration | None, least: int = 0, **units: Unpack[Units]) -> int:
+def length_ms(
+    windows: str,
+    what: str,
+    length: Duration | None,
+    least: int = 0,
+    **units: Unpack[Units],
+) -> int:
     """Return the length of windows in milliseconds, from a duration or from units, not below `least`.
 
     Raises:
@@ -75,9 +85,15 @@ def length_ms(windows: str, what: str, length: Duration | None, least: int = 0, 
     """
     words = ", ".join(f"{unit}=" for unit in Units.__annotations__)
     if unknown := units.keys() - Units.__annotations__.keys():
-        raise TopologyError(f"{windows} takes no {min(unknown)}=: give the {what} in {words}")
+        raise TopologyError(
+            f"{windows} takes no {min(unknown)}=: give the {what} in {words}"
+        )
     if (length is None) != bool(units):
         raise TopologyError(
             f"{windows}: give the {what} either in {words} as in {windows}(minutes=5), or as {what}=timedelta(...)"
         )
-    return checked_ms(timedelta(**units) if length is None else length, f"{windows}: the {what}", least)
+    return checked_ms(
+        timedelta(**units) if length is None else length,
+        f"{windows}: the {what}",
+        least,
+    )

@@ -75,14 +75,26 @@ class field(Condition):  # noqa: N801 used as a function
     def __call__(self, *record: Any) -> Any:
         """Return the part of the last argument."""
         value = record[-1]
-        return value[self.name] if isinstance(value, Mapping) else getattr(value, self.name)
+        return (
+            value[self.name]
+            if isinstance(value, Mapping)
+            else getattr(value, self.name)
+        )
 
     def __eq__(self, other: object) -> Any:
         """Return a condition; for two fields, whether they have the same name."""
-        return self.name == other.name if isinstance(other, field) else self._compared("==", other)
+        return (
+            self.name == other.name
+            if isinstance(other, field)
+            else self._compared("==", other)
+        )
 
     def __ne__(self, other: object) -> Any:
-        return self.name != other.name if isinstance(other, field) else self._compared("!=", other)
+        return (
+            self.name != other.name
+            if isinstance(other, field)
+            else self._compared("!=", other)
+        )
 
     def __lt__(self, other: object) -> Comparison:
         return self._compared("<", other)
@@ -192,4 +204,6 @@ def fields_of(condition: Condition | None) -> tuple[str, ...]:
 def _condition(sign: str, other: object) -> Condition:
     if isinstance(other, Condition):
         return other
-    raise TypeError(f"{sign} takes conditions such as (field(...) > 1), each in parentheses, not {other!r}")
+    raise TypeError(
+        f"{sign} takes conditions such as (field(...) > 1), each in parentheses, not {other!r}"
+    )

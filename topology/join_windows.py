@@ -11,7 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from coopstreams.topology.durations import Duration, Units, checked_ms, duration_ms, length_ms
+from coopstreams.topology.durations import (
+    Duration,
+    Units,
+    checked_ms,
+    duration_ms,
+    length_ms,
+)
 from coopstreams.topology.errors import TopologyError
 
 
@@ -49,7 +55,9 @@ class JoinWindows:
             if both and difference is None and not units
             else length_ms("JoinWindows", "difference", difference, **units)
         )
-        before_ms = far if before is None else duration_ms(before, "JoinWindows: before")
+        before_ms = (
+            far if before is None else duration_ms(before, "JoinWindows: before")
+        )
         after_ms = far if after is None else duration_ms(after, "JoinWindows: after")
         grace_ms = checked_ms(grace, "JoinWindows: grace")
         if before_ms + after_ms < 0:

@@ -47,9 +47,13 @@ def json_schema(schema: Any) -> Serde[Any]:
 
 def _text(schema: str | Mapping[str, Any]) -> str:
     try:
-        return orjson.dumps(orjson.loads(schema) if isinstance(schema, str) else dict(schema)).decode()
+        return orjson.dumps(
+            orjson.loads(schema) if isinstance(schema, str) else dict(schema)
+        ).decode()
     except (TypeError, ValueError) as error:
-        raise SerdeError(f"serdes.json_schema: this is no JSON Schema: {error}") from error
+        raise SerdeError(
+            f"serdes.json_schema: this is no JSON Schema: {error}"
+        ) from error
 
 
 @cache
@@ -57,19 +61,25 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
     try:
         import jsonschema_rs
     except ImportError:
-        raise SerdeError('serdes.json_schema needs jsonschema-rs: pip install "coopstreams[registry]"') from None
+        raise SerdeError(
+            'serdes.json_schema needs jsonschema-rs: pip install "coopstreams[registry]"'
+        ) from None
     schema = orjson.loads(text)
     try:
         validator = jsonschema_rs.validator_for(schema)
     except ValueError as error:
-        raise SerdeError(f"serdes.json_schema: this is no JSON Schema: {error}") from error
+        raise SerdeError(
+            f"serdes.json_schema: this is no JSON Schema: {error}"
+        ) from error
 
     def checked(value: Any) -> Any:
         try:
             validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             place = "/".join(map(str, error.instance_path))
-            raise SerdeError(f"{place or 'the value'}: {error.message}") from None  # the error's own text is many lines
+            raise SerdeError(
+                f"{place or 'the value'}: {error.message}"
+            ) from None  # the error's own text is many lines
         return value
 
     def write(value: Any) -> bytes:
@@ -81,25 +91,38 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
     def read(data: bytes) -> Any:
         return checked(orjson.loads(data))
 
-    return _serde(str(schema.get("title", text)), text, write, read, (_of_schema, (text,)))
+    return _serde(
+        str(schema.get("title", text)), text, write, read, (_of_schema, (text,))
+    )
 
 
 @cache
 def _of_class(type_: Any) -> SchemaSerde[Any]:
     try:
-        (schema,), others = msgspec.json.schema_components((type_,), ref_template="#/$defs/{name}")
+        (schema,), others = msgspec.json.schema_components(
+            (type_,), ref_template="#/$defs/{name}"
+        )
     except NameError as error:
         raise undefined(f"serdes.json_schema cannot read {type_!r}", error) from error
     except TypeError as error:
-        raise SerdeError(f"serdes.json_schema: {type_!r} is no class that msgspec knows: {error}") from error
+        raise SerdeError(
+            f"serdes.json_schema: {type_!r} is no class that msgspec knows: {error}"
+        ) from error
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if name not in others:
         raise SerdeError(f"serdes.json_schema: {type_!r} is no class with fields")
     for each in others.values():
-        if "description" in each:  # a docstring, which Python keeps with its indentation before 3.13
+        if (
+            "description" in each
+        ):  # a docstring, which Python keeps with its indentation before 3.13
             each["description"] = cleandoc(each["description"])
-    text = orjson.dumps({"$schema": _DIALECT, **others[name], **({"$defs": others} if others else {})}).decode()
-    encoder, decoder = msgspec.json.Encoder(order="deterministic"), msgspec.json.Decoder(type_)
+    text = orjson.dumps(
+        {"$schema": _DIALECT, **others[name], **({"$defs": others} if others else {})}
+    ).decode()
+    encoder, decoder = (
+        msgspec.json.Encoder(order="deterministic"),
+        msgspec.json.Decoder(type_),
+    )
     outer = dict if is_typeddict(type_) else type_
 
     def write(value: Any) -> bytes:
@@ -111,7 +134,15 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
         return data
 
     of_class = {**compared(msgspec.json.schema(type_)), "text": text}
-    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)), read_back=True, of_class=of_class)
+    return _serde(
+        name,
+        text,
+        write,
+        decoder.decode,
+        (_of_class, (type_,)),
+        read_back=True,
+        of_class=of_class,
+    )
 
 
 def _serde(

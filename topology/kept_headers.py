@@ -51,7 +51,9 @@ class Bound(Protocol):
         """Return where the current record was read, None if it was not."""
         ...
 
-    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
+    def under_headers(
+        self, headers: Headers | None, call: Callable[[], object]
+    ) -> None:
         """Make a call; the records that it writes get these headers."""
 
 
@@ -65,10 +67,15 @@ def placed_headers(process: Bound) -> Headers | None:
     if where is None:
         return process.headers
     topic, partition, offset = where
-    return [*(process.headers or ()), (_PLACE, f"{topic} {partition} {offset}".encode())]
+    return [
+        *(process.headers or ()),
+        (_PLACE, f"{topic} {partition} {offset}".encode()),
+    ]
 
 
-def as_read(process: Bound, headers: Headers | None, call: Callable[[], object]) -> None:
+def as_read(
+    process: Bound, headers: Headers | None, call: Callable[[], object]
+) -> None:
     """Make a call under these headers, as if the record that was held had just been read."""
     before = process.place
     process.place = UNKNOWN
@@ -98,7 +105,12 @@ def with_headers(inner: Serde[Any]) -> KeptHeaders:
         parts = [_LENGTH.pack(len(row.headers))]
         for name, value in row.headers:
             data = name.encode()
-            parts += [_LENGTH.pack(len(data)), data, _LENGTH.pack(_NULL if value is None else len(value)), value or b""]
+            parts += [
+                _LENGTH.pack(len(data)),
+                data,
+                _LENGTH.pack(_NULL if value is None else len(value)),
+                value or b"",
+            ]
         return b"".join([*parts, inner.encode(row.value)])
 
     def decode(data: bytes) -> Headed:
@@ -123,4 +135,8 @@ def split_headers(data: bytes) -> tuple[Headers, bytes]:
 def _part(data: bytes, at: int) -> tuple[bytes | None, int]:
     (length,) = _LENGTH.unpack_from(data, at)
     begin = at + _LENGTH.size
-    return (None, begin) if length == _NULL else (data[begin : begin + length], begin + length)
+    return (
+        (None, begin)
+        if length == _NULL
+        else (data[begin : begin + length], begin + length)
+    )

@@ -49,9 +49,12 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
     """Return the key hash of each record; for a record without a key, the hash of its offset."""
     try:
         return [xxh64_intdigest(key, _SEED) >> 1 for key in keys]  # type: ignore[arg-type]
-    except TypeError:  # xxhash refuses None, which is rare: testing every key would slow every batch
+    except (
+        TypeError
+    ):  # xxhash refuses None, which is rare: testing every key would slow every batch
         return [
-            offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)
+            offset_hash(offset) if key is None else key_hash(key)
+            for key, offset in zip(keys, offsets, strict=True)
         ]
 
 
@@ -125,7 +128,9 @@ class KeyRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end <= MAX_HASH:
-            raise ValueError(f"key range [{self.start}, {self.end}] is not within [0, {MAX_HASH}]")
+            raise ValueError(
+                f"key range [{self.start}, {self.end}] is not within [0, {MAX_HASH}]"
+            )
 
     @staticmethod
     def of_groups(first: int, last: int) -> KeyRange:
@@ -140,7 +145,9 @@ class KeyRange:
             ValueError: there are fewer key groups than parts. Ask for at most 256.
         """
         if not 1 <= parts <= GROUPS:
-            raise ValueError(f"a partition splits into 1 to {GROUPS} key ranges, not {parts}")
+            raise ValueError(
+                f"a partition splits into 1 to {GROUPS} key ranges, not {parts}"
+            )
         cuts = [i * GROUPS // parts for i in range(parts + 1)]
         return [KeyRange.of_groups(a, b - 1) for a, b in pairwise(cuts)]
 
@@ -208,9 +215,13 @@ def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
     at = 0
     for key_range in sorted(ranges):
         if key_range.start < at:
-            raise AssignmentError(f"{where}: key range {key_range} overlaps the one before it")
+            raise AssignmentError(
+                f"{where}: key range {key_range} overlaps the one before it"
+            )
         if key_range.start > at:
-            raise AssignmentError(f"{where}: no key range has the hashes {at}..{key_range.start - 1}")
+            raise AssignmentError(
+                f"{where}: no key range has the hashes {at}..{key_range.start - 1}"
+            )
         at = key_range.end + 1
     if at <= MAX_HASH:
         raise AssignmentError(f"{where}: no key range has the hashes {at}..{MAX_HASH}")

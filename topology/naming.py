@@ -44,7 +44,9 @@ def check_name(name: str, what: str) -> str:
             f"{what} {name!r} is not a legal name in Kafka: use ASCII letters, digits, '.', '_' and '-'"
         )
     if len(name) > MAX_NAME_LENGTH:
-        raise TopologyError(f"{what} {name!r} is longer than {MAX_NAME_LENGTH} characters. Shorten it.")
+        raise TopologyError(
+            f"{what} {name!r} is longer than {MAX_NAME_LENGTH} characters. Shorten it."
+        )
     return name
 
 
@@ -73,7 +75,9 @@ class Names:
             TopologyError: another node has the name.
         """
         if name in self._nodes:
-            raise TopologyError(f'two nodes are named "{name}". Give one of them another name=.')
+            raise TopologyError(
+                f'two nodes are named "{name}". Give one of them another name=.'
+            )
         self._nodes.add(name)
         return name
 
@@ -85,17 +89,29 @@ class Names:
         Raises:
             TopologyError: another store has the name.
         """
-        name = self._next(f"{prefix}STATE-STORE-") if given is None else check_name(given, "the store name")
+        name = (
+            self._next(f"{prefix}STATE-STORE-")
+            if given is None
+            else check_name(given, "the store name")
+        )
         if name in self._stores:
             of = name.removesuffix(past_name(""))
-            taken = f' A store "{of}" with a history takes that name, too: for its past.' if of != name else ""
-            raise TopologyError(f'two stores are named "{name}". Give one of them another store=.{taken}')
+            taken = (
+                f' A store "{of}" with a history takes that name, too: for its past.'
+                if of != name
+                else ""
+            )
+            raise TopologyError(
+                f'two stores are named "{name}". Give one of them another store=.{taken}'
+            )
         self._stores.add(name)
         return name
 
     def repartition(self, prefix: str) -> tuple[str, str, str]:
         """Return the names of a repartition's filter, sink and source, without reserving them. Counts three."""
-        sink, drop, source = (self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE"))
+        sink, drop, source = (
+            self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE")
+        )
         if _GENERATED.fullmatch(prefix):
             return drop, sink, source
         topic = repartition_topic(prefix)
@@ -143,11 +159,16 @@ def marks_topic(application_id: str, run: str) -> str:
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the runs of an application's unpublished backfills, oldest first: each run has a topic of marks."""
-    runs = (topic.removeprefix(marks_topic(application_id, "")) for topic in marks_topics(application_id, topics))
+    runs = (
+        topic.removeprefix(marks_topic(application_id, ""))
+        for topic in marks_topics(application_id, topics)
+    )
     return [run for run in runs if not run.endswith(REBUILD)]
 
 
 def marks_topics(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the topics of marks of an application's backfills and rebuilds that are under way, or were given up."""
-    form = re.compile(re.escape(marks_topic(application_id, "")) + f"{_RUN}({REBUILD})?")
+    form = re.compile(
+        re.escape(marks_topic(application_id, "")) + f"{_RUN}({REBUILD})?"
+    )
     return sorted(topic for topic in topics if form.fullmatch(topic))

@@ -93,7 +93,12 @@ class ProcessorContext(Protocol[K2, V2]):
             TopologyError: the processor has no such store.
         """
 
-    def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
+    def schedule(
+        self,
+        interval: Duration,
+        type_: PunctuationType,
+        function: Callable[[int], object],
+    ) -> Punctuation:
         """Call `function(now_ms)` at each interval from now on.
 
         Shape: the grid starts at 0 (stream time) or now (wall clock). If the clock jumps over several grid points, the
@@ -179,7 +184,12 @@ class CallContext(Generic[K2, V2]):
     """
 
     def __init__(
-        self, where: RecordMetadata, timestamp: int, rows: Mapping[str, Row], below: Collection[str], node: str
+        self,
+        where: RecordMetadata,
+        timestamp: int,
+        rows: Mapping[str, Row],
+        below: Collection[str],
+        node: str,
     ) -> None:
         """`rows`: those of the record's key, by store. `below`: the nodes to which it may forward."""
         self.metadata = where
@@ -195,7 +205,9 @@ class CallContext(Generic[K2, V2]):
             TopologyError: the operator has no such store.
         """
         if name not in self.rows:
-            raise TopologyError(f'"{self._node}" has no store "{name}"; stores= has {", ".join(self.rows) or "none"}')
+            raise TopologyError(
+                f'"{self._node}" has no store "{name}"; stores= has {", ".join(self.rows) or "none"}'
+            )
         return OwnRow(self, name)
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
@@ -225,7 +237,9 @@ class CallContext(Generic[K2, V2]):
 
     def _record(self, effect: Effect) -> None:
         if self._effects is None:
-            raise ProcessingError(f'"{self._node}": the call is over: what it began beside itself changes nothing')
+            raise ProcessingError(
+                f'"{self._node}": the call is over: what it began beside itself changes nothing'
+            )
         self._effects.append(effect)
 
 
@@ -241,13 +255,21 @@ class Visit:
     timestamp: int
     headers: Headers | None
 
-    def begun(self, rows: Mapping[str, Row]) -> tuple[Record[Any, Any], CallContext[Any, Any]]:
+    def begun(
+        self, rows: Mapping[str, Row]
+    ) -> tuple[Record[Any, Any], CallContext[Any, Any]]:
         """Return the arguments of one attempt."""
-        context: CallContext[Any, Any] = CallContext(self.where, self.timestamp, rows, self.below, self.node)
-        return Record(self.key, self.value, self.timestamp, list(self.headers or ())), context
+        context: CallContext[Any, Any] = CallContext(
+            self.where, self.timestamp, rows, self.below, self.node
+        )
+        return Record(
+            self.key, self.value, self.timestamp, list(self.headers or ())
+        ), context
 
 
-async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
+async def awaited(
+    function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]
+) -> list[Effect]:
     """Call a coroutine function of `process_async` once; return the recorded effects."""
     record, context = visit.begun(rows)
     try:
@@ -257,7 +279,9 @@ async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str,
     return effects
 
 
-def called(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
+def called(
+    function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]
+) -> list[Effect]:
     """Call a plain function of `process_async` once, on a thread or in a process; return the recorded effects."""
     record, context = visit.begun(rows)
     try:
@@ -309,7 +333,15 @@ def key_value_store(
     _check(name, store_type, key, value)
     ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
     kept = with_headers(value) if headers else value
-    return StoreSpec(name, "key_value", key, kept, logged=logged, store_type=store_type, ttl_ms=ttl_ms)
+    return StoreSpec(
+        name,
+        "key_value",
+        key,
+        kept,
+        logged=logged,
+        store_type=store_type,
+        ttl_ms=ttl_ms,
+    )
 
 
 def window_store(
@@ -341,7 +373,14 @@ def window_store(
         )
     row_key = windowed(key, size_ms)
     return StoreSpec(
-        name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+        name,
+        "window",
+        key,
+        value,
+        retention_ms=retention_ms,
+        row_key=row_key,
+        logged=logged,
+        store_type=store_type,
     )
 
 
@@ -362,7 +401,14 @@ def session_store(
     retention_ms = checked_ms(retention, f'store "{name}": the retention', 1)
     row_key = session_windowed(key)
     return StoreSpec(
-        name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+        name,
+        "session",
+        key,
+        value,
+        retention_ms=retention_ms,
+        row_key=row_key,
+        logged=logged,
+        store_type=store_type,
     )
 
 
@@ -382,11 +428,19 @@ def versioned_store(
     _check(name, store_type, key, value)
     history_ms = checked_ms(history, f'store "{name}": the history', 1)
     return StoreSpec(
-        name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type
+        name,
+        "key_value",
+        key,
+        versions_of(value),
+        history_ms=history_ms,
+        logged=logged,
+        store_type=store_type,
     )
 
 
-def _check(name: str, store_type: str | None, key: Serde[Any], value: Serde[Any]) -> None:
+def _check(
+    name: str, store_type: str | None, key: Serde[Any], value: Serde[Any]
+) -> None:
     check_name(name, "the store name")
     check_store_type(name, store_type)
     for part, serde in (("key", key), ("value", value)):

@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from coopstreams.topology.compatibility.protobuf import files_of, message_at, parts_of, path_to, why_unreadable
+from coopstreams.topology.compatibility.protobuf import (
+    files_of,
+    message_at,
+    parts_of,
+    path_to,
+    why_unreadable,
+)
 from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import SerdeError
@@ -46,13 +52,20 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         from google.protobuf import json_format
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
     except ImportError:
-        raise SerdeError('serdes.protobuf needs protobuf: pip install "coopstreams[registry]"') from None
+        raise SerdeError(
+            'serdes.protobuf needs protobuf: pip install "coopstreams[registry]"'
+        ) from None
     described: Any = getattr(message, "DESCRIPTOR", None)
     if not hasattr(described, "fields_by_number"):
-        raise SerdeError(f"serdes.protobuf: {message!r} is no message class, as protoc makes them")
+        raise SerdeError(
+            f"serdes.protobuf: {message!r} is no message class, as protoc makes them"
+        )
     parse: Callable[[bytes], Any] = message.FromString
     name, schema = described.full_name, _schema_of(described.file)
-    ours = [FileDescriptorProto.FromString(file.serialized_pb) for file in dict.fromkeys(_with_imports(described.file))]
+    ours = [
+        FileDescriptorProto.FromString(file.serialized_pb)
+        for file in dict.fromkeys(_with_imports(described.file))
+    ]
     path, parts = path_to(ours[0], name), parts_of(ours, name)
     assert path is not None
 
@@ -66,9 +79,17 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
 
         @cache
         def checked(indexes: tuple[int, ...]) -> None:
-            found = message_at(files[0], indexes) if files else name if indexes == path else None
+            found = (
+                message_at(files[0], indexes)
+                if files
+                else name
+                if indexes == path
+                else None
+            )
             if found != name:
-                raise SerdeError(f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}")
+                raise SerdeError(
+                    f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}"
+                )
 
         def read(data: bytes) -> Any:
             indexes, at = _read_indexes(data)
@@ -91,8 +112,24 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         files = files_of(written)
         return bool(files) and parts_of(files, name) == parts
 
-    codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path), same)
-    return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_form)
+    codec = Codec(
+        name,
+        schema,
+        write,
+        reader,
+        unreadable,
+        (_protobuf, (message,)),
+        _indexes(path),
+        same,
+    )
+    return SchemaSerde(
+        f"protobuf({name})",
+        codec.encode,
+        codec.decode,
+        codec,
+        from_json,
+        check_key=codec.check_form,
+    )
 
 
 def _schema_of(file: Any) -> Schema:
@@ -106,8 +143,14 @@ def _schema_of(file: Any) -> Schema:
     try:
         text = source_of(FileDescriptorProto.FromString(file.serialized_pb))
     except ValueError as error:
-        raise SerdeError(f"serdes.protobuf: {file.name} cannot be given to a registry: {error}") from error
-    return Schema(text, "PROTOBUF", tuple(Reference(each.name, _schema_of(each)) for each in _imports(file)))
+        raise SerdeError(
+            f"serdes.protobuf: {file.name} cannot be given to a registry: {error}"
+        ) from error
+    return Schema(
+        text,
+        "PROTOBUF",
+        tuple(Reference(each.name, _schema_of(each)) for each in _imports(file)),
+    )
 
 
 def _imports(file: Any) -> list[Any]:
@@ -124,14 +167,18 @@ def _with_imports(file: Any) -> Iterator[Any]:
 def _indexes(path: tuple[int, ...]) -> bytes:
     if path == (0,):
         return b"\0"
-    return b"".join(varint(number << 1) for number in (len(path), *path))  # zigzag, of numbers that are not negative
+    return b"".join(
+        varint(number << 1) for number in (len(path), *path)
+    )  # zigzag, of numbers that are not negative
 
 
 def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return the indexes of a record, and where its message begins."""
     count, at = read_varint(data, 5)
     if count & 1:
-        raise SerdeError("its message indexes are not zigzag varints (the deprecated format of Confluent's client)")
+        raise SerdeError(
+            "its message indexes are not zigzag varints (the deprecated format of Confluent's client)"
+        )
     if not count >> 1:
         return (0,), at
     path = []

@@ -57,10 +57,16 @@ def check_writable(record: Record[Any, Any]) -> None:
     Raises:
         TypeError: it cannot. Of a key or a value, the serde says so.
     """
-    if record.timestamp.__class__ is not int and not hasattr(record.timestamp, "__index__"):
-        raise TypeError(f"a timestamp is a whole number of milliseconds, not {record.timestamp!r}")
+    if record.timestamp.__class__ is not int and not hasattr(
+        record.timestamp, "__index__"
+    ):
+        raise TypeError(
+            f"a timestamp is a whole number of milliseconds, not {record.timestamp!r}"
+        )
     if record.timestamp > _LATEST_MS:
-        raise TypeError(f"a timestamp has 63 bits at most: {record.timestamp!r} is none")
+        raise TypeError(
+            f"a timestamp has 63 bits at most: {record.timestamp!r} is none"
+        )
     headers: Iterable[Any] = record.headers  # type checkers are not the only callers
     for header in headers:
         if not (
@@ -69,15 +75,23 @@ def check_writable(record: Record[Any, Any]) -> None:
             and isinstance(header[0], str)
             and isinstance(header[1], _CONTENT)
         ):
-            raise TypeError(f'headers are a list of names and bytes, [("trace", b"1")], not {record.headers!r}')
+            raise TypeError(
+                f'headers are a list of names and bytes, [("trace", b"1")], not {record.headers!r}'
+            )
         # confluent-kafka cuts a name at a NUL character, and crashes the process at a lone surrogate (2.16).
-        if "\0" in header[0] or not all(_is_utf8(part) for part in header if isinstance(part, str)):
-            raise TypeError(f"a header is UTF-8, and its name has no NUL character: {header!r} cannot be written")
+        if "\0" in header[0] or not all(
+            _is_utf8(part) for part in header if isinstance(part, str)
+        ):
+            raise TypeError(
+                f"a header is UTF-8, and its name has no NUL character: {header!r} cannot be written"
+            )
 
 
 def _is_utf8(text: str) -> bool:
     """Whether a text can be encoded: it has no lone surrogate."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or not any(
+        "\ud800" <= character <= "\udfff" for character in text
+    )
 
 
 @dataclass(slots=True)  # not frozen: frozen costs 700 ns a record

@@ -36,7 +36,9 @@ class RegistryUnavailableError(SerdeError):
 
 def registry_is_away(error: BaseException | None) -> bool:
     """Whether a record cannot be read, or written, because the schema registry does not answer."""
-    return error is not None and (isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__))
+    return error is not None and (
+        isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__)
+    )
 
 
 class SchemaRegistry(Protocol):
@@ -82,7 +84,9 @@ class InMemoryRegistry:
 
     def register(self, subject: str, schema: Schema) -> int:
         """Register a schema."""
-        number = self._ids.setdefault(schema, next(self._numbers))  # atomic, as drivers may run on several threads
+        number = self._ids.setdefault(
+            schema, next(self._numbers)
+        )  # atomic, as drivers may run on several threads
         self._subjects.setdefault(subject, []).append(schema)
         return number
 
@@ -173,12 +177,16 @@ class Codec:
     def registered(self) -> Schema:
         """Return the schema as its subjects have it: as it is here, or the latest version of one that says the same."""
         if self._same is None or any(
-            self._registry.lookup(subject, self.schema) is not None for subject in self._all()
+            self._registry.lookup(subject, self.schema) is not None
+            for subject in self._all()
         ):
             return self.schema
         known = [self._registry.latest(subject) for subject in self._all()]
         kind = self.schema.kind
-        return next((each for each in known if each and each.kind == kind and self._same(each)), self.schema)
+        return next(
+            (each for each in known if each and each.kind == kind and self._same(each)),
+            self.schema,
+        )
 
     def pin(self, *subjects: str) -> bytes:
         """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
@@ -186,12 +194,18 @@ class Codec:
         numbers, schema = [], self.registered()
         for subject in self._all():
             number = self._registry.lookup(subject, schema)
-            numbers.append(self._registry.register(subject, schema) if number is None else number)
-        self._head = _HEAD.pack(0, min(numbers)) + self._prefix  # most registries give a schema one id in all subjects
+            numbers.append(
+                self._registry.register(subject, schema) if number is None else number
+            )
+        self._head = (
+            _HEAD.pack(0, min(numbers)) + self._prefix
+        )  # most registries give a schema one id in all subjects
         return self._head
 
     @contextmanager
-    def bound(self, registry: SchemaRegistry, subjects: Iterable[str]) -> Iterator[None]:
+    def bound(
+        self, registry: SchemaRegistry, subjects: Iterable[str]
+    ) -> Iterator[None]:
         """Bind the codec to a registry for the block, and until it is bound to another; its id is the one in these
         subjects.
 
@@ -229,7 +243,9 @@ class Codec:
         number = _id_of(data)
         schema = self._registry.schema(number)
         if schema.kind != self.schema.kind:
-            raise SerdeError(f"schema {number} is of type {schema.kind}, and {self.name} of type {self.schema.kind}")
+            raise SerdeError(
+                f"schema {number} is of type {schema.kind}, and {self.name} of type {self.schema.kind}"
+            )
         reader = self._readers[data[:5]] = self._reader(schema)
         return reader
 
@@ -239,7 +255,10 @@ class Codec:
 
     def remade(self) -> tuple[Any, ...]:
         """Return the arguments with which `_serde` recreates the serde, bound to the same registry."""
-        return (*self._remade, None if self._registry is IN_MEMORY else (self._registry, self._subjects))
+        return (
+            *self._remade,
+            None if self._registry is IN_MEMORY else (self._registry, self._subjects),
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -256,14 +275,18 @@ class SchemaSerde(Serde[T]):
     @property
     def described(self) -> dict[str, Any]:
         """The schema by which two versions of a program are compared."""
-        return self.of_class or of_registry(self.name, self.codec.name, self.codec.schema)
+        return self.of_class or of_registry(
+            self.name, self.codec.name, self.codec.schema
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments that recreate the serde."""
         return _serde, self.codec.remade()
 
 
-def _serde(make: Callable[..., SchemaSerde[Any]], arguments: tuple[Any, ...], binding: Any) -> SchemaSerde[Any]:
+def _serde(
+    make: Callable[..., SchemaSerde[Any]], arguments: tuple[Any, ...], binding: Any
+) -> SchemaSerde[Any]:
     serde = make(*arguments)
     if binding is not None and not serde.codec.is_bound(*binding):
         serde.codec._bind(*binding)

@@ -63,9 +63,13 @@ class Serde(Generic[T]):
         try:
             data = self.encode(value)
         except Exception as error:
-            raise SerdeError(f"serde {self.name} cannot write {_shown(value)}: {reason(error)}") from error
+            raise SerdeError(
+                f"serde {self.name} cannot write {_shown(value)}: {reason(error)}"
+            ) from error
         if not isinstance(data, bytes):
-            raise SerdeError(f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}")
+            raise SerdeError(
+                f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}"
+            )
         return data
 
     def for_keys(self) -> Serde[T]:
@@ -91,7 +95,9 @@ class Serde(Generic[T]):
             return self.decode(data)
         except Exception as error:
             more = f"... ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
-            raise SerdeError(f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {reason(error)}") from error
+            raise SerdeError(
+                f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {reason(error)}"
+            ) from error
 
     def __str__(self) -> str:
         return self.name
@@ -116,7 +122,9 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
     return error
 
 
-def unwritable(serde: Serde[Any], value: object, error: Exception, topic: str | None) -> Exception:
+def unwritable(
+    serde: Serde[Any], value: object, error: Exception, topic: str | None
+) -> Exception:
     """Return the `SerdeError` that shows the value, and names the topic, instead of the encoder's own error."""
     try:
         serde.serialize(value)

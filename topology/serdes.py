@@ -46,7 +46,13 @@ from coopstreams.topology.json_schema import json_schema as json_schema  # noqa:
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
-from coopstreams.topology.serde import check_nulls, read_varint, undefined, varint, within
+from coopstreams.topology.serde import (
+    check_nulls,
+    read_varint,
+    undefined,
+    varint,
+    within,
+)
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -65,7 +71,9 @@ class Windowed(Generic[K]):
         """Return the text that Kafka Streams prints for a windowed key."""
         return f"[{self.key}@{self.start_ms}/{self.end_ms}]"
 
-    if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every attribute name
+    if (
+        not TYPE_CHECKING
+    ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that names our attributes, for the names of Kafka Streams' `Windowed`."""
@@ -74,7 +82,11 @@ class Windowed(Generic[K]):
                 if name in ("window", "start", "end")
                 else ""
             )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}",
+                name=name,
+                obj=self,
+            )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,7 +115,9 @@ class Json(Serde[Any]):
         try:
             return _typed_json(type_)
         except NameError as error:
-            raise undefined(f"serdes.json cannot read {_type_name(type_)}", error) from error
+            raise undefined(
+                f"serdes.json cannot read {_type_name(type_)}", error
+            ) from error
         except TypeError as error:
             raise SerdeError(
                 f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows "
@@ -160,7 +174,11 @@ def schemas_of(serde: Serde[Any]) -> list[Any]:
             schemas.append(part.described)
             continue
         decoder = getattr(part.decode, "__self__", None)
-        if isinstance(decoder, msgspec.json.Decoder) and decoder.strict and decoder.dec_hook is None:
+        if (
+            isinstance(decoder, msgspec.json.Decoder)
+            and decoder.strict
+            and decoder.dec_hook is None
+        ):
             with suppress(TypeError):  # it has a part that only a hook could read
                 schemas.append(compared(msgspec.json.schema(decoder.type)))
     return schemas
@@ -189,7 +207,11 @@ def _float64(data: bytes) -> float:
 
 
 # Without these options, orjson writes a dataclass or a datetime, which then reads back as a dict or a string.
-_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_STRICT = (
+    orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
 
 
 def _plain(value: Any) -> Any:
@@ -200,14 +222,18 @@ def _plain(value: Any) -> Any:
 
 def _json(value: Any) -> bytes:
     data = orjson.dumps(value, _plain, _STRICT)
-    if data.find(b"null") >= 0:  # `in` takes twice as long: it tries the bytes as a number first
+    if (
+        data.find(b"null") >= 0
+    ):  # `in` takes twice as long: it tries the bytes as a number first
         check_nulls(value, data, orjson.loads)
     return data
 
 
 @cache
 def _typed_json(type_: Any) -> Serde[Any]:
-    schema = msgspec.json.schema(type_)  # raises for types that a Decoder accepts but fails on at every record
+    schema = msgspec.json.schema(
+        type_
+    )  # raises for types that a Decoder accepts but fails on at every record
     decode = msgspec.json.Decoder(type_).decode
     encode_any = msgspec.json.Encoder().encode
     classes = _outer_classes(type_) or (object,)
@@ -229,7 +255,13 @@ def _typed_json(type_: Any) -> Serde[Any]:
 
     floats = b'"number"' in msgspec.json.encode(schema)
     name = f"json({_type_name(type_)})"
-    return Serde(name, encode, decode, read_back=True, check_new_key=check_new_key if floats else None)
+    return Serde(
+        name,
+        encode,
+        decode,
+        read_back=True,
+        check_new_key=check_new_key if floats else None,
+    )
 
 
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
@@ -242,7 +274,11 @@ def _outer_classes(type_: Any) -> tuple[type, ...] | None:
     if origin in (Union, UnionType):
         members = [_outer_classes(member) for member in get_args(type_)]
         known = [classes for classes in members if classes is not None]
-        return tuple(c for classes in known for c in classes) if len(known) == len(members) else None
+        return (
+            tuple(c for classes in known for c in classes)
+            if len(known) == len(members)
+            else None
+        )
     if origin is Literal:
         return tuple({type(literal) for literal in get_args(type_)})
     if is_typeddict(origin or type_):
@@ -265,7 +301,9 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
     name = f"windowed({inner.name}, {size_ms} ms)"
-    return _in_front(name, encode, decode, inner, 8, lambda one: _windowed(one, size_ms))
+    return _in_front(
+        name, encode, decode, inner, 8, lambda one: _windowed(one, size_ms)
+    )
 
 
 @cache
@@ -278,7 +316,9 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
     name = f"windowed({inner.name}, {type(windows).__name__})"
-    return _in_front(name, encode, decode, inner, 8, lambda one: _windowed_by(one, windows))
+    return _in_front(
+        name, encode, decode, inner, 8, lambda one: _windowed_by(one, windows)
+    )
 
 
 @cache
@@ -292,7 +332,9 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         end_ms, start_ms = pair.unpack(data[-16:])
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
-    return _in_front(f"session_windowed({inner.name})", encode, decode, inner, 16, _session_windowed)
+    return _in_front(
+        f"session_windowed({inner.name})", encode, decode, inner, 16, _session_windowed
+    )
 
 
 def _in_front(
@@ -306,10 +348,22 @@ def _in_front(
     """Return the serde of keys with a window in so many bytes behind the key, which the key's own checks do not see."""
 
     def checked(check: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-        return None if check is None else lambda data: check(None if data is None else data[:-behind])
+        return (
+            None
+            if check is None
+            else lambda data: check(None if data is None else data[:-behind])
+        )
 
     check_key, check_new_key = checked(key.check_key), checked(key.check_new_key)
-    return Serde(name, encode, decode, parts=(key,), check_key=check_key, check_new_key=check_new_key, around=around)
+    return Serde(
+        name,
+        encode,
+        decode,
+        parts=(key,),
+        check_key=check_key,
+        check_new_key=check_new_key,
+        around=around,
+    )
 
 
 @cache

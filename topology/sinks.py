@@ -77,7 +77,13 @@ class SinkSession(Protocol):
         """The offsets of records that were refused and not yet forgotten."""
         ...
 
-    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+    def apply(
+        self,
+        records: Sequence[SinkRecord],
+        position: int,
+        on_refused: OnRefused,
+        settled: int,
+    ) -> None:
         """Make the changes by these records, and the position behind them, durable together.
 
         Records that the sink refuses for their content go to `on_refused` before anything is durable; their offsets are

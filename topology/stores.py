@@ -21,7 +21,9 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.naming import past_name
 from coopstreams.topology.serdes import Serde
 
-StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers", "versions"]
+StoreKind = Literal[
+    "key_value", "window", "session", "buffer", "subscribers", "versions"
+]
 
 ROCKS_DB = "rocksDB"
 IN_MEMORY = "in_memory"
@@ -94,8 +96,12 @@ def store_type_of(value: object) -> str:
     Raises:
         ValueError: it is not; the message lists the store types.
     """
-    if not isinstance(value, str) or (value not in (ROCKS_DB, IN_MEMORY) and not _OF_YOUR_OWN.fullmatch(value)):
-        raise ValueError(f"{ROCKS_DB}, {IN_MEMORY}, or package.module:Class of an engine")
+    if not isinstance(value, str) or (
+        value not in (ROCKS_DB, IN_MEMORY) and not _OF_YOUR_OWN.fullmatch(value)
+    ):
+        raise ValueError(
+            f"{ROCKS_DB}, {IN_MEMORY}, or package.module:Class of an engine"
+        )
     return value
 
 
@@ -110,7 +116,9 @@ def check_store_type(store: str, value: str | None) -> None:
     try:
         store_type_of(value)
     except ValueError as error:
-        raise TopologyError(f'store "{store}": store_type={value!r} must be {error}') from None
+        raise TopologyError(
+            f'store "{store}": store_type={value!r} must be {error}'
+        ) from None
 
 
 class Entry:
@@ -166,7 +174,9 @@ class TableStore(Protocol):
         """Return the entries that changed since the last commit, in the order of their first change."""
         ...
 
-    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+    def scan(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live entries with start <= key < end in key order, the buffer's over the database's."""
         ...
 
@@ -227,7 +237,9 @@ class SessionTableStore(TableStore, Protocol):
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
         """Set the value of a session key; None deletes it."""
 
-    def sessions(self, key: bytes, earliest_end: int, latest_start: int) -> list[tuple[bytes, Entry]]:
+    def sessions(
+        self, key: bytes, earliest_end: int, latest_start: int
+    ) -> list[tuple[bytes, Entry]]:
         """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
         ...
 
@@ -252,7 +264,11 @@ def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
     Shape: the serialised key, then the end and the start, 8 bytes big-endian each, as Kafka Streams'
     `SessionWindowedSerializer` writes it.
     """
-    return key + end_ms.to_bytes(8, "big", signed=True) + start_ms.to_bytes(8, "big", signed=True)
+    return (
+        key
+        + end_ms.to_bytes(8, "big", signed=True)
+        + start_ms.to_bytes(8, "big", signed=True)
+    )
 
 
 def subscriber_key(key: bytes, subscriber: bytes) -> bytes:
@@ -265,4 +281,8 @@ def subscriber_key(key: bytes, subscriber: bytes) -> bytes:
 
 def split_session_key(data: bytes) -> tuple[bytes, int, int]:
     """Return the serialised key, the start and the end (ms) of a session key."""
-    return data[:-16], int.from_bytes(data[-8:], "big", signed=True), int.from_bytes(data[-16:-8], "big", signed=True)
+    return (
+        data[:-16],
+        int.from_bytes(data[-8:], "big", signed=True),
+        int.from_bytes(data[-16:-8], "big", signed=True),
+    )

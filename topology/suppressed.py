@@ -33,7 +33,9 @@ class Suppressed:
     when_full: WhenFull = "emit_early"
 
 
-def until_window_closes(*, max_records: int | None = None, max_bytes: int | None = None) -> Suppressed:
+def until_window_closes(
+    *, max_records: int | None = None, max_bytes: int | None = None
+) -> Suppressed:
     """Forward each window once, when it is closed: end + grace <= stream time.
 
     For windowed tables. Deletions are not forwarded. `max_records` and `max_bytes` (of keys and values) limit the
@@ -43,7 +45,11 @@ def until_window_closes(*, max_records: int | None = None, max_bytes: int | None
 
 
 def until_time_limit(
-    limit: Duration, *, max_records: int | None = None, max_bytes: int | None = None, when_full: WhenFull = "emit_early"
+    limit: Duration,
+    *,
+    max_records: int | None = None,
+    max_bytes: int | None = None,
+    when_full: WhenFull = "emit_early",
 ) -> Suppressed:
     """Forward the latest update of a row when `limit` has passed, in stream time, since the first one that was held.
 
@@ -51,18 +57,30 @@ def until_time_limit(
     are forwarded at once (`emit_early`), or the application stops (`shut_down`).
     """
     return _suppressed(
-        checked_ms(limit, "until_time_limit: the limit"), max_records, max_bytes, when_full, "until_time_limit"
+        checked_ms(limit, "until_time_limit: the limit"),
+        max_records,
+        max_bytes,
+        when_full,
+        "until_time_limit",
     )
 
 
 def _suppressed(
-    wait_ms: int | None, max_records: int | None, max_bytes: int | None, when_full: WhenFull, where: str
+    wait_ms: int | None,
+    max_records: int | None,
+    max_bytes: int | None,
+    when_full: WhenFull,
+    where: str,
 ) -> Suppressed:
     for what, most in (("max_records", max_records), ("max_bytes", max_bytes)):
         if most is not None and (type(most) is not int or most < 1):
-            raise TopologyError(f"{where}: {what} must be a whole number from 1 on, not {most!r}")
+            raise TopologyError(
+                f"{where}: {what} must be a whole number from 1 on, not {most!r}"
+            )
     if when_full not in get_args(WhenFull):
-        raise TopologyError(f"{where}: when_full must be one of {', '.join(get_args(WhenFull))}, not {when_full!r}")
+        raise TopologyError(
+            f"{where}: when_full must be one of {', '.join(get_args(WhenFull))}, not {when_full!r}"
+        )
     return Suppressed(wait_ms, max_records, max_bytes, when_full)
 
 

@@ -27,7 +27,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import Entry, VersionTableStore, as_written, split_window_key, window_key
+from coopstreams.topology.stores import (
+    Entry,
+    VersionTableStore,
+    as_written,
+    split_window_key,
+    window_key,
+)
 
 Version: TypeAlias = tuple[int, Any]
 
@@ -64,7 +70,13 @@ _FORGOTTEN = 8
 
 
 def put_version(
-    row: Entry, past: VersionTableStore, key: bytes, timestamp: int, value: Any, oldest: int, history_ms: int
+    row: Entry,
+    past: VersionTableStore,
+    key: bytes,
+    timestamp: int,
+    value: Any,
+    oldest: int,
+    history_ms: int,
 ) -> bool:
     """Insert a version into a row, which the caller touches, and return whether it is the latest.
 
@@ -105,7 +117,11 @@ def latest_as_written(row: Entry) -> bytes | None:
 
 
 def version_at(
-    versions: list[Version] | None, past: VersionTableStore, key: bytes, timestamp: int, oldest: int
+    versions: list[Version] | None,
+    past: VersionTableStore,
+    key: bytes,
+    timestamp: int,
+    oldest: int,
 ) -> Version | None:
     """Return the version of a row that was valid at a moment, None if there was none or it was a deletion.
 
@@ -122,13 +138,21 @@ def version_at(
     return None if found[1] is None else found
 
 
-def value_at(versions: list[Version] | None, past: VersionTableStore, key: bytes, timestamp: int, oldest: int) -> Any:
+def value_at(
+    versions: list[Version] | None,
+    past: VersionTableStore,
+    key: bytes,
+    timestamp: int,
+    oldest: int,
+) -> Any:
     """Return the value that was valid at a moment; None as in `version_at`."""
     version = version_at(versions, past, key, timestamp, oldest)
     return None if version is None else version[1]
 
 
-def versions_within(versions: list[Version] | None, first: int, last: int, oldest: int) -> list[Held] | None:
+def versions_within(
+    versions: list[Version] | None, first: int, last: int, oldest: int
+) -> list[Held] | None:
     """Return those of a row's versions that were valid at some moment of first..last (inclusive), oldest first.
 
     Leaves out deletions and versions whose validity ended before `oldest`. None: the history does not reach back to
@@ -142,8 +166,15 @@ def versions_within(versions: list[Version] | None, first: int, last: int, oldes
         return None
     begin = bisect_right(versions, min(max(first, oldest), last), key=_timestamp) - 1
     ends = [since for since, _ in versions[1:]] + [None]
-    held = [Held(since, until, value) for (since, value), until in zip(versions, ends, strict=True)]
-    return [one for one in held[max(begin, 0) : bisect_right(versions, last, key=_timestamp)] if one.value is not None]
+    held = [
+        Held(since, until, value)
+        for (since, value), until in zip(versions, ends, strict=True)
+    ]
+    return [
+        one
+        for one in held[max(begin, 0) : bisect_right(versions, last, key=_timestamp)]
+        if one.value is not None
+    ]
 
 
 @cache
@@ -159,7 +190,11 @@ def versions_of(inner: Serde[Any]) -> Histories:
         parts: list[bytes] = []
         for timestamp, value in versions:
             data = None if value is None else inner.encode(value)
-            parts += [_HEAD.pack(timestamp, _DELETED)] if data is None else [_HEAD.pack(timestamp, len(data)), data]
+            parts += (
+                [_HEAD.pack(timestamp, _DELETED)]
+                if data is None
+                else [_HEAD.pack(timestamp, len(data)), data]
+            )
         return b"".join(parts)
 
     def decode(data: bytes) -> list[Version]:
@@ -168,17 +203,28 @@ def versions_of(inner: Serde[Any]) -> Histories:
         while position < len(data):
             timestamp, length = _HEAD.unpack_from(data, position)
             position += _HEAD.size + max(length, 0)
-            if length < _DELETED or position > len(data):  # a row without versions may look like one
-                raise SerdeError("these are no versions, each with its timestamp and length")
+            if length < _DELETED or position > len(
+                data
+            ):  # a row without versions may look like one
+                raise SerdeError(
+                    "these are no versions, each with its timestamp and length"
+                )
             versions.append(
-                (timestamp, None if length == _DELETED else inner.decode(data[position - length : position]))
+                (
+                    timestamp,
+                    None
+                    if length == _DELETED
+                    else inner.decode(data[position - length : position]),
+                )
             )
         return versions
 
     return Histories(f"versions({inner.name})", encode, decode, inner, parts=(inner,))
 
 
-def _put_past(past: VersionTableStore, key: bytes, timestamp: int, value: Any, end: int) -> None:
+def _put_past(
+    past: VersionTableStore, key: bytes, timestamp: int, value: Any, end: int
+) -> None:
     """Insert a version before the latest, which begins at `end`."""
     row = past.first_from(key, timestamp + 1)
     if row is not None:
@@ -189,7 +235,10 @@ def _put_past(past: VersionTableStore, key: bytes, timestamp: int, value: Any, e
             end = following
             # At-least-once, a record may come again after a crash that left the first rows of its batch in the
             # changelog. One that ends here is such a row, and newer than the version that was found.
-            if version[0] < timestamp and past.load(window_key(key, timestamp)).value is None:
+            if (
+                version[0] < timestamp
+                and past.load(window_key(key, timestamp)).value is None
+            ):
                 _end(past, key, _as_written(row[1]), timestamp)
     _end(past, key, [(timestamp, value)], end)
 

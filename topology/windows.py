@@ -74,7 +74,11 @@ class TimeWindows(Windows):
         **units: Unpack[Units],
     ) -> None:
         size_ms = length_ms("TimeWindows", "size", size, 1, **units)
-        advance_ms = size_ms if advance is None else checked_ms(advance, "TimeWindows: advance", 1)
+        advance_ms = (
+            size_ms
+            if advance is None
+            else checked_ms(advance, "TimeWindows: advance", 1)
+        )
         if advance_ms > size_ms:
             raise TopologyError(
                 f"TimeWindows: windows of {size_ms} ms that advance by {advance_ms} ms leave gaps. Advance by at most "
@@ -91,7 +95,11 @@ class TimeWindows(Windows):
 
     def starts(self, timestamp: int) -> Sequence[int]:
         """Return the starts of the windows that hold the timestamp, ascending."""
-        first = max(0, timestamp - self.size_ms + self.advance_ms) // self.advance_ms * self.advance_ms
+        first = (
+            max(0, timestamp - self.size_ms + self.advance_ms)
+            // self.advance_ms
+            * self.advance_ms
+        )
         return range(first, timestamp + 1, self.advance_ms)
 
     def end(self, start_ms: int) -> int:
@@ -145,8 +153,18 @@ class SlidingWindows:
     difference_ms: int
     grace_ms: int
 
-    def __init__(self, difference: Duration | None = None, *, grace: Duration = 0, **units: Unpack[Units]) -> None:
-        object.__setattr__(self, "difference_ms", length_ms("SlidingWindows", "difference", difference, 1, **units))
+    def __init__(
+        self,
+        difference: Duration | None = None,
+        *,
+        grace: Duration = 0,
+        **units: Unpack[Units],
+    ) -> None:
+        object.__setattr__(
+            self,
+            "difference_ms",
+            length_ms("SlidingWindows", "difference", difference, 1, **units),
+        )
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SlidingWindows: grace"))
 
     def end(self, start_ms: int) -> int:
@@ -165,8 +183,16 @@ class SessionWindows:
     gap_ms: int
     grace_ms: int
 
-    def __init__(self, gap: Duration | None = None, *, grace: Duration = 0, **units: Unpack[Units]) -> None:
-        object.__setattr__(self, "gap_ms", length_ms("SessionWindows", "gap", gap, **units))
+    def __init__(
+        self,
+        gap: Duration | None = None,
+        *,
+        grace: Duration = 0,
+        **units: Unpack[Units],
+    ) -> None:
+        object.__setattr__(
+            self, "gap_ms", length_ms("SessionWindows", "gap", gap, **units)
+        )
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SessionWindows: grace"))
 
 

@@ -35,7 +35,11 @@ class Peer:
     @property
     def folder(self) -> Path:
         """The folder of the installation, with its versions in the name: another version is installed beside it."""
-        return cache_folder() / "peers" / "+".join(package.replace(":", "-") for package in self.packages)
+        return (
+            cache_folder()
+            / "peers"
+            / "+".join(package.replace(":", "-") for package in self.packages)
+        )
 
     @property
     def installed(self) -> bool:
@@ -46,8 +50,21 @@ class Peer:
 JVM = Peer(
     "Kafka Streams",
     ("org.apache.kafka:kafka-streams:4.2.1", "org.slf4j:slf4j-simple:1.7.36"),
-    ("-cp", "{folder}/jars/*:{folder}/classes", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "Peer"),
-    ("stateless", "stateless typed", "count", "count uncached", "count exactly-once", "windowed sum", "windowed field"),
+    (
+        "-cp",
+        "{folder}/jars/*:{folder}/classes",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+        "Peer",
+    ),
+    (
+        "stateless",
+        "stateless typed",
+        "count",
+        "count uncached",
+        "count exactly-once",
+        "windowed sum",
+        "windowed field",
+    ),
 )
 PYTHON = (
     Peer(
@@ -57,7 +74,10 @@ PYTHON = (
         ("stateless", "count uncached", "count exactly-once", "windowed sum"),
     ),
     Peer(
-        "Faust", ("faust-streaming[rocksdict]==0.15.3",), (str(HERE / "faust_app.py"),), ("stateless", "count uncached")
+        "Faust",
+        ("faust-streaming[rocksdict]==0.15.3",),
+        (str(HERE / "faust_app.py"),),
+        ("stateless", "count uncached"),
     ),
     Peer(
         "Bytewax",
@@ -70,12 +90,20 @@ PYTHON = (
 PEERS = (JVM, *PYTHON)
 
 
-def peer_cases(names: Sequence[str], environment: Mapping[str, str], java: Path) -> Iterator[tuple[Peer, Case]]:
+def peer_cases(
+    names: Sequence[str], environment: Mapping[str, str], java: Path
+) -> Iterator[tuple[Peer, Case]]:
     """Yield the cases that the installed peers can run."""
     for peer in PEERS:
         start = str(java) if peer is JVM else str(peer.folder / "bin" / "python")
         command = [start, *(word.format(folder=peer.folder) for word in peer.command)]
         for name in peer.cases:
             if peer.installed and name in names:
-                outputs = None if peer.commits else FILTERED if name.startswith("stateless") else 1.0
+                outputs = (
+                    None
+                    if peer.commits
+                    else FILTERED
+                    if name.startswith("stateless")
+                    else 1.0
+                )
                 yield peer, Case(name, [*command, name], environment, outputs)

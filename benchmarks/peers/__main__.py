@@ -33,7 +33,14 @@ def install(peer: Peer) -> None:
         _compile(peer.folder, _jars(peer))
     else:
         venv.create(peer.folder, with_pip=True)
-        _run(str(peer.folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *peer.packages)
+        _run(
+            str(peer.folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *peer.packages,
+        )
     (peer.folder / "complete").touch()
 
 
@@ -41,7 +48,9 @@ def _jars(peer: Peer) -> Path:
     jars = peer.folder / "jars"
     jars.mkdir()
     context = maven(peer.folder / "maven", os.environ.get(REPOSITORY))
-    asked, transitive = context.resolver.resolve([context.create_dependency(each) for each in peer.packages])
+    asked, transitive = context.resolver.resolve(
+        [context.create_dependency(each) for each in peer.packages]
+    )
     for dependency in (*asked, *transitive):
         path = dependency.artifact.resolve()
         path.rename(jars / path.name)
@@ -52,8 +61,17 @@ def _jars(peer: Peer) -> Path:
 def _compile(folder: Path, jars: Path) -> None:
     compiler = Path(find_java().executable).with_name("javac")
     if not compiler.exists():
-        raise SystemExit(f"Kafka Streams needs a JDK: there is no {compiler}. Install one, and point JAVA_HOME to it.")
-    _run(str(compiler), "-cp", f"{jars}/*", "-d", str(folder / "classes"), str(HERE / "Peer.java"))
+        raise SystemExit(
+            f"Kafka Streams needs a JDK: there is no {compiler}. Install one, and point JAVA_HOME to it."
+        )
+    _run(
+        str(compiler),
+        "-cp",
+        f"{jars}/*",
+        "-d",
+        str(folder / "classes"),
+        str(HERE / "Peer.java"),
+    )
 
 
 def _run(*command: str) -> None:
@@ -63,8 +81,12 @@ def _run(*command: str) -> None:
 
 def main() -> None:
     """Install the peers with these names, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(peer.name for peer in PEERS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=", ".join(peer.name for peer in PEERS)
+    )
     names = parser.parse_args().names
     if unknown := set(names) - {peer.name for peer in PEERS}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")

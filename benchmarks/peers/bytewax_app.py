@@ -12,7 +12,13 @@ from bytewax.run import cli_main
 
 name, brokers = sys.argv[1], [os.environ["BENCH_BROKERS"]]
 flow = Dataflow("bench")
-payments = kafka.input("payments", flow, brokers=brokers, topics=[os.environ["BENCH_SOURCE"]], batch_size=1_000).oks
+payments = kafka.input(
+    "payments",
+    flow,
+    brokers=brokers,
+    topics=[os.environ["BENCH_SOURCE"]],
+    batch_size=1_000,
+).oks
 
 
 def doubled(message: KafkaSourceMessage) -> KafkaSinkMessage | None:
@@ -20,7 +26,10 @@ def doubled(message: KafkaSourceMessage) -> KafkaSinkMessage | None:
     value = orjson.loads(message.value)
     if value["amount"] <= 20:
         return None
-    return KafkaSinkMessage(message.key, orjson.dumps({"user": value["user"], "doubled": value["amount"] * 2}))
+    return KafkaSinkMessage(
+        message.key,
+        orjson.dumps({"user": value["user"], "doubled": value["amount"] * 2}),
+    )
 
 
 def counted(count: int | None, _: KafkaSourceMessage) -> tuple[int, int]:
@@ -34,6 +43,10 @@ if name.startswith("stateless"):
 else:
     keyed = op.key_on("key", payments, lambda message: message.key.decode())
     counts = op.stateful_map("count", keyed, counted)
-    results = op.map("out", counts, lambda pair: KafkaSinkMessage(pair[0].encode(), pair[1].to_bytes(8, "big")))
+    results = op.map(
+        "out",
+        counts,
+        lambda pair: KafkaSinkMessage(pair[0].encode(), pair[1].to_bytes(8, "big")),
+    )
 kafka.output("out", results, brokers=brokers, topic=os.environ["BENCH_SINK"])
 cli_main(flow)

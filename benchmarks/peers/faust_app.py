@@ -16,8 +16,18 @@ app = faust.App(
     web_enabled=False,
     consumer_auto_offset_reset="earliest",
 )
-source = app.topic(os.environ["BENCH_SOURCE"], key_type=str, key_serializer="raw", value_serializer="json")
-sink = app.topic(os.environ["BENCH_SINK"], key_type=str, key_serializer="raw", value_serializer="json")
+source = app.topic(
+    os.environ["BENCH_SOURCE"],
+    key_type=str,
+    key_serializer="raw",
+    value_serializer="json",
+)
+sink = app.topic(
+    os.environ["BENCH_SINK"],
+    key_type=str,
+    key_serializer="raw",
+    value_serializer="json",
+)
 
 if name.startswith("stateless"):
 
@@ -26,7 +36,10 @@ if name.startswith("stateless"):
         """Forward large payments, doubled."""
         async for key, value in payments.items():
             if value["amount"] > 20:
-                await sink.send(key=key, value={"user": value["user"], "doubled": value["amount"] * 2})
+                await sink.send(
+                    key=key,
+                    value={"user": value["user"], "doubled": value["amount"] * 2},
+                )
 else:
     counts = app.Table("counts", default=int, partitions=1)
 

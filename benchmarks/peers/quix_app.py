@@ -17,7 +17,11 @@ app = Application(
     processing_guarantee="exactly-once" if exactly_once else "at-least-once",
     loglevel="ERROR",
 )
-payments = app.dataframe(app.topic(os.environ["BENCH_SOURCE"], key_deserializer="str", value_deserializer="json"))
+payments = app.dataframe(
+    app.topic(
+        os.environ["BENCH_SOURCE"], key_deserializer="str", value_deserializer="json"
+    )
+)
 
 
 def counted(_: dict[str, Any], state: State) -> int:
@@ -29,10 +33,19 @@ def counted(_: dict[str, Any], state: State) -> int:
 
 if name.startswith("stateless"):
     kept = payments.filter(lambda value: value["amount"] > 20)
-    results = kept.apply(lambda value: {"user": value["user"], "doubled": value["amount"] * 2})
+    results = kept.apply(
+        lambda value: {"user": value["user"], "doubled": value["amount"] * 2}
+    )
 elif name.startswith("count"):
     results = payments.apply(counted, stateful=True)
 else:
-    results = payments.apply(lambda value: value["amount"]).tumbling_window(60_000).sum().current()
-results.to_topic(app.topic(os.environ["BENCH_SINK"], key_serializer="str", value_serializer="json"))
+    results = (
+        payments.apply(lambda value: value["amount"])
+        .tumbling_window(60_000)
+        .sum()
+        .current()
+    )
+results.to_topic(
+    app.topic(os.environ["BENCH_SINK"], key_serializer="str", value_serializer="json")
+)
 app.run()

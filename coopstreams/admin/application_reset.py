@@ -58,7 +58,9 @@ class Reset:
     """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
 
 
-def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | None = None) -> Reset:
+def plan_reset(
+    topology: Topology, counts: Mapping[str, int], last: Outline | None = None
+) -> Reset:
     """Return the plan of a reset, given the partition counts of the existing topics. `last`: the version that ran last.
 
     Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets, and those that
@@ -66,27 +68,59 @@ def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | No
     """
 
     def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
-        return tuple(TopicPartition(topic, number) for topic in topics for number in range(counts.get(topic, 0)))
+        return tuple(
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in range(counts.get(topic, 0))
+        )
 
     application = topology.application_id
-    internal: dict[str, str] = {topic.name: topic.kind for topic in topology.internal_topics}
-    unplaced = {table.topic for table in topology.global_tables} | {*topology.unordered_topics}
+    internal: dict[str, str] = {
+        topic.name: topic.kind for topic in topology.internal_topics
+    }
+    unplaced = {table.topic for table in topology.global_tables} | {
+        *topology.unordered_topics
+    }
     sources = [topic for topic in topology.source_topics if topic not in unplaced]
     if last is not None:
         internal |= dict.fromkeys(last.repartitions, "repartition")
-        changelogs = {store.changelog for store in last.stores.values() if store.changelog is not None}
+        changelogs = {
+            store.changelog
+            for store in last.stores.values()
+            if store.changelog is not None
+        }
         internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
         others = (topic for topic in matchable(topology, counts) if last.reads(topic))
-        sources += [topic for topic in others if topic not in {*sources, *last.unordered}]
+        sources += [
+            topic for topic in others if topic not in {*sources, *last.unordered}
+        ]
     names = [*internal, *marks_topics(application, counts), topology_topic(application)]
     return Reset(
-        tuple(name for name in names if name in counts and internal.get(name) == "changelog"),
-        tuple(name for name in names if name in counts and internal.get(name) != "changelog"),
+        tuple(
+            name
+            for name in names
+            if name in counts and internal.get(name) == "changelog"
+        ),
+        tuple(
+            name
+            for name in names
+            if name in counts and internal.get(name) != "changelog"
+        ),
         partitions(sources),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
-        tuple(name for name, kind in internal.items() if kind == "repartition" and name not in counts),
-        tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
-        share_group(application) if topology.unordered_topics or (last is not None and last.unordered) else None,
+        tuple(
+            name
+            for name, kind in internal.items()
+            if kind == "repartition" and name not in counts
+        ),
+        tuple(
+            name
+            for name in sorted(counts)
+            if looks_internal(topology, name) and name not in internal
+        ),
+        share_group(application)
+        if topology.unordered_topics or (last is not None and last.unordered)
+        else None,
     )
 
 
@@ -131,7 +165,9 @@ def carry_out(
     log.delete_topics(reset.changelogs)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
-        reset_offsets(log, coordinator, targets, unnamed=reset.begun_anew, gone=reset.gone)
+        reset_offsets(
+            log, coordinator, targets, unnamed=reset.begun_anew, gone=reset.gone
+        )
     if reset.share_group is not None:
         delete_group(reset.share_group)
     log.delete_topics(reset.topics)

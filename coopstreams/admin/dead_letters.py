@@ -25,11 +25,23 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from coopstreams.admin.replays import Turn, Wanted, continued, is_passed, metadata_of, was_wanted
+from coopstreams.admin.replays import (
+    Turn,
+    Wanted,
+    continued,
+    is_passed,
+    metadata_of,
+    was_wanted,
+)
 from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
 from coopstreams.consumer.consumer import CooperativeConsumer, Partition
 from coopstreams.consumer.share import ConsumerRecord
-from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, refuses_records, translated
+from coopstreams.log.kafka.errors import (
+    CLIENT_ERRORS,
+    error_of,
+    refuses_records,
+    translated,
+)
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.producer import transactional_producer
 from coopstreams.log.log import NO_STREAM_TIME, Position
@@ -71,7 +83,11 @@ class DeadLetter:
     def source(self) -> TopicPartition | None:
         """The partition of the failed record; None: this is no dead letter."""
         topic, partition = self.why.get("topic"), self.why.get("partition", "")
-        return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
+        return (
+            TopicPartition(topic, int(partition))
+            if topic and partition.isdecimal()
+            else None
+        )
 
     @property
     def record(self) -> _Record | None:
@@ -83,7 +99,12 @@ class DeadLetter:
 
 
 def dead_letter(
-    at: TopicPartition, offset: int, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers | None
+    at: TopicPartition,
+    offset: int,
+    timestamp: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers | None,
 ) -> DeadLetter:
     """Return a record as a dead letter."""
     own = [(name, text) for name, text in headers or () if not name.startswith(PREFIX)]
@@ -105,33 +126,50 @@ def letters(log: KafkaLog, topic: str) -> Iterator[DeadLetter]:
 
 
 def _between(
-    log: KafkaLog, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    log: KafkaLog,
+    begins: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
 ) -> Iterator[DeadLetter]:
     """Yield the records from these offsets on, or from the first, up to the others, partition after partition."""
     with closing(log.reader()) as reader:
         starts = {at: max(log.start_offset(at), begins.get(at, 0)) for at in ends}
-        positions = {at: Position(start, NO_STREAM_TIME) for at, start in starts.items() if start < ends[at]}
+        positions = {
+            at: Position(start, NO_STREAM_TIME)
+            for at, start in starts.items()
+            if start < ends[at]
+        }
         reader.assign(positions)
         while positions:
             for batch in reader.fetch(5000, 1.0):
                 columns = batch.columns
                 for i, offset in enumerate(columns.offsets):
                     if offset < ends[batch.partition]:
-                        headers = None if columns.headers is None else columns.headers[i]
+                        headers = (
+                            None if columns.headers is None else columns.headers[i]
+                        )
                         yield dead_letter(
-                            batch.partition, offset, columns.timestamps[i], columns.keys[i], columns.values[i], headers
+                            batch.partition,
+                            offset,
+                            columns.timestamps[i],
+                            columns.keys[i],
+                            columns.values[i],
+                            headers,
                         )
                 if batch.next_offset >= ends[batch.partition]:
                     positions.pop(batch.partition, None)
 
 
-def ahead(log: KafkaLog, settings: Mapping[str, Any], topic: str) -> Iterator[DeadLetter]:
+def ahead(
+    log: KafkaLog, settings: Mapping[str, Any], topic: str
+) -> Iterator[DeadLetter]:
     """Yield the records that a replay would read: those that no replay has passed.
 
     Raises:
         UnknownTopicError: there is no such topic.
     """
-    passed = list_consumer_group_offsets(settings, replay_group(topic), ends_of(log, topic))
+    passed = list_consumer_group_offsets(
+        settings, replay_group(topic), ends_of(log, topic)
+    )
     for letter in letters(log, topic):
         until = passed[letter.at]
         if until is None or letter.offset >= until.offset:
@@ -151,8 +189,12 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
     """
     count = log.partitions([topic]).get(topic)
     if count is None:
-        raise UnknownTopicError(f'there is no topic "{topic}"; name the one of errors.dead.letter.queue.topic.name')
-    return log.stable_offsets([TopicPartition(topic, number) for number in range(count)])
+        raise UnknownTopicError(
+            f'there is no topic "{topic}"; name the one of errors.dead.letter.queue.topic.name'
+        )
+    return log.stable_offsets(
+        [TopicPartition(topic, number) for number in range(count)]
+    )
 
 
 @dataclass(slots=True)
@@ -192,21 +234,42 @@ def replay(
         LogError: a topic that a letter came from is gone, or refuses it: the message names the letter, and what can be
             done. The next replay goes on there.
     """
-    ends = {at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end}
+    ends = {
+        at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end
+    }
     if to is not None and to not in log.partitions([to]):
-        raise UnknownTopicError(f'there is no topic "{to}", to which letters are to go: create it, or correct --to')
-    connection = {**settings, "group.id": replay_group(topic), "auto.offset.reset": "earliest"}
+        raise UnknownTopicError(
+            f'there is no topic "{to}", to which letters are to go: create it, or correct --to'
+        )
+    connection = {
+        **settings,
+        "group.id": replay_group(topic),
+        "auto.offset.reset": "earliest",
+    }
     with CooperativeConsumer(connection) as consumer:
         consumer.subscribe([topic])
         passed = consumer.committed(ends)
         turns = {at: continued(passed[at], wanted) for at in ends}
-        metadata: dict[Partition, str] = {at: metadata_of(each) for at, each in turns.items()}
+        metadata: dict[Partition, str] = {
+            at: metadata_of(each) for at, each in turns.items()
+        }
         done, known, most = Replayed(), _written_before(log, passed, turns), AT_ONCE
-        writing = _Writing(log, transactional_producer(settings, consumer.transactional_id), to)
-        while any((at.offset if at else 0) < ends[place] for place, at in consumer.committed(ends).items()):
-            records = [record for record in consumer.consume(most) if record.offset < ends.get(_place(record), 0)]
+        writing = _Writing(
+            log, transactional_producer(settings, consumer.transactional_id), to
+        )
+        while any(
+            (at.offset if at else 0) < ends[place]
+            for place, at in consumer.committed(ends).items()
+        ):
+            records = [
+                record
+                for record in consumer.consume(most)
+                if record.offset < ends.get(_place(record), 0)
+            ]
             if not records:
-                consumer.commit(metadata=metadata)  # past the transaction markers at the end
+                consumer.commit(
+                    metadata=metadata
+                )  # past the transaction markers at the end
                 continue
             now, fresh = Replayed(done.written, done.passed), dict[_Record, None]()
             try:
@@ -235,7 +298,9 @@ def replay(
                     raise LogError(_cure(refused)) from refused
                 most = 1  # what is before this letter goes back: all are read again
                 # A producer whose records a broker has refused may fail at the next ones, too (seen: _STATE).
-                writing.producer = transactional_producer(settings, consumer.transactional_id)
+                writing.producer = transactional_producer(
+                    settings, consumer.transactional_id
+                )
                 continue
             done, known = now, dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
             on_progress(done)
@@ -252,9 +317,13 @@ def _written_before(
     stands = {at: one for at, one in passed.items() if one is not None}
     ends = {at: max(part.end for part in one.key_ranges) for at, one in stands.items()}
     begins = {at: max(turns[at][0].begin, end - MOST_KNOWN) for at, end in ends.items()}
-    for letter in _between(log, begins, {at: end for at, end in ends.items() if begins[at] < end}):
+    for letter in _between(
+        log, begins, {at: end for at, end in ends.items() if begins[at] < end}
+    ):
         failed = letter.record
-        if failed is None or not is_passed(stands[letter.at], letter.key, letter.offset):
+        if failed is None or not is_passed(
+            stands[letter.at], letter.key, letter.offset
+        ):
             continue
         if was_wanted(turns[letter.at], letter.offset, letter.why):
             found[failed] = None
@@ -266,7 +335,14 @@ def _place(record: ConsumerRecord) -> TopicPartition:
 
 
 def _letter(record: ConsumerRecord) -> DeadLetter:
-    return dead_letter(_place(record), record.offset, record.timestamp, record.key, record.value, record.headers)
+    return dead_letter(
+        _place(record),
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        record.headers,
+    )
 
 
 @dataclass(slots=True)
@@ -290,9 +366,15 @@ class _Writing:
         if self.to is None:
             where = {"topic": source.topic, "partition": source.partition}
             if source.topic not in self._counts:
-                self._counts[source.topic] = self.log.partitions([source.topic]).get(source.topic, 0)
+                self._counts[source.topic] = self.log.partitions([source.topic]).get(
+                    source.topic, 0
+                )
             if source.partition >= (count := self._counts[source.topic]):
-                there = f"the topic has {count} partitions now." if count else "there is no such topic now."
+                there = (
+                    f"the topic has {count} partitions now."
+                    if count
+                    else "there is no such topic now."
+                )
                 raise _RefusedLetterError(letter, there)
         headers: list[Any] = letter.headers
         # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0 for "now".
@@ -300,16 +382,25 @@ class _Writing:
 
         def on_delivery(error: Any, _: Any) -> None:
             if error is not None and refuses_records(error):
-                self._refused.append(_RefusedLetterError(letter, str(translated(error, "writing it"))))
+                self._refused.append(
+                    _RefusedLetterError(letter, str(translated(error, "writing it")))
+                )
 
-        record = {"key": letter.key, "value": letter.value, "headers": headers, "timestamp": timestamp}
+        record = {
+            "key": letter.key,
+            "value": letter.value,
+            "headers": headers,
+            "timestamp": timestamp,
+        }
         while True:
             try:
                 self.producer.produce(**where, **record, on_delivery=on_delivery)
             except BufferError:  # many large ones: the queue is full
                 self.producer.poll(1.0)
             except CLIENT_ERRORS as error:
-                raise _RefusedLetterError(letter, str(translated(error_of(error), "writing it"))) from error
+                raise _RefusedLetterError(
+                    letter, str(translated(error_of(error), "writing it"))
+                ) from error
             else:
                 return
 

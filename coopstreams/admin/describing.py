@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coopstreams.commit.offsets import OffsetAndRanges, group_offsets, individual_commits
+from coopstreams.commit.offsets import (
+    OffsetAndRanges,
+    group_offsets,
+    individual_commits,
+)
 from coopstreams.commit.ranges import Runs
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.group_assignment import topic_number
@@ -45,7 +49,9 @@ class PartitionReport:
     @property
     def lag(self) -> int | None:
         """The lag; None where some key range has committed nothing."""
-        return None if self.committed is None else max(0, self.end - self.committed.offset)
+        return (
+            None if self.committed is None else max(0, self.end - self.committed.offset)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,38 +83,64 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
         LogError: refused, or an open transaction delays the answer; the message names it.
     """
     described = admin.describe()
-    members = tuple(_member(m.id, m.host, m.subscription, m.assignment) for m in described.members)
+    members = tuple(
+        _member(m.id, m.host, m.subscription, m.assignment) for m in described.members
+    )
     counts = log.partitions()
     owned = _owned(members, counts)
     with individual_commits(log, admin.group) as follower:
         offsets = group_offsets(admin, follower)
         offsets |= group_offsets(admin, follower, owned.keys() - offsets.keys())
     partitions = tuple(
-        PartitionReport(at, committed, log.end_offset(at), tuple(owned_ranges(committed, owned.get(at, []))))
+        PartitionReport(
+            at,
+            committed,
+            log.end_offset(at),
+            tuple(owned_ranges(committed, owned.get(at, []))),
+        )
         for at, committed in sorted(offsets.items())
         if at.partition < counts.get(at.topic, 0)
     )
     return GroupReport(described.state, members, partitions, described.members_text)
 
 
-def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]) -> list[OwnedRange]:
+def owned_ranges(
+    committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]
+) -> list[OwnedRange]:
     """Return the whole hash space, divided where owners or commits differ."""
-    stands: Sequence[Segment | None] = [None] if committed is None else committed.key_ranges
+    stands: Sequence[Segment | None] = (
+        [None] if committed is None else committed.key_ranges
+    )
     rows = []
     for stand in stands:
-        key_range, offset, runs = (WHOLE, None, ()) if stand is None else (stand.key_range, stand.position, stand.runs)
-        parts = [(both, member) for owned, member in owners if (both := owned.intersect(key_range)) is not None]
+        key_range, offset, runs = (
+            (WHOLE, None, ())
+            if stand is None
+            else (stand.key_range, stand.position, stand.runs)
+        )
+        parts = [
+            (both, member)
+            for owned, member in owners
+            if (both := owned.intersect(key_range)) is not None
+        ]
         rows += [OwnedRange(part, offset, runs, member) for part, member in parts]
-        rows += [OwnedRange(part, offset, runs, None) for part in key_range.minus(part for part, _ in parts)]
+        rows += [
+            OwnedRange(part, offset, runs, None)
+            for part in key_range.minus(part for part, _ in parts)
+        ]
     return sorted(rows, key=lambda row: row.key_range)
 
 
-def _member(id_: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
+def _member(
+    id_: str, host: str, subscription: bytes, assignment: bytes
+) -> MemberReport:
     try:
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
-        return MemberReport(id_, host, None)  # not a coopstreams member: listed without key ranges
+        return MemberReport(
+            id_, host, None
+        )  # not a coopstreams member: listed without key ranges
     return MemberReport(id_, host, state, given.tasks, given.waits)
 
 
@@ -121,7 +153,7 @@ def _owned(
     for member in members:
         for task in member.tasks:
             if task.subtopology in names:
-                owned.setdefault(TopicPartition(names[task.subtopology], task.partition), []).append(
-                    (task.key_range, member.id)
-                )
+                owned.setdefault(
+                    TopicPartition(names[task.subtopology], task.partition), []
+                ).append((task.key_range, member.id))
     return owned

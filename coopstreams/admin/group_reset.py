@@ -79,7 +79,10 @@ def reset_offsets(
         LogError: refused, or no answer in time: try again. Or a newer version of coopstreams wrote a record: use that
             version.
     """
-    with closing(Follower(log, coordinator.group)) as follower, closing(log.writer()) as writer:
+    with (
+        closing(Follower(log, coordinator.group)) as follower,
+        closing(log.writer()) as writer,
+    ):
         coordinator.commit({follower.partition: (follower.tail, "")})
         catch_up(follower, check=False)
         left = {at for at in follower.sources() if at.topic in gone}
@@ -88,14 +91,24 @@ def reset_offsets(
             follower.check_readable()
         damaged = _damaged(follower, targets)
         found = coordinator.committed(targets)
-        ids = {topic: log.topic_id(topic) for topic in {at.topic for at in targets if at not in unnamed}}
+        ids = {
+            topic: log.topic_id(topic)
+            for topic in {at.topic for at in targets if at not in unnamed}
+        }
         plain: dict[TopicPartition, tuple[int, str]] = {}
         for partition, offset in targets.items():
             at = found.get(partition)
             committed = None if at is None else Committed.parse(*at)
             next_term = follower.next_term(partition, committed)
             next_term = max(
-                [next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)]
+                [
+                    next_term,
+                    *(
+                        1 + of.term
+                        for of in damaged.values()
+                        if of and (of.topic, of.partition) == partition
+                    ),
+                ]
             )
             generation = MADE_ANEW if partition in unnamed else NO_GENERATION
             key = reset_key(coordinator.group, partition, next_term, generation)
@@ -104,7 +117,9 @@ def reset_offsets(
             if forwards:
                 segments = _forwards(follower, partition, committed, offset, topic_id)
                 live = follower.live(partition)
-                text = live[-1].metadata if live and live[-1].metadata != topic_id else ""
+                text = (
+                    live[-1].metadata if live and live[-1].metadata != topic_id else ""
+                )
             # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
             metadata = consumer_metadata(topic_id, text) if topic_id else text
             for segment in segments:
@@ -117,7 +132,12 @@ def reset_offsets(
                 )
             low, beside = lowest(segments), key.term if forwards else 0
             mirrored = Committed(
-                low.position, low.stream_time, key.term, beside, low.operator_times, topic_number(topic_id)
+                low.position,
+                low.stream_time,
+                key.term,
+                beside,
+                low.operator_times,
+                topic_number(topic_id),
             )
             if partition not in left:
                 plain[partition] = low.position, mirrored.metadata
@@ -131,12 +151,20 @@ def reset_offsets(
             )
         writer.flush(_FLUSH_S)
         rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
-        void = {at: (row[0], VOID) for at, row in rows.items() if row is not None and at != follower.partition}
+        void = {
+            at: (row[0], VOID)
+            for at, row in rows.items()
+            if row is not None and at != follower.partition
+        }
         coordinator.commit(plain | void)
 
 
 def _forwards(
-    follower: Follower, partition: TopicPartition, committed: Committed | None, offset: int, topic_id: str
+    follower: Follower,
+    partition: TopicPartition,
+    committed: Committed | None,
+    offset: int,
+    topic_id: str,
 ) -> list[Segment]:
     """Return the group's progress in a partition, with the key ranges that stand before an offset put there."""
     check_beside(follower, {partition: committed})
@@ -145,7 +173,9 @@ def _forwards(
     return join([segment.moved_to(offset) for segment in start.segments])
 
 
-def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[bytes, CommitKey | None]:
+def _damaged(
+    follower: Follower, targets: Collection[TopicPartition]
+) -> dict[bytes, CommitKey | None]:
     """Return the damaged records to delete: those of these partitions, and those without a readable partition (None).
 
     Raises:
@@ -165,7 +195,12 @@ def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[by
     return found
 
 
-def reset_key(group: str, partition: TopicPartition, next_term: int, generation: int = NO_GENERATION) -> CommitKey:
+def reset_key(
+    group: str,
+    partition: TopicPartition,
+    next_term: int,
+    generation: int = NO_GENERATION,
+) -> CommitKey:
     """Return the commit key of a reset, for the whole hash space. `generation`: or `MADE_ANEW`.
 
     Its term is one above the next one, because an opener that has stalled may have chosen the next one.
@@ -173,10 +208,15 @@ def reset_key(group: str, partition: TopicPartition, next_term: int, generation:
     return CommitKey(group, *partition, WHOLE, next_term + 1, generation)
 
 
-def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]) -> bool:
+def never_committed(
+    log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]
+) -> bool:
     """Return whether the group has committed nothing in these partitions, neither plain nor individual offsets."""
     if any(coordinator.committed(partitions).values()):
         return False
     with closing(Follower(log, coordinator.group)) as follower:
         catch_up(follower)
-        return all(follower.next_term(partition, None) == _FIRST_TERM for partition in partitions)
+        return all(
+            follower.next_term(partition, None) == _FIRST_TERM
+            for partition in partitions
+        )

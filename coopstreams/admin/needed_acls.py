@@ -48,7 +48,13 @@ RULES = (
     Rule("topic", COMMIT_TOPIC, ("DescribeConfigs",)),
     Rule("group", "<application>", ("Read",)),
     Rule("group", "<application>-share", ("Read", "AlterConfigs"), shared=True),
-    Rule("transactional id", "<application>-", ("Write",), prefixed=True, transactions=True),
+    Rule(
+        "transactional id",
+        "<application>-",
+        ("Write",),
+        prefixed=True,
+        transactions=True,
+    ),
 )
 
 
@@ -90,11 +96,23 @@ def unknown(topology: Structure) -> list[str]:
 
 def _written(topology: Structure, config: Config) -> tuple[str, ...]:
     """Return the external topics that the application writes to, also those of time marks and dead letters."""
-    return tuple(dict.fromkeys([*topology.sink_topics, *dead_letter_topics(topology, config), *_timed(topology)]))
+    return tuple(
+        dict.fromkeys(
+            [
+                *topology.sink_topics,
+                *dead_letter_topics(topology, config),
+                *_timed(topology),
+            ]
+        )
+    )
 
 
 def _timed(topology: Structure) -> Iterator[str]:
     for part in topology.subtopologies:
         for node in part.nodes:
-            if isinstance(node, Source) and node.idle_ms is not None and not node.internal:
+            if (
+                isinstance(node, Source)
+                and node.idle_ms is not None
+                and not node.internal
+            ):
                 yield from node.topics

@@ -27,12 +27,24 @@ from coopstreams.log.log import Log
 from coopstreams.opening.restoring import Restoring
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
-from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
+from coopstreams.state.manifest import (
+    Manifest,
+    Slice,
+    StoreSlices,
+    merged,
+    shape_of,
+    whole_slices,
+)
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_restore import Changelog, Snapshots, misfit
 from coopstreams.tasks.lifecycle import RestoreListener
-from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    SnapshotError,
+    UnknownTopicError,
+)
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.topology import Topology
@@ -62,7 +74,9 @@ class RebuildScope:
     def names(self, known: Mapping[str, StoreSpec]) -> Collection[str]:
         """Return the names of the stores, of those that have a changelog; a versioned store comes with its past."""
         chosen = known.keys() if self.stores is None else known.keys() & self.stores
-        past = {spec.past.name for name in chosen if (spec := known[name]).past is not None}
+        past = {
+            spec.past.name for name in chosen if (spec := known[name]).past is not None
+        }
         return {*chosen, *past}
 
 
@@ -74,7 +88,9 @@ class RebuiltPartition:
     stores: tuple[str, ...]
 
 
-def to_rebuild(topology: Topology, tasks: Sequence[int], wanted: RebuildScope) -> list[RebuiltPartition]:
+def to_rebuild(
+    topology: Topology, tasks: Sequence[int], wanted: RebuildScope
+) -> list[RebuiltPartition]:
     """Return the partitions to rebuild, given the partition count of each sub-topology.
 
     Raises:
@@ -85,7 +101,9 @@ def to_rebuild(topology: Topology, tasks: Sequence[int], wanted: RebuildScope) -
         raise ConfigError(
             f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}"
         )
-    if unknown_partitions := sorted(set(wanted.partitions or ()) - set(range(max(tasks, default=0)))):
+    if unknown_partitions := sorted(
+        set(wanted.partitions or ()) - set(range(max(tasks, default=0)))
+    ):
         raise ConfigError(
             f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} "
             "partitions"
@@ -99,7 +117,9 @@ def to_rebuild(topology: Topology, tasks: Sequence[int], wanted: RebuildScope) -
             if wanted.partitions is None or number in wanted.partitions
         ]
         result += [
-            RebuiltPartition(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores)
+            RebuiltPartition(
+                TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores
+            )
             for number in partitions
             if stores
         ]
@@ -119,11 +139,23 @@ def assembled(
     for name, spec in specs.items():
         new = found.get(name, ())
         before = older.stores.get(name) if older is not None else None
-        kept = before.slices if before is not None and not misfit(before, spec, now[name]) else ()
+        kept = (
+            before.slices
+            if before is not None and not misfit(before, spec, now[name])
+            else ()
+        )
         if new or kept:
             topic = now[name]
-            stores[name] = StoreSlices(topic.topic, topic.topic_id, topic.partitions, shape_of(spec), merged(kept, new))
-    return Manifest(application, run, "rebuild", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", stores)
+            stores[name] = StoreSlices(
+                topic.topic,
+                topic.topic_id,
+                topic.partitions,
+                shape_of(spec),
+                merged(kept, new),
+            )
+    return Manifest(
+        application, run, "rebuild", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", stores
+    )
 
 
 class Rebuilder:
@@ -164,7 +196,11 @@ class Rebuilder:
         """
         resolved = check_partitions(self._topology, self._log.partitions())
         result = to_rebuild(self._topology, resolved.tasks, wanted)
-        needed = {self._changelog(self._specs[store]) for rebuilt in result for store in rebuilt.stores}
+        needed = {
+            self._changelog(self._specs[store])
+            for rebuilt in result
+            for store in rebuilt.stores
+        }
         if missing := sorted(needed & {plan.name for plan in resolved.missing}):
             raise UnknownTopicError(
                 f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to "
@@ -173,7 +209,9 @@ class Rebuilder:
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
-    def rebuild(self, rebuilt: RebuiltPartition, listener: RestoreListener | None = None) -> dict[str, list[Slice]]:
+    def rebuild(
+        self, rebuilt: RebuiltPartition, listener: RestoreListener | None = None
+    ) -> dict[str, list[Slice]]:
         """Return the slices of a partition, by store; they are in the storage, and unused before `publish`.
 
         `listener`: is told how far the changelogs are read.
@@ -186,10 +224,14 @@ class Rebuilder:
         writer = SnapshotWriter(self._url, self._application, self.run)
         with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder:
             (Path(folder) / "database").mkdir()
-            with closing(Database(Rocks(Path(folder) / "database"), subtopology.stores)) as database:
+            with closing(
+                Database(Rocks(Path(folder) / "database"), subtopology.stores)
+            ) as database:
                 self._restore(rebuilt, subtopology, database, Path(folder), listener)
                 return {
-                    spec.name: writer.export(database, spec, rebuilt.task.partition, rebuilt.task.key_range)
+                    spec.name: writer.export(
+                        database, spec, rebuilt.task.partition, rebuilt.task.key_range
+                    )
                     for spec in subtopology.stores
                 }
 
@@ -206,10 +248,19 @@ class Rebuilder:
             older = None
         counts = self._log.partitions()
         topics = {name: self._changelog(spec) for name, spec in self._specs.items()}
-        specs = {name: spec for name, spec in self._specs.items() if topics[name] in counts}
-        now = {name: Changelog(topics[name], self._log.topic_id(topics[name]), counts[topics[name]]) for name in specs}
+        specs = {
+            name: spec for name, spec in self._specs.items() if topics[name] in counts
+        }
+        now = {
+            name: Changelog(
+                topics[name], self._log.topic_id(topics[name]), counts[topics[name]]
+            )
+            for name in specs
+        }
         if changed := sorted(
-            each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id
+            each.topic
+            for each in now.values()
+            if self._ids.get(each.topic, each.topic_id) != each.topic_id
         ):
             raise SnapshotError(
                 f"{', '.join(changed)}: deleted and made anew during the rebuild; the records read so far are "
@@ -235,14 +286,33 @@ class Rebuilder:
         folder: Path,
         listener: RestoreListener | None,
     ) -> None:
-        snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
-        with closing(Restoring(self._log, self._changelog, snapshots, listener=listener, host=self._host)) as restoring:
+        snapshots = (
+            None
+            if self._afresh
+            else Snapshots(self._url, self._application, folder / "snapshots")
+        )
+        with closing(
+            Restoring(
+                self._log,
+                self._changelog,
+                snapshots,
+                listener=listener,
+                host=self._host,
+            )
+        ) as restoring:
             restoring.add(rebuilt.task, subtopology.stores, database, {})
             finish(restoring, rebuilt.task, rebuilt.stores, self._host)
 
     def _subtopology(self, rebuilt: RebuiltPartition) -> SubTopology:
-        whole = next(each for each in self._topology.subtopologies if each.id == rebuilt.task.subtopology)
-        return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in rebuilt.stores))
+        whole = next(
+            each
+            for each in self._topology.subtopologies
+            if each.id == rebuilt.task.subtopology
+        )
+        return replace(
+            whole,
+            stores=tuple(spec for spec in whole.stores if spec.name in rebuilt.stores),
+        )
 
     def _changelog(self, store: StoreSpec) -> str:
         return changelog_topic(self._application, store.name)
@@ -251,11 +321,15 @@ class Rebuilder:
 def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]:
     """Return the changelogs that had another id when the older manifest was made, ascending."""
     return sorted(
-        now[name].topic for name, store in older.stores.items() if name in now and store.topic_id != now[name].topic_id
+        now[name].topic
+        for name, store in older.stores.items()
+        if name in now and store.topic_id != now[name].topic_id
     )
 
 
-def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host = SYSTEM) -> None:
+def finish(
+    restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host = SYSTEM
+) -> None:
     """Restore a single added task to the end of its changelogs.
 
     Raises:
@@ -277,4 +351,9 @@ def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], host: Host
 
 def logged(topology: Topology) -> dict[str, StoreSpec]:
     """Return the stores that have a changelog, by name."""
-    return {spec.name: spec for subtopology in topology.subtopologies for spec in subtopology.stores if spec.logged}
+    return {
+        spec.name: spec
+        for subtopology in topology.subtopologies
+        for spec in subtopology.stores
+        if spec.logged
+    }

@@ -35,7 +35,10 @@ class Wanted:
 
     def fits(self, why: Mapping[str, str]) -> bool:
         """Return whether a letter with this reason is wanted."""
-        return self.node in (None, why.get("node")) and self.phase in (None, why.get("phase"))
+        return self.node in (None, why.get("node")) and self.phase in (
+            None,
+            why.get("phase"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,19 @@ class Turn:
 def turns_of(metadata: str) -> tuple[Turn, ...]:
     """Return the turns in the metadata of an offset, ascending; none, if no replay wrote it."""
     with suppress(ValueError, TypeError):
-        return tuple(Turn(Wanted(node, phase), int(begin)) for node, phase, begin in json.loads(metadata or "[]"))
+        return tuple(
+            Turn(Wanted(node, phase), int(begin))
+            for node, phase, begin in json.loads(metadata or "[]")
+        )
     return ()
 
 
 def metadata_of(turns: tuple[Turn, ...]) -> str:
     """Return the metadata with these turns."""
-    return json.dumps([[turn.wanted.node, turn.wanted.phase, turn.begin] for turn in turns], separators=(",", ":"))
+    return json.dumps(
+        [[turn.wanted.node, turn.wanted.phase, turn.begin] for turn in turns],
+        separators=(",", ":"),
+    )
 
 
 def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...]:
@@ -69,7 +78,9 @@ def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...
 def is_passed(passed: OffsetAndRanges, key: bytes | None, offset: int) -> bool:
     """Return whether a replay has passed the letter with this key and offset."""
     (hash_,) = key_hashes([key], [offset])
-    return any(one.has_done(offset) for one in passed.key_ranges if hash_ in one.key_range)
+    return any(
+        one.has_done(offset) for one in passed.key_ranges if hash_ in one.key_range
+    )
 
 
 def was_wanted(turns: tuple[Turn, ...], offset: int, why: Mapping[str, str]) -> bool:

@@ -18,7 +18,11 @@ def columns_of(values: list[Any]) -> pa.Array | pa.RecordBatch:
     import pyarrow as pa
 
     array = pa.array(values)
-    return pa.RecordBatch.from_struct_array(array) if pa.types.is_struct(array.type) else array
+    return (
+        pa.RecordBatch.from_struct_array(array)
+        if pa.types.is_struct(array.type)
+        else array
+    )
 
 
 def listed(answer: Any) -> Any:

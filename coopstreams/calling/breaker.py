@@ -61,5 +61,7 @@ class Breaker:
         if self._open_until is None:
             return ""
         left_s, error = self.wait_s(now), self._last_error
-        when = "one is tried now" if left_s is None else f"one is tried in {left_s:.0f} s"
+        when = (
+            "one is tried now" if left_s is None else f"one is tried in {left_s:.0f} s"
+        )
         return f"{self._how.failures} in a row have failed, the last with {type(error).__name__}: {error}; {when}"

@@ -96,13 +96,24 @@ class Lane(Generic[AnyCall]):
     _lost = 0
     """The threads of all cancelled lanes that have not returned. Of the class; on the event loop."""
 
-    def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None], host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        calling: Calling,
+        ended: Callable[[Sequence[AnyCall]], None],
+        host: Host = SYSTEM,
+    ) -> None:
         """`ended` is called on another thread with the calls that have ended, at most `TOGETHER_S` later."""
         self._loop = host.event_loop()
         self._calling = calling
         self._ended = ended
         self._processes = calling.executor == "process"
-        places = calling.max_in_flight if calling.coroutine else MOST_PROCESSES if self._processes else MOST_THREADS
+        places = (
+            calling.max_in_flight
+            if calling.coroutine
+            else MOST_PROCESSES
+            if self._processes
+            else MOST_THREADS
+        )
         self._most = min(calling.max_in_flight, places)
         self._most_out = self._most + MOST_LEFT
         self._threads = None if calling.coroutine else CallThreads()
@@ -112,7 +123,10 @@ class Lane(Generic[AnyCall]):
         """Set for a moment whenever a thread has returned."""
         self.retried = 0
         """How often the function was called again because it had failed; for a batch once, not once for each record."""
-        self._by_key, self._chain_of_all = calling.order == "key", b"" if calling.order == "partition" else None
+        self._by_key, self._chain_of_all = (
+            calling.order == "key",
+            b"" if calling.order == "partition" else None,
+        )
         self._last: dict[bytes, AnyCall] = {}
         """The last call of each chain. The first is in the queue or under way, the others wait for it."""
         self._queue: deque[AnyCall] = deque()
@@ -134,7 +148,11 @@ class Lane(Generic[AnyCall]):
     @property
     def pauses(self) -> str:
         """Why no call is begun, in words; empty: they are, or there is none. Any thread."""
-        return "" if self._breaker is None or not self._running else self._breaker.why(self._loop.time())
+        return (
+            ""
+            if self._breaker is None or not self._running
+            else self._breaker.why(self._loop.time())
+        )
 
     @property
     def under_way(self) -> int:
@@ -150,7 +168,10 @@ class Lane(Generic[AnyCall]):
     def within_limits(self) -> bool:
         """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
         now = self._loop.time()
-        return any(attempt.until is not None and now < attempt.until for attempt in list(self._running.values()))
+        return any(
+            attempt.until is not None and now < attempt.until
+            for attempt in list(self._running.values())
+        )
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, except those that must wait for an earlier one of their chain."""
@@ -211,8 +232,15 @@ class Lane(Generic[AnyCall]):
         while len(self._running) < self._most and (calls := self._next()):
             attempt = _Attempt(calls)
             self._running[self._loop.create_task(self._work(attempt))] = attempt
-        if self._queue and self._calling.max_records > 1 and self._gathering is None and not self._full:
-            self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
+        if (
+            self._queue
+            and self._calling.max_records > 1
+            and self._gathering is None
+            and not self._full
+        ):
+            self._gathering = self._loop.call_later(
+                self._calling.max_wait_s, self._waited
+            )
 
     def _next(self) -> list[AnyCall]:
         """Take the next calls from the queue; none: it is empty, or waits for a full batch."""
@@ -283,24 +311,37 @@ class Lane(Generic[AnyCall]):
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
         """Call the function until it succeeds or may not be tried again; give each call its value or its error."""
-        retry, timeout_s, breaker = self._calling.retry, self._calling.timeout_s, self._breaker
+        retry, timeout_s, breaker = (
+            self._calling.retry,
+            self._calling.timeout_s,
+            self._breaker,
+        )
         calls, failed = attempt.calls, 0
         while True:
-            admission = "free" if breaker is None else await self._admission(breaker, attempt)
+            admission = (
+                "free" if breaker is None else await self._admission(breaker, attempt)
+            )
             error: Exception | None = None
             attempt.late = False
             try:
                 if self._threads is None:
                     self._begun(attempt)
                 if self._calling.together:
-                    for call, value in zip(calls, await self._together(attempt), strict=True):
+                    for call, value in zip(
+                        calls, await self._together(attempt), strict=True
+                    ):
                         call.value, call.error = value, None
                 else:
                     (call,) = calls
-                    call.value, call.error = await self._answer(attempt, call.function, call.arguments), None
+                    call.value, call.error = (
+                        await self._answer(attempt, call.function, call.arguments),
+                        None,
+                    )
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
-            except BaseException as raised:  # else the call would not end, or the loop would
+            except (
+                BaseException
+            ) as raised:  # else the call would not end, or the loop would
                 if self._cancelled or attempt.rests:
                     raise
                 error = ProcessingError(f"the function raised {raised!r}")
@@ -327,11 +368,16 @@ class Lane(Generic[AnyCall]):
             attempt.until = None
             self.retried += 1
 
-    async def _admission(self, breaker: Breaker, attempt: _Attempt[AnyCall]) -> Admission:
+    async def _admission(
+        self, breaker: Breaker, attempt: _Attempt[AnyCall]
+    ) -> Admission:
         """Wait until the breaker lets an attempt begin."""
         while (admission := breaker.admit(self._loop.time())) == "wait":
             left_s = breaker.wait_s(self._loop.time())
-            await self._rest(attempt, self._probed.wait() if left_s is None else asyncio.sleep(left_s))
+            await self._rest(
+                attempt,
+                self._probed.wait() if left_s is None else asyncio.sleep(left_s),
+            )
         return admission
 
     async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
@@ -351,18 +397,32 @@ class Lane(Generic[AnyCall]):
     async def _together(self, attempt: _Attempt[AnyCall]) -> Sequence[Any]:
         """Return the function's result for a batch: a value for each call."""
         calls = attempt.calls
-        columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
+        columns = [
+            list(column)
+            for column in zip(*(call.arguments for call in calls), strict=True)
+        ]
         function = calls[0].function
         if self._calling.arrow:
-            function = partial(arrow.awaited if self._calling.coroutine else arrow.called, function)
+            function = partial(
+                arrow.awaited if self._calling.coroutine else arrow.called, function
+            )
         values = await self._answer(attempt, function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
-            got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
-            raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")
+            got = (
+                f"{len(values)} of them"
+                if isinstance(values, Sequence)
+                else f"a {type(values).__name__}"
+            )
+            raise ProcessingError(
+                f"for {len(calls)} values the function must return a list of as many, not {got}"
+            )
         return values
 
     def _answer(
-        self, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
+        self,
+        attempt: _Attempt[AnyCall],
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
     ) -> Awaitable[Any]:
         """Return an awaitable of the function's result."""
         if self._threads is None:
@@ -370,7 +430,11 @@ class Lane(Generic[AnyCall]):
         return self._threaded(self._threads, attempt, function, arguments)
 
     async def _threaded(
-        self, threads: CallThreads, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
+        self,
+        threads: CallThreads,
+        attempt: _Attempt[AnyCall],
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
     ) -> Any:
         """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
         while self._out == self._most_out:
@@ -380,23 +444,34 @@ class Lane(Generic[AnyCall]):
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._processes:
             call = ProcessCall(function, arguments)
-            begun = partial(self._loop.call_soon_threadsafe, self._begun, attempt)  # there are places for all lanes
+            begun = partial(
+                self._loop.call_soon_threadsafe, self._begun, attempt
+            )  # there are places for all lanes
             function, arguments = call.make, (begun,)
-            answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
+            answer.add_done_callback(
+                lambda answer: call.abandon() if answer.cancelled() else None
+            )
         else:
             self._begun(attempt)
         threads.put(partial(self._on_thread, function, arguments, answer))
         self._out += 1
         return await answer
 
-    def _on_thread(self, function: Callable[..., Any], arguments: Sequence[Any], answer: asyncio.Future[Any]) -> None:
+    def _on_thread(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        answer: asyncio.Future[Any],
+    ) -> None:
         try:
             value, error = function(*arguments), None
         except BaseException as raised:  # noqa: BLE001 whatever it is, it belongs to this call
             value, error = None, raised
         self._loop.call_soon_threadsafe(self._settle, answer, value, error)
 
-    def _settle(self, answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    def _settle(
+        self, answer: asyncio.Future[Any], value: Any, error: BaseException | None
+    ) -> None:
         """Take a thread back; set the result of a future from its answer, unless the future was cancelled."""
         self._out -= 1
         Lane._lost -= self._cancelled

@@ -82,9 +82,13 @@ class _Worker:
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs,), name="calls", daemon=True)
+        self._process = spawn.Process(
+            target=_serve, args=(theirs,), name="calls", daemon=True
+        )
         resource_tracker.ensure_running()  # which `start` would do, and unblock signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # the process has the mask until it can ignore them
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, _STOPS
+        )  # the process has the mask until it can ignore them
         try:
             self._process.start()
         finally:
@@ -179,5 +183,7 @@ def _answer(asked: bytes, begin: Callable[[], object]) -> bytes:
             answer = pickle.dumps((None, error))
             pickle.loads(answer)  # some exceptions can be written, but not read
         except Exception:  # noqa: BLE001
-            answer = pickle.dumps((None, ProcessingError(f"{type(error).__name__}: {error}")))
+            answer = pickle.dumps(
+                (None, ProcessingError(f"{type(error).__name__}: {error}"))
+            )
         return answer

@@ -24,10 +24,14 @@ def acls(
     target: Target,
     principal: Annotated[
         str | None,
-        typer.Option(metavar="User:NAME", help="Who is to have them. Default: the user that the settings log in as."),
+        typer.Option(
+            metavar="User:NAME",
+            help="Who is to have them. Default: the user that the settings log in as.",
+        ),
     ] = None,
     format_: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="As commands of kafka-acls, or as JSON.")
+        Literal["text", "json"],
+        typer.Option("--format", help="As commands of kafka-acls, or as JSON."),
     ] = "text",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -41,15 +45,24 @@ def acls(
     checked = Config.of(settings, topology.application_id)
     who = principal or Security.of(checked.client).login.principal
     if who in ("", "User:ANONYMOUS"):
-        raise ConfigError("the settings do not say who logs in: give --principal User:NAME")
+        raise ConfigError(
+            "the settings do not say who logs in: give --principal User:NAME"
+        )
     ran = as_it_runs(topology, {}, checked)
     found, left_out = needed(ran, checked), unknown(ran)
-    typer.echo(_json(who, found, left_out) if format_ == "json" else _text(who, found, left_out, checked))
+    typer.echo(
+        _json(who, found, left_out)
+        if format_ == "json"
+        else _text(who, found, left_out, checked)
+    )
 
 
 def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) -> str:
     """Return a command for each resource, and a comment for each unknown one."""
-    commands = [adding(principal, same, config["bootstrap.servers"]) for same in _by_resource(acls)]
+    commands = [
+        adding(principal, same, config["bootstrap.servers"])
+        for same in _by_resource(acls)
+    ]
     return "\n".join([*commands, *(f"# {each}" for each in left_out)])
 
 
@@ -65,7 +78,9 @@ def _json(principal: str, acls: list[Acl], left_out: list[str]) -> str:
         }
         for acl in acls
     ]
-    return orjson.dumps({"acls": rows, "unknown": left_out}, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(
+        {"acls": rows, "unknown": left_out}, option=orjson.OPT_INDENT_2
+    ).decode()
 
 
 def _by_resource(acls: list[Acl]) -> list[list[Acl]]:

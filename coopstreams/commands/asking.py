@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 AskingFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: http.token.* and http.ssl.*."),
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Settings in a TOML file: http.token.* and http.ssl.*.",
+    ),
 ]
 
 
 @contextmanager
-def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterator[QueryClient]:
+def asking(
+    url: str, config: Path | None, role: Role, seconds: float
+) -> Iterator[QueryClient]:
     """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
 
     A HOST:PORT is taken for an http URL, or for https if there are certificates.
@@ -39,20 +45,29 @@ def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterato
     from coopstreams.query.client import QueryClient
 
     settings = http_values(settings_of(config, os.environ, {}))
-    tokens, files = settings[f"http.token.{role}"] or settings["http.token.read"], Files.of(settings)
+    tokens, files = (
+        settings[f"http.token.{role}"] or settings["http.token.read"],
+        Files.of(settings),
+    )
     tls = files.client() if files.certificate or files.authorities else None
     on_wait = partial(say_waiting, seconds)
     url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
     # All of them, as instances do: while one replaces another, an instance may know only the new one.
     token = ",".join(tokens) if tokens else None
-    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=token, tls=tls) as client:
+    with QueryClient(
+        url, deadline_s=seconds, on_wait=on_wait, token=token, tls=tls
+    ) as client:
         try:
             yield client
         except QueryError as error:
             if error.code != "UNAUTHORIZED":
                 raise
             where = f"http.token.{role} in --config FILE.toml, or COOPSTREAMS_HTTP_TOKEN_{role.upper()}"
-            raise QueryError(error.code, f"{error}. This command takes it from {where}", status=error.status) from error
+            raise QueryError(
+                error.code,
+                f"{error}. This command takes it from {where}",
+                status=error.status,
+            ) from error
 
 
 def say_waiting(seconds: float, error: QueryError) -> None:

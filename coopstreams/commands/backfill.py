@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 from rich.console import Console
 
-from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
+from coopstreams.commands.settings import (
+    Brokers,
+    Pairs,
+    SettingsFile,
+    Target,
+    Verbose,
+    configure_logging,
+    loaded,
+)
 from coopstreams.commands.terminal.resuming import resuming, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
@@ -27,15 +35,23 @@ WORK = "coopstreams-backfill"
 
 Results: TypeAlias = Annotated[
     Literal["none", "topic", "table"],
-    typer.Option(help="Whether results are written: to the topics of the topology, or as Parquet."),
+    typer.Option(
+        help="Whether results are written: to the topics of the topology, or as Parquet."
+    ),
 ]
 Snapshots: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The storage for a snapshot of the state, from which tasks restore."),
+    typer.Option(
+        metavar="URL",
+        help="The storage for a snapshot of the state, from which tasks restore.",
+    ),
 ]
 Work: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="FOLDER", help="The folder for records between stages, and for the plan that --resume reads."),
+    typer.Option(
+        metavar="FOLDER",
+        help="The folder for records between stages, and for the plan that --resume reads.",
+    ),
 ]
 Remote: TypeAlias = Annotated[
     str | None,
@@ -47,7 +63,9 @@ Remote: TypeAlias = Annotated[
 ]
 Reads: TypeAlias = Annotated[
     Literal["python", "jvm"],
-    typer.Option(help="The connector that reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have."),
+    typer.Option(
+        help="The connector that reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have."
+    ),
 ]
 
 
@@ -56,7 +74,9 @@ def backfill(
     bootstrap_servers: Brokers = None,
     until: Annotated[
         datetime | None,
-        typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now."),
+        typer.Option(
+            help="Up to the first record of this time (UTC). Default: up to what is committed now."
+        ),
     ] = None,
     ranges: Annotated[
         int | None,
@@ -70,30 +90,43 @@ def backfill(
     outputs: Results = "none",
     table: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The table for the results: a folder or a URL that Spark writes to."),
+        typer.Option(
+            metavar="URL",
+            help="The table for the results: a folder or a URL that Spark writes to.",
+        ),
     ] = None,
     snapshots: Snapshots = None,
     work: Work = WORK,
-    cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
+    cores: Annotated[
+        str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")
+    ] = "*",
     remote: Remote = None,
     connector: Reads = "python",
     native: Annotated[
         bool,
         typer.Option(
-            "--native", help="Let Spark SQL aggregate where it can; --dry-run shows where, and why not elsewhere."
+            "--native",
+            help="Let Spark SQL aggregate where it can; --dry-run shows where, and why not elsewhere.",
         ),
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Resume a run that has not finished, or publish one that has."),
+        typer.Option(
+            metavar="RUN",
+            help="Resume a run that has not finished, or publish one that has.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what would be done; nothing is created or written."
+        ),
     ] = False,
     publish: Annotated[
         bool,
         typer.Option(
-            "--publish", help="Publish the run when it is done: a live application then continues at the cut."
+            "--publish",
+            help="Publish the run when it is done: a live application then continues at the cut.",
         ),
     ] = False,
     config: SettingsFile = None,
@@ -110,7 +143,9 @@ def backfill(
         from coopstreams.spark import preparing, running
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
-        raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
+        raise ConfigError(
+            f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})'
+        ) from error
     if (outputs == "table") != (table is not None):
         raise ConfigError("a table of results needs both: --outputs table --table URL")
     options = preparing.Options(
@@ -123,25 +158,41 @@ def backfill(
         native=native,
         until=until,
     )
-    topology, checked = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
+    topology, checked = loaded(
+        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+    )
     if resume is not None:
         plan = running.taken_up(topology, checked, work, resume)
     else:
-        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(
-            topology, checked, {}, options
-        )
+        plan = (
+            partial(preparing.make_plan, create=False) if dry_run else preparing.begin
+        )(topology, checked, {}, options)
     typer.echo(str(plan))
     if dry_run:
         return
-    again = resuming("backfill", target, plan.run, None if work == WORK else work, bootstrap_servers, config, set_)
+    again = resuming(
+        "backfill",
+        target,
+        plan.run,
+        None if work == WORK else work,
+        bootstrap_servers,
+        config,
+        set_,
+    )
     with (
         saying(again),
-        session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark,
+        session_or_local(
+            None, f"backfill of {plan.application}", cores=cores, remote=remote
+        ) as spark,
         TaskBars(Console()) as bars,
     ):
-        done = running.carry_out(spark, topology, checked, plan, {}, work, say_stage, bars.show)
+        done = running.carry_out(
+            spark, topology, checked, plan, {}, work, say_stage, bars.show
+        )
     _report(done, dead_letter_topics(topology, checked), published=publish)
-    _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
+    _publish(done, topology, checked) if publish else typer.echo(
+        f"not published yet: {again} --publish"
+    )
 
 
 def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
@@ -153,15 +204,23 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
 
 def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -> None:
     typer.echo(f"{done.records} records read")
-    for reason in sorted({reason for result in done.results for reason in result.dropped}):
-        typer.echo(f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}")
+    for reason in sorted(
+        {reason for result in done.results for reason in result.dropped}
+    ):
+        typer.echo(
+            f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}"
+        )
     for store in sorted({store for result in done.results for store in result.seeded}):
-        typer.echo(f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys")
+        typer.echo(
+            f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys"
+        )
     for line in not_written(done.unwritten, dead_letters, published=published):
         typer.echo(line)
 
 
-def not_written(records: Mapping[str, int], dead_letters: Sequence[str], *, published: bool) -> list[str]:
+def not_written(
+    records: Mapping[str, int], dead_letters: Sequence[str], *, published: bool
+) -> list[str]:
     """Return messages about results that a run did not write, by topic: how many, and how to get them."""
     if not records:
         return []

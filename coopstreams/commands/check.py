@@ -10,12 +10,25 @@ import typer
 
 from coopstreams.commands.loading import load_topology, modules_of_its_own
 from coopstreams.commands.processes.restarts import WRONG, exit_status
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, loaded
+from coopstreams.commands.settings import (
+    Brokers,
+    ConfigFile,
+    Pairs,
+    cluster,
+    configure_logging,
+    loaded,
+)
 from coopstreams.common.config import Config
 from coopstreams.instance.deployed import ACCEPT, Deployed, outline_with
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
-from coopstreams.topology.graph.changes import TopologyChange, changes, severity, weighed, word_of
+from coopstreams.topology.graph.changes import (
+    TopologyChange,
+    changes,
+    severity,
+    weighed,
+    word_of,
+)
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.topology import Topology
 
@@ -30,7 +43,11 @@ def check(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     optimization: Annotated[
-        str, typer.Option(metavar="WORDS", help="Compare both versions with this topology.optimization applied.")
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="Compare both versions with this topology.optimization applied.",
+        ),
     ] = "none",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -44,7 +61,9 @@ def check(
     """
     configure_logging(verbose=False)
     if len(versions) > 2:
-        raise typer.BadParameter("there are two versions to compare, an old one and a new one")
+        raise typer.BadParameter(
+            "there are two versions to compare, an old one and a new one"
+        )
     try:
         if len(versions) == 1:
             named = {"bootstrap.servers": bootstrap_servers}
@@ -56,12 +75,16 @@ def check(
     except CoopStreamsError as error:
         if exit_status(error) == WRONG:
             raise
-        raise ConfigError(f"nothing could be compared: {error}") from error  # no answer is no consent
+        raise ConfigError(
+            f"nothing could be compared: {error}"
+        ) from error  # no answer is no consent
     _print(found, word, json=json)
     raise typer.Exit(severity(found))
 
 
-def _on_cluster(topology: Topology, checked: Config) -> tuple[list[TopologyChange], str]:
+def _on_cluster(
+    topology: Topology, checked: Config
+) -> tuple[list[TopologyChange], str]:
     """Return the changes since the version that ran last, weighed by the topics' content, and their `word_of`.
 
     Raises:
@@ -77,7 +100,9 @@ def _on_cluster(topology: Topology, checked: Config) -> tuple[list[TopologyChang
                 "coopstreams. Say what the old version is: coopstreams check OLD NEW"
             )
         counts = log.partitions()
-        found = changes(last, outline_with(as_it_runs(topology, counts, checked), counts))
+        found = changes(
+            last, outline_with(as_it_runs(topology, counts, checked), counts)
+        )
         return weighed(found, deployed.holds), word_of(found)
 
 
@@ -97,10 +122,24 @@ def _outline(target: str, optimization: str) -> Outline:
 def _print(found: list[TopologyChange], word: str, *, json: bool) -> None:
     worst = severity(found)
     if json:
-        rows = [{"what": c.what, "name": c.name, "verdict": c.verdict, "why": c.why, "cure": c.cure} for c in found]
+        rows = [
+            {
+                "what": c.what,
+                "name": c.name,
+                "verdict": c.verdict,
+                "why": c.why,
+                "cure": c.cure,
+            }
+            for c in found
+        ]
         typer.echo(
             orjson.dumps(
-                {"severity": worst, "accept": word if worst == 2 else None, "changes": rows}, option=orjson.OPT_INDENT_2
+                {
+                    "severity": worst,
+                    "accept": word if worst == 2 else None,
+                    "changes": rows,
+                },
+                option=orjson.OPT_INDENT_2,
             ).decode()
         )
         return

@@ -65,19 +65,28 @@ def main() -> None:
     """Run a command."""
     asked = sys.argv[1:2]
     app = command_line(asked) if asked and asked[0] in COMMANDS else command_line()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __main__ leaves it for the imports
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    ):  # as __main__ leaves it for the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command(app)
 
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version, and which data plane runs.")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            help="Print the version, and which data plane runs.",
+        ),
     ] = False,
 ) -> None:
     """Handle the options that stand before a command."""
     if version:
         from coopstreams.log.kafka.native import data_plane
 
-        typer.echo(f"coopstreams {distribution('coopstreams').version}, data plane: {data_plane()}")
+        typer.echo(
+            f"coopstreams {distribution('coopstreams').version}, data plane: {data_plane()}"
+        )
         raise typer.Exit

@@ -15,10 +15,16 @@ def describe(
     target: Target,
     format_: Annotated[
         Literal["text", "mermaid", "dot", "svg", "json"],
-        typer.Option("--format", help="The form of the drawing; text is that of Kafka Streams."),
+        typer.Option(
+            "--format", help="The form of the drawing; text is that of Kafka Streams."
+        ),
     ] = "text",
     optimization: Annotated[
-        str, typer.Option(metavar="WORDS", help="Apply this topology.optimization first: none, all, or a list.")
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="Apply this topology.optimization first: none, all, or a list.",
+        ),
     ] = "none",
 ) -> None:
     """Print a topology: its sub-topologies, topics and stores. Contacts nothing."""

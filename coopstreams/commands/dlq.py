@@ -11,19 +11,37 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
+from coopstreams.admin.dead_letters import (
+    DeadLetter,
+    Replayed,
+    ahead,
+    letters,
+    replay,
+    replay_group,
+)
 from coopstreams.admin.replays import Wanted
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
 from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commands.terminal.visible import visible
 from coopstreams.topology.errors import ConfigError
 
-app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
+app = typer.Typer(
+    help="Dead letters: records that failed, with the reasons. Send them back.",
+    no_args_is_help=True,
+)
 
-_Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="errors.dead.letter.queue.topic.name of an application.")]
-_Node = Annotated[str | None, typer.Option(metavar="NAME", help="Only what failed at this node.")]
+_Topic = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC", help="errors.dead.letter.queue.topic.name of an application."
+    ),
+]
+_Node = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only what failed at this node.")
+]
 _Phase = Annotated[
-    Literal["deserialization", "processing", "production"] | None, typer.Option(help="Only what failed in this phase.")
+    Literal["deserialization", "processing", "production"] | None,
+    typer.Option(help="Only what failed in this phase."),
 ]
 SHOWN_BYTES = 60
 
@@ -31,9 +49,15 @@ SHOWN_BYTES = 60
 @app.command()
 def show(
     topic: _Topic,
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the newest ones to print.")] = 10,
+    last: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="How many of the newest ones to print."),
+    ] = 10,
     format_: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="json: a line for each letter, with the stack trace.")
+        Literal["table", "json"],
+        typer.Option(
+            "--format", help="json: a line for each letter, with the stack trace."
+        ),
     ] = "table",
     node: _Node = None,
     phase: _Phase = None,
@@ -50,15 +74,27 @@ def show(
                 others += 1
             elif wanted.fits(letter.why):
                 newest.append(letter)
-                reasons[letter.why.get("node", ""), letter.why.get("phase", ""), letter.why.get("exception", "")] += 1
+                reasons[
+                    letter.why.get("node", ""),
+                    letter.why.get("phase", ""),
+                    letter.why.get("exception", ""),
+                ] += 1
     if format_ == "json":
         for letter in newest:
             typer.echo(json.dumps(_as_json(letter)))
         return
     console = plain_console()
-    console.print(f"{topic}: {reasons.total()} dead letters" + (f", {others} other records" if others else ""))
+    console.print(
+        f"{topic}: {reasons.total()} dead letters"
+        + (f", {others} other records" if others else "")
+    )
     if reasons:
-        console.print(_table(("times", "node", "phase", "exception"), ((n, *why) for why, n in reasons.most_common())))
+        console.print(
+            _table(
+                ("times", "node", "phase", "exception"),
+                ((n, *why) for why, n in reasons.most_common()),
+            )
+        )
         console.print(letters_table(newest))
 
 
@@ -66,7 +102,10 @@ def show(
 def replay_(
     topic: _Topic,
     to: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Where they go; default: each where it came from.")
+        str | None,
+        typer.Option(
+            metavar="TOPIC", help="Where they go; default: each where it came from."
+        ),
     ] = None,
     node: _Node = None,
     phase: _Phase = None,
@@ -82,15 +121,29 @@ def replay_(
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
         wanted = Wanted(node, phase)
-        if node or phase or not yes:  # otherwise nobody would see what a look ahead finds
-            found = Counter((_reason(letter), wanted.fits(letter.why)) for letter in ahead(log, settings, topic))
-            chosen = Counter({reason: n for (reason, fits), n in found.items() if reason and fits})
+        if (
+            node or phase or not yes
+        ):  # otherwise nobody would see what a look ahead finds
+            found = Counter(
+                (_reason(letter), wanted.fits(letter.why))
+                for letter in ahead(log, settings, topic)
+            )
+            chosen = Counter(
+                {reason: n for (reason, fits), n in found.items() if reason and fits}
+            )
             if found and not chosen and (node or phase):
-                raise ConfigError(_nothing_chosen({reason: n for (reason, _), n in found.items() if reason}))
+                raise ConfigError(
+                    _nothing_chosen(
+                        {reason: n for (reason, _), n in found.items() if reason}
+                    )
+                )
             passed = found.total() - chosen.total()
             what = f"Send {chosen.total()} letters of {topic} back to {to or 'where they came from'}"
             if not yes:
-                typer.confirm(f"{what}{f', and pass {passed} other records' if passed else ''}?", abort=True)
+                typer.confirm(
+                    f"{what}{f', and pass {passed} other records' if passed else ''}?",
+                    abort=True,
+                )
         done = replay(log, settings, topic, wanted, to, _say)
     typer.echo(f"{done.written} written, {done.passed} passed")
     if done.passed or not done.written:
@@ -107,11 +160,17 @@ def _say(done: Replayed) -> None:
 
 def _reason(letter: DeadLetter) -> tuple[str, str] | None:
     """Return the node and the phase in which a record failed; None: this is no record that can go back."""
-    return (letter.why.get("node", ""), letter.why.get("phase", "")) if letter.record else None
+    return (
+        (letter.why.get("node", ""), letter.why.get("phase", ""))
+        if letter.record
+        else None
+    )
 
 
 def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
-    there = "; ".join(f"{n} at {node} ({phase})" for (node, phase), n in sorted(others.items()))
+    there = "; ".join(
+        f"{n} at {node} ({phase})" for (node, phase), n in sorted(others.items())
+    )
     return (
         "no letter that a replay would read failed at this node and in this phase, so nothing was written or passed. "
         f"There are: {there or 'none, only records that cannot go back'}"
@@ -120,7 +179,9 @@ def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
 
 def letters_table(newest: Iterable[DeadLetter]) -> Table:
     """Return a row for each letter."""
-    return _table(("letter", "time", "from", "exception", "key", "value"), map(_row, newest))
+    return _table(
+        ("letter", "time", "from", "exception", "key", "value"), map(_row, newest)
+    )
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -134,7 +195,14 @@ def _row(letter: DeadLetter) -> tuple[str, ...]:
     source = f"{letter.source}@{letter.why.get('offset', '?')}"
     error = f"{letter.why.get('exception', '')}: {letter.why.get('message', '')}"
     time = _time(letter.timestamp)
-    return f"{letter.at}@{letter.offset}", time, source, error, _shown(letter.key), _shown(letter.value)
+    return (
+        f"{letter.at}@{letter.offset}",
+        time,
+        source,
+        error,
+        _shown(letter.key),
+        _shown(letter.value),
+    )
 
 
 def _time(ms: int) -> str:
@@ -142,7 +210,11 @@ def _time(ms: int) -> str:
         return "unknown"
     try:
         return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # no date of a calendar: a producer's microseconds, perhaps
+    except (
+        ValueError,
+        OverflowError,
+        OSError,
+    ):  # no date of a calendar: a producer's microseconds, perhaps
         return f"{ms} ms"
 
 
@@ -159,7 +231,11 @@ def _as_json(letter: DeadLetter) -> dict[str, object]:
         "partition": letter.at.partition,
         "offset": letter.offset,
         "timestamp": letter.timestamp,
-        "key": None if letter.key is None else letter.key.decode(errors="backslashreplace"),
-        "value": None if letter.value is None else letter.value.decode(errors="backslashreplace"),
+        "key": None
+        if letter.key is None
+        else letter.key.decode(errors="backslashreplace"),
+        "value": None
+        if letter.value is None
+        else letter.value.decode(errors="backslashreplace"),
         "why": dict(letter.why),
     }

@@ -19,7 +19,11 @@ def run_command(command_line: Callable[[], None]) -> None:
     try:
         command_line()
     except CoopStreamsError as error:
-        typer.secho(visible_lines(f"{type(error).__name__}: {error}"), fg=typer.colors.RED, err=True)
+        typer.secho(
+            visible_lines(f"{type(error).__name__}: {error}"),
+            fg=typer.colors.RED,
+            err=True,
+        )
         say_why(error, os.environ)
         sys.exit(exit_status(error))
     except Exception as error:

@@ -20,22 +20,33 @@ from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 
-app = typer.Typer(help="Show the progress and the members of a group; reset its offsets.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show the progress and the members of a group; reset its offsets.",
+    no_args_is_help=True,
+)
 
-_Group = Annotated[str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")]
+_Group = Annotated[
+    str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")
+]
 _SHOWN = 3
 """The number of offset ranges that are printed for a key range."""
 
 
 @app.command()
-def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
+def describe(
+    group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None
+) -> None:
     """Print stable offsets, lags, key ranges, what is done above the stable offset, and what each member has."""
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)
         topics = {topic_number(topic): topic for topic in log.partitions()}
     console = plain_console()
-    heading = Text.assemble("group ", (group, "bold"), f": {report.state}, {report.members_text or '0 members'}")
+    heading = Text.assemble(
+        "group ",
+        (group, "bold"),
+        f": {report.state}, {report.members_text or '0 members'}",
+    )
     console.print(heading)
     if report.partitions:
         console.print(partitions_table(report))
@@ -46,14 +57,25 @@ def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFil
 @app.command()
 def reset(
     group: _Group,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic in which the group's positions are reset.")],
-    to: Annotated[str, typer.Option(metavar="earliest|latest|OFFSET", help="The new position.")],
+    topic: Annotated[
+        str,
+        typer.Option(
+            metavar="TOPIC", help="The topic in which the group's positions are reset."
+        ),
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="earliest|latest|OFFSET", help="The new position.")
+    ],
     partition: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")
+        list[int] | None,
+        typer.Option(metavar="N", help="Only this partition; may be repeated."),
     ] = None,
     forwards: Annotated[
         bool,
-        typer.Option("--forwards", help="Key ranges that stand further on stay there, with all that they have done."),
+        typer.Option(
+            "--forwards",
+            help="Key ranges that stand further on stay there, with all that they have done.",
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
@@ -74,7 +96,9 @@ def reset(
     typer.echo("done")
 
 
-def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -> dict[TopicPartition, int]:
+def reset_targets(
+    log: Log, topic: str, partitions: list[int] | None, to: str
+) -> dict[TopicPartition, int]:
     """Return the offset for each partition.
 
     Raises:
@@ -84,7 +108,9 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
     count = log.partitions([topic]).get(topic, 0)
     wanted = list(range(count)) if partitions is None else partitions
     if not wanted or not all(0 <= number < count for number in wanted):
-        raise UnknownTopicError(f"{topic} has {count} partitions; correct --topic or --partition")
+        raise UnknownTopicError(
+            f"{topic} has {count} partitions; correct --topic or --partition"
+        )
     targets = {}
     for at in (TopicPartition(topic, number) for number in wanted):
         start, end = log.start_offset(at), log.end_offset(at)
@@ -100,7 +126,10 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
 
 def partitions_table(report: GroupReport) -> Table:
     """Return the partitions, a line for each key range, with its owner if it is a consumer: tasks name no topics."""
-    consumers = not any(member.state is not None and version_of(member.state.info) for member in report.members)
+    consumers = not any(
+        member.state is not None and version_of(member.state.info)
+        for member in report.members
+    )
     table = new_table("partition")
     for name in ("stable", "end", "lag"):
         table.add_column(name, justify="right")
@@ -118,7 +147,13 @@ def partitions_table(report: GroupReport) -> Table:
         ]
         for owned in one.key_ranges:
             owner = [owned.member or "-"] if consumers else []
-            table.add_row(*heading, str(owned.key_range), _number(owned.offset), _runs(owned.ranges), *owner)
+            table.add_row(
+                *heading,
+                str(owned.key_range),
+                _number(owned.offset),
+                _runs(owned.ranges),
+                *owner,
+            )
             heading = [""] * len(heading)
     return table
 
@@ -129,7 +164,9 @@ def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
     for member in report.members:
         table.add_row(
             member.id,
-            member.state.info.host if member.state and member.state.info.host else member.host,
+            member.state.info.host
+            if member.state and member.state.info.host
+            else member.host,
             *_told(member, topics),
         )
     return table
@@ -140,7 +177,9 @@ def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str, str]:
         return "-", "-", "(no member of ours)"
     version = version_of(member.state.info)
     tasks = [
-        f"{topics[t.subtopology]}-{t.partition}[{t.key_range}]" if t.subtopology in topics else str(t)
+        f"{topics[t.subtopology]}-{t.partition}[{t.key_range}]"
+        if t.subtopology in topics
+        else str(t)
         for t in member.tasks
     ]
     shares = "yes" if member.state.info.allow_key_share else "no"
@@ -156,5 +195,7 @@ def _number(value: int | None) -> str:
 
 
 def _runs(runs: Runs) -> str:
-    shown = " ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in runs[:_SHOWN])
+    shown = " ".join(
+        f"{start}" if start == end else f"{start}-{end}" for start, end in runs[:_SHOWN]
+    )
     return f"{shown} and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else shown

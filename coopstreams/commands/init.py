@@ -17,9 +17,15 @@ _SUFFIX = ".template"
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go; it is made.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the files go; it is made.")
+    ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The application's id. Default: the name of the folder.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The application's id. Default: the name of the folder.",
+        ),
     ] = None,
 ) -> None:
     """Write a small application with its test, its settings, a container file, Kubernetes manifests and a systemd unit.
@@ -36,17 +42,27 @@ def init(
         raise ConfigError(f"{folder} is a file, not a folder: name another one")
     project = project_of(name)
     if there := sorted(file for file in project if (folder / file).exists()):
-        raise ConfigError(f"{folder} has {', '.join(there)} already: nothing is overwritten. Name another folder")
+        raise ConfigError(
+            f"{folder} has {', '.join(there)} already: nothing is overwritten. Name another folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in project.items():
         (folder / file).write_text(content, encoding="utf-8")
-    typer.echo(f"{folder} has {', '.join(sorted(project))}. README.md says how to go on")
+    typer.echo(
+        f"{folder} has {', '.join(sorted(project))}. README.md says how to go on"
+    )
 
 
 def project_of(name: str) -> dict[str, str]:
     """Return the files of a new application and their texts."""
-    templates = [file for file in files("coopstreams").joinpath("project").iterdir() if file.name.endswith(_SUFFIX)]
+    templates = [
+        file
+        for file in files("coopstreams").joinpath("project").iterdir()
+        if file.name.endswith(_SUFFIX)
+    ]
     return {
-        file.name.removesuffix(_SUFFIX).replace(NAME, name): file.read_text(encoding="utf-8").replace(NAME, name)
+        file.name.removesuffix(_SUFFIX).replace(NAME, name): file.read_text(
+            encoding="utf-8"
+        ).replace(NAME, name)
         for file in templates
     }

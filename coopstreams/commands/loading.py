@@ -41,15 +41,30 @@ def load_topology(target: str) -> Topology:
     except Exception as error:
         log.debug("the whole traceback:", exc_info=True)
         passes = isinstance(error, OSError) or type(error).__module__ != "builtins"
-        raise (CoopStreamsError if passes else ConfigError)(f"{path} cannot be loaded.\n{own_lines(error)}") from error
+        raise (CoopStreamsError if passes else ConfigError)(
+            f"{path} cannot be loaded.\n{own_lines(error)}"
+        ) from error
     if name:
         if not hasattr(module, name):
-            known = ", ".join(sorted(key for key, value in vars(module).items() if isinstance(value, _KINDS))) or "none"
-            raise ConfigError(f"{path} has no variable `{name}`; topologies there: {known}")
+            known = (
+                ", ".join(
+                    sorted(
+                        key
+                        for key, value in vars(module).items()
+                        if isinstance(value, _KINDS)
+                    )
+                )
+                or "none"
+            )
+            raise ConfigError(
+                f"{path} has no variable `{name}`; topologies there: {known}"
+            )
         return _as_topology(getattr(module, name), f"{name} in {path}")
     if hasattr(module, "topology"):
         return _as_topology(module.topology, f"topology in {path}")
-    found = {key: value for key, value in vars(module).items() if isinstance(value, Topology)}
+    found = {
+        key: value for key, value in vars(module).items() if isinstance(value, Topology)
+    }
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
         raise ConfigError(
@@ -76,8 +91,15 @@ def modules_of_its_own(target: str) -> Iterator[None]:
 def _is_within(module: ModuleType, folder: Path) -> bool:
     """Whether a module is the program's own, and no library, though an environment may be in the same folder."""
     file = getattr(module, "__file__", None)
-    places = [Path(place).resolve() for place in ([file] if file else getattr(module, "__path__", ()))]
-    own = [place for place in places if place.is_relative_to(folder) and "site-packages" not in place.parts]
+    places = [
+        Path(place).resolve()
+        for place in ([file] if file else getattr(module, "__path__", ()))
+    ]
+    own = [
+        place
+        for place in places
+        if place.is_relative_to(folder) and "site-packages" not in place.parts
+    ]
     return bool(own) and module.__name__.partition(".")[0] != coopstreams.__name__
 
 
@@ -98,7 +120,9 @@ def _as_topology(value: object, where: str) -> Topology:
         return value
     if isinstance(value, StreamsBuilder | TopologyBuilder):
         return value.build()
-    raise ConfigError(f"{where} is {type(value).__name__}, not a topology: assign what `builder.build()` returns")
+    raise ConfigError(
+        f"{where} is {type(value).__name__}, not a topology: assign what `builder.build()` returns"
+    )
 
 
 def _file(path: Path) -> ModuleType:
@@ -116,12 +140,16 @@ def _file(path: Path) -> ModuleType:
 
 def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
-    none = ConfigError(f'there is no module "{name}" here; for a file, type its name with .py')
+    none = ConfigError(
+        f'there is no module "{name}" here; for a file, type its name with .py'
+    )
     if name.startswith("."):  # Python would take it for a relative name
         raise none
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):  # else the module imports it
+        if error.name is not None and f"{name}.".startswith(
+            f"{error.name}."
+        ):  # else the module imports it
             raise none from error
         raise

@@ -28,7 +28,9 @@ _PACKAGE = Path(coopstreams.__file__).parent
 
 
 def pack(
-    archive: Annotated[Path, typer.Argument(metavar="WORKER.tar.gz", help="The archive to write.")],
+    archive: Annotated[
+        Path, typer.Argument(metavar="WORKER.tar.gz", help="The archive to write.")
+    ],
     with_: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,18 +45,38 @@ def pack(
     Run it on a machine like the workers: the same operating system, processor and Python.
     """
     if not archive.name.endswith(".tar.gz"):
-        raise ConfigError(f"{archive}: name it .tar.gz, by which Spark knows how to unpack it")
+        raise ConfigError(
+            f"{archive}: name it .tar.gz, by which Spark knows how to unpack it"
+        )
     if not archive.parent.is_dir():
         raise ConfigError(f"{archive}: there is no folder {archive.parent}")
     with tempfile.TemporaryDirectory(prefix="coopstreams-pack-") as folder:
         made = Path(folder) / _WITHIN
         venv.create(made, symlinks=True)
-        install = [sys.executable, "-m", "pip", "--python", str(made / "bin" / "python"), "install", "--no-compile"]
-        if subprocess.run([*install, _ourselves(Path(folder) / "source"), *(with_ or [])], check=False).returncode != 0:
-            raise ConfigError("pip could not install the packages of the workers; its output is above")
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(made / "bin" / "python"),
+            "install",
+            "--no-compile",
+        ]
+        if (
+            subprocess.run(
+                [*install, _ourselves(Path(folder) / "source"), *(with_ or [])],
+                check=False,
+            ).returncode
+            != 0
+        ):
+            raise ConfigError(
+                "pip could not install the packages of the workers; its output is above"
+            )
         with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
             packed.add(made, arcname=".")
-    typer.echo(f"{archive}: {archive.stat().st_size / 1e6:.0f} MB. Submit a backfill with it:\n\n{command(archive)}")
+    typer.echo(
+        f"{archive}: {archive.stat().st_size / 1e6:.0f} MB. Submit a backfill with it:\n\n{command(archive)}"
+    )
 
 
 def _ourselves(folder: Path) -> str:
@@ -68,7 +90,9 @@ def _ourselves(folder: Path) -> str:
     shutil.copytree(
         checkout,
         folder,
-        ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"),
+        ignore=shutil.ignore_patterns(
+            ".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"
+        ),
     )
     return f"{folder}[worker]"
 

@@ -11,7 +11,9 @@ from coopstreams.commands.asking import AskingFile, asking
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
 
-_URL = Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of the instance.")]
+_URL = Annotated[
+    str, typer.Argument(metavar="URL", help="http://HOST:PORT of the instance.")
+]
 _All = Annotated[bool, typer.Option("--all", help="All instances of the application.")]
 
 
@@ -38,7 +40,11 @@ def _change(url: str, config: Path | None, *, paused: bool, every: bool) -> None
         return
     with asking(url, config, "operate", 10) as client:
         instances = client.status()["instances"]
-    untold = {instance["id"]: why for instance in instances if (why := _untold(instance, config, paused=paused))}
+    untold = {
+        instance["id"]: why
+        for instance in instances
+        if (why := _untold(instance, config, paused=paused))
+    }
     for id_, why in untold.items():
         typer.echo(f"{id_}: not {'paused' if paused else 'resumed'}: {why}", err=True)
     if untold:

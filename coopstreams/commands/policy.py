@@ -19,21 +19,33 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Those of this topic only.")]
+_Topic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", help="Those of this topic only.")
+]
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 
 
 @app.command()
-def get(topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
+def get(
+    topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None
+) -> None:
     """Print the settings of the cluster, and of the topics for which something was set."""
-    plain_console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
+    plain_console().print(
+        policy_table(read_policy(connection(bootstrap_servers, config)), topic)
+    )
 
 
 @app.command("set")
 def set_(
-    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="true, false, or default.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=VALUE...", help="true, false, or default."),
+    ],
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="What this topic allows. Without one: the cluster.")
+        str | None,
+        typer.Option(
+            metavar="TOPIC", help="What this topic allows. Without one: the cluster."
+        ),
     ] = None,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -42,7 +54,9 @@ def set_(
     wanted = dict(_pair(text) for text in settings)
     set_policy(connection(bootstrap_servers, config), wanted, topic)
     for name, value in wanted.items():
-        typer.echo(f"{topic or 'cluster'}: {name} is {'the default' if value is None else str(value).lower()} now")
+        typer.echo(
+            f"{topic or 'cluster'}: {name} is {'the default' if value is None else str(value).lower()} now"
+        )
 
 
 def policy_table(policy: Policy, topic: str | None = None) -> Table:
@@ -59,7 +73,11 @@ def _rows(policy: Policy, topic: str | None) -> Iterator[tuple[str | None, str, 
     if topic is None:
         for name, (_, meaning) in CLUSTER.items():
             yield None, name, meaning
-    for where in [topic] if topic is not None else sorted({where for where, _ in policy.values if where}):
+    for where in (
+        [topic]
+        if topic is not None
+        else sorted({where for where, _ in policy.values if where})
+    ):
         for name, (_, meaning) in TOPICS.items():
             yield where, name, meaning
 

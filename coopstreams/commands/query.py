@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def query(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application; it asks the owner."),
+        typer.Argument(
+            metavar="URL",
+            help="http://HOST:PORT of any instance of the application; it asks the owner.",
+        ),
     ],
     store: Annotated[str, typer.Argument(metavar="STORE", help="The store to ask.")],
     key: Annotated[
@@ -34,19 +37,40 @@ def query(
         ),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only entries whose key has this prefix; without KEY.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Only entries whose key has this prefix; without KEY."
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="The most entries, windows or sessions to print.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="The most entries, windows or sessions to print."
+        ),
     ] = 100,
     first: Annotated[
-        int | None, typer.Option("--from", min=0, metavar="MS", help="Windows, sessions or versions from this time on.")
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="MS",
+            help="Windows, sessions or versions from this time on.",
+        ),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--to", min=0, metavar="MS", help="Windows, sessions or versions up to this time.")
+        int | None,
+        typer.Option(
+            "--to",
+            min=0,
+            metavar="MS",
+            help="Windows, sessions or versions up to this time.",
+        ),
     ] = None,
     as_of: Annotated[
-        int | None, typer.Option(min=0, metavar="MS", help="The row of a versioned store as of this time.")
+        int | None,
+        typer.Option(
+            min=0, metavar="MS", help="The row of a versioned store as of this time."
+        ),
     ] = None,
     config: AskingFile = None,
 ) -> None:
@@ -61,7 +85,9 @@ def query(
 
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):
-        raise _bad("--as-of is one moment of one key: give it with KEY, and without --from and --to")
+        raise _bad(
+            "--as-of is one moment of one key: give it with KEY, and without --from and --to"
+        )
     with asking(url, config, "read", 30) as client:
         if key is None:
             if timed:
@@ -70,12 +96,17 @@ def query(
             for entry in islice(entries, limit):
                 _print(_shown(entry))
             if next(entries, None) is not None:
-                typer.echo(f"there are more entries than {limit}: --limit prints more, --prefix fewer", err=True)
+                typer.echo(
+                    f"there are more entries than {limit}: --limit prints more, --prefix fewer",
+                    err=True,
+                )
             return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:
             raise QueryError(
-                "UNKNOWN_STORE", f"there is no store {store}; there are {', '.join(sorted(stores))}", status=404
+                "UNKNOWN_STORE",
+                f"there is no store {store}; there are {', '.join(sorted(stores))}",
+                status=404,
             )
         kind = stores[store]["kind"]
         wanted = _key(key, stores[store]["key"])
@@ -88,15 +119,34 @@ def query(
         elif kind == "session":
             found = [*client.sessions(store, wanted, *times, limit=limit + 1)]
         else:
-            found = [*client.versions(store, wanted, *times)] if timed else [client.get(store, wanted)]
+            found = (
+                [*client.versions(store, wanted, *times)]
+                if timed
+                else [client.get(store, wanted)]
+            )
         for one in found[:limit]:
             if one is not None:
                 _print(asdict(one))
         if kind in ("window", "session") and len(found) > limit:
-            typer.echo(f"there are more {kind}s than {limit}: --limit prints more, --from and --to fewer", err=True)
+            typer.echo(
+                f"there are more {kind}s than {limit}: --limit prints more, --from and --to fewer",
+                err=True,
+            )
         if not any(found):
-            what = f"no {kind}s of" if kind in ("window", "session") else "no versions of" if timed else "no"
-            when = f" as of {as_of}" if as_of is not None else " of these times" if timed else ""
+            what = (
+                f"no {kind}s of"
+                if kind in ("window", "session")
+                else "no versions of"
+                if timed
+                else "no"
+            )
+            when = (
+                f" as of {as_of}"
+                if as_of is not None
+                else " of these times"
+                if timed
+                else ""
+            )
             where = elsewhere(stores[store].get("misplaced", ()))
             typer.echo(f'store {store} has {what} key "{key}"{when}{where}', err=True)
             raise typer.Exit(1)

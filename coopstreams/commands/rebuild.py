@@ -8,10 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
-from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
+from coopstreams.commands.settings import (
+    Brokers,
+    Pairs,
+    SettingsFile,
+    Target,
+    Verbose,
+    configure_logging,
+    loaded,
+)
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.terminal.resuming import resuming, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
@@ -42,21 +57,34 @@ def rebuild(
     from_: From = "changelog",
     snapshots: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir)."),
+        typer.Option(
+            metavar="URL",
+            help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir).",
+        ),
     ] = None,
     bootstrap_servers: Brokers = None,
     store: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Only this store; may be repeated. Default: all."
+        ),
     ] = None,
-    partitions: Annotated[str | None, typer.Option(metavar="0,3", help="Only these partitions. Default: all.")] = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(metavar="0,3", help="Only these partitions. Default: all."),
+    ] = None,
     groups: Annotated[
         str,
         typer.Option(
-            metavar="FIRST-LAST", help="Only these key groups, both inclusive; widened to whole slices of eight."
+            metavar="FIRST-LAST",
+            help="Only these key groups, both inclusive; widened to whole slices of eight.",
         ),
     ] = "0-255",
     afresh: Annotated[
-        bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")
+        bool,
+        typer.Option(
+            help="Read the changelogs from their beginning, not from where the published snapshot ends."
+        ),
     ] = False,
     cores: Annotated[
         str | None,
@@ -68,19 +96,39 @@ def rebuild(
     ] = None,
     ranges: Annotated[
         int | None,
-        typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition."),
+        typer.Option(
+            min=1,
+            max=256,
+            metavar="N",
+            help="From the source: key ranges of each partition.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="From the source: report how the changelogs differ; write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="From the source: report how the changelogs differ; write nothing.",
+        ),
     ] = False,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="From the source: rebuild although topics have lost records.")
+        bool,
+        typer.Option(
+            "--incomplete",
+            help="From the source: rebuild although topics have lost records.",
+        ),
     ] = False,
     work: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="From the source: the folder for records between stages.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="From the source: the folder for records between stages.",
+        ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="From the source: resume a run that has not finished.")
+        str | None,
+        typer.Option(
+            metavar="RUN", help="From the source: resume a run that has not finished."
+        ),
     ] = None,
     config: SettingsFile = None,
     set_: Pairs = None,
@@ -100,7 +148,9 @@ def rebuild(
     wanted = RebuildScope(store or None, _numbers(partitions), _key_range(groups))
     if from_ == "source":
         if afresh:
-            raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
+            raise ConfigError(
+                "--afresh is for a rebuild from the changelogs; from the source there is no other"
+            )
         from_source(
             topology,
             checked,
@@ -111,7 +161,15 @@ def rebuild(
             resume=resume,
             dry_run=dry_run,
             incomplete=incomplete,
-            again=lambda run: resuming("rebuild --from source", target, run, work, bootstrap_servers, config, set_),
+            again=lambda run: resuming(
+                "rebuild --from source",
+                target,
+                run,
+                work,
+                bootstrap_servers,
+                config,
+                set_,
+            ),
         )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
@@ -120,7 +178,9 @@ def rebuild(
             "source"
         )
     if checked["snapshots.dir"] is None:
-        raise ConfigError("no storage is set for the snapshot: give --snapshots URL, or snapshots.dir in the settings")
+        raise ConfigError(
+            "no storage is set for the snapshot: give --snapshots URL, or snapshots.dir in the settings"
+        )
     manifest = (
         _alone(topology, checked, wanted, afresh=afresh)
         if cores is None
@@ -133,32 +193,65 @@ def rebuild(
     )
 
 
-def _alone(topology: Topology, config: Config, wanted: RebuildScope, *, afresh: bool) -> Manifest:
-    with closing(KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)) as cluster:
+def _alone(
+    topology: Topology, config: Config, wanted: RebuildScope, *, afresh: bool
+) -> Manifest:
+    with closing(
+        KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
+    ) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
-        rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        rebuilder = Rebuilder(
+            cluster,
+            running,
+            config["application.id"],
+            config["snapshots.dir"],
+            afresh=afresh,
+        )
         return rebuilder.publish(_rebuilt(rebuilder, rebuilder.to_rebuild(wanted)))
 
 
-def _in_spark(topology: Topology, config: Config, wanted: RebuildScope, cores: str, *, afresh: bool) -> Manifest:
+def _in_spark(
+    topology: Topology,
+    config: Config,
+    wanted: RebuildScope,
+    cores: str,
+    *,
+    afresh: bool,
+) -> Manifest:
     try:
         from coopstreams.spark import rebuild as rebuild_in_spark
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
-        raise ConfigError(f'--cores needs Spark: pip install "coopstreams[spark]" ({error})') from error
+        raise ConfigError(
+            f'--cores needs Spark: pip install "coopstreams[spark]" ({error})'
+        ) from error
     with session_or_local(
-        None, f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores
+        None,
+        f"rebuild of {config['application.id']}",
+        {"spark.ui.showConsoleProgress": "true"},
+        cores=cores,
     ) as spark:
-        return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
+        return rebuild_in_spark(
+            topology, config, spark=spark, wanted=wanted, afresh=afresh
+        )
 
 
-def _rebuilt(rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
+def _rebuilt(
+    rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]
+) -> dict[str, list[Slice]]:
     """Rebuild the partitions one by one, with a bar for each."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     found: dict[str, list[Slice]] = {}
     with Progress(*columns, console=Console(stderr=True)) as bars:
         for rebuilt in partitions:
-            bar = bars.add_task(f"{rebuilt.task} {', '.join(rebuilt.stores)}", total=None)
+            bar = bars.add_task(
+                f"{rebuilt.task} {', '.join(rebuilt.stores)}", total=None
+            )
             for name, slices in rebuilder.rebuild(rebuilt, _Bar(bars, bar)).items():
                 found.setdefault(name, []).extend(slices)
             done = bars.tasks[-1].total or 1
@@ -175,9 +268,17 @@ class _Bar(RestoreListener):
         self._start: dict[TopicPartition, int] = {}
         self._read: dict[TopicPartition, int] = {}
 
-    def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:  # noqa: ARG002
+    def on_restore_start(
+        self,
+        partition: TopicPartition,
+        store: str,  # noqa: ARG002
+        start: int,
+        end: int,
+    ) -> None:
         self._start[partition] = start
-        self._bars.update(self._bar, total=(self._bars.tasks[-1].total or 0) + end - start)
+        self._bars.update(
+            self._bar, total=(self._bars.tasks[-1].total or 0) + end - start
+        )
 
     def on_batch_restored(
         self,
@@ -194,12 +295,16 @@ def _numbers(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--partitions {text}: write numbers with commas between them, as 0,3") from None
+        raise ConfigError(
+            f"--partitions {text}: write numbers with commas between them, as 0,3"
+        ) from None
 
 
 def _key_range(text: str) -> KeyRange:
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 0 <= int(first) <= int(last) < GROUPS):
+    if not (
+        first.isdecimal() and last.isdecimal() and 0 <= int(first) <= int(last) < GROUPS
+    ):
         raise ConfigError(f"--groups {text}: write FIRST-LAST within 0-{GROUPS - 1}")
     return KeyRange.of_groups(int(first), int(last))
 
@@ -226,12 +331,25 @@ def from_source(
     """
     try:
         from coopstreams.spark.session import session_or_local
-        from coopstreams.spark.source_rebuild import WORK, carry_out_rebuild, plan_rebuild
+        from coopstreams.spark.source_rebuild import (
+            WORK,
+            carry_out_rebuild,
+            plan_rebuild,
+        )
     except ImportError as error:
-        raise ConfigError(f'--from source needs Spark: pip install "coopstreams[spark]" ({error})') from error
+        raise ConfigError(
+            f'--from source needs Spark: pip install "coopstreams[spark]" ({error})'
+        ) from error
     work = work or WORK
     plan = plan_rebuild(
-        topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume
+        topology,
+        config,
+        wanted,
+        ranges=ranges,
+        dry_run=dry_run,
+        incomplete=incomplete,
+        work=work,
+        resume=resume,
     )
     typer.echo(str(plan))
     with (
@@ -239,7 +357,9 @@ def from_source(
         session_or_local(None, f"rebuild of {plan.application}", cores=cores) as spark,
         TaskBars(Console()) as bars,
     ):
-        done = carry_out_rebuild(spark, topology, config, plan, work, say_stage, bars.show)
+        done = carry_out_rebuild(
+            spark, topology, config, plan, work, say_stage, bars.show
+        )
     _report(done)
 
 

@@ -10,8 +10,21 @@ from typing import Annotated
 
 import typer
 
-from coopstreams.admin.application_reset import Reset, carry_out, check_stopped, plan_reset
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, cluster, configure_logging, loaded
+from coopstreams.admin.application_reset import (
+    Reset,
+    carry_out,
+    check_stopped,
+    plan_reset,
+)
+from coopstreams.commands.settings import (
+    Brokers,
+    ConfigFile,
+    Pairs,
+    Target,
+    cluster,
+    configure_logging,
+    loaded,
+)
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
@@ -32,13 +45,17 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            metavar="earliest|latest|TIME", help="The new position: TIME as 2026-01-31T08:00Z, or in ms since 1970."
+            metavar="earliest|latest|TIME",
+            help="The new position: TIME as 2026-01-31T08:00Z, or in ms since 1970.",
         ),
     ] = "earliest",
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Delete its local state in this folder, too.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Delete its local state in this folder, too."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be done.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -49,15 +66,23 @@ def reset(
     What the version that ran last has, and APP has not, is reset as well.
     """
     configure_logging(verbose=False)
-    topology, settings = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
+    topology, settings = loaded(
+        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+    )
     application, time_ms = settings["application.id"], _time_ms(to)
-    with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
+    with (
+        cluster(settings.client) as log,
+        GroupAdmin(settings.client, application) as coordinator,
+    ):
         counts = log.partitions()
         running = as_it_runs(topology, counts, settings)
         last = _last(log, settings)
         plan = plan_reset(running, counts, last)
         if time_ms is None:
-            offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
+            offsets = {
+                at: log.start_offset(at) if to == "earliest" else log.end_offset(at)
+                for at in plan.sources
+            }
         else:
             offsets = {at: log.offset_at(at, time_ms) for at in plan.sources}
         if plan.share_group is not None:
@@ -71,7 +96,9 @@ def reset(
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         tables = {table.topic for table in running.global_tables}
-        for topic in (name for name in running.source_topics if name not in {*counts, *tables}):
+        for topic in (
+            name for name in running.source_topics if name not in {*counts, *tables}
+        ):
             typer.echo(
                 f"there is no topic {topic}: what the group has committed of it stays. Once it is made, reset again",
                 err=True,
@@ -88,7 +115,9 @@ def reset(
         resets = {reset_of_topic(running, settings, at.topic) for at in plan.sources}
         at_beginning = to == EARLIEST and resets <= {EARLIEST}
         delete = partial(delete_share_group, settings.client)
-        carry_out(log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning)
+        carry_out(
+            log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning
+        )
     typer.echo("done")
 
 
@@ -97,7 +126,9 @@ def _last(log: Log, settings: Config) -> Outline | None:
     try:
         return Deployed(log, settings).last()
     except TopologyError as error:
-        typer.echo(f"what the version that ran last has, and this one has not, stays: {error}")
+        typer.echo(
+            f"what the version that ran last has, and this one has not, stays: {error}"
+        )
         return None
 
 
@@ -110,7 +141,11 @@ def check_begins_at(to: str, share_group: str, setting: str) -> None:
     if to == setting:
         return
     ends = (EARLIEST, LATEST)
-    same = f"Say --to {setting}, or" if setting in ends else f"Say --to {' or '.join(ends)}, and the same by"
+    same = (
+        f"Say --to {setting}, or"
+        if setting in ends
+        else f"Say --to {' or '.join(ends)}, and the same by"
+    )
     raise ConfigError(
         f"--to {to}: share group {share_group} is deleted, and begins anew at auto.offset.reset={setting}. {same} "
         "--set auto.offset.reset=…, here and at the next start"
@@ -135,11 +170,18 @@ def _time_ms(to: str) -> int | None:
         ) from None
     if moment.tzinfo is None:
         time = moment.isoformat()
-        raise ConfigError(f"--to {to}: in which time zone? Write {time}Z for UTC, or an offset, as {time}+01:00")
+        raise ConfigError(
+            f"--to {to}: in which time zone? Write {time}Z for UTC, or an offset, as {time}+01:00"
+        )
     return round(moment.timestamp() * 1000)
 
 
-def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:
+def _print(
+    application: str,
+    plan: Reset,
+    offsets: dict[TopicPartition, int],
+    folders: Sequence[Path],
+) -> None:
     for at, offset in offsets.items():
         typer.echo(f"group {application}: {at} -> {offset}")
     if plan.share_group is not None:

@@ -43,11 +43,20 @@ def run(
     target: Target,
     bootstrap_servers: Brokers = None,
     processes: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes, each a member of the group: for functions that compute.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes, each a member of the group: for functions that compute.",
+        ),
     ] = 1,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="M", help="Stream threads in each process: for functions that wait. Default: 1."),
+        typer.Option(
+            min=1,
+            metavar="M",
+            help="Stream threads in each process: for functions that wait. Default: 1.",
+        ),
     ] = None,
     http: Annotated[
         str | None,
@@ -58,7 +67,11 @@ def run(
         ),
     ] = None,
     state_dir: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where local state is kept. Default: coopstreams-state.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where local state is kept. Default: coopstreams-state.",
+        ),
     ] = None,
     instance: Annotated[
         int | None,
@@ -100,8 +113,12 @@ def run(
     typed = flags(set_, named)
     topology, checked = loaded(target, config, (), typed)
     if processes > 1:
-        command = partial(worker_command, target, config, typed, checked, verbose=verbose)
-        raise typer.Exit(_supervise(processes, max_restarts, checked, command, verbose=verbose))
+        command = partial(
+            worker_command, target, config, typed, checked, verbose=verbose
+        )
+        raise typer.Exit(
+            _supervise(processes, max_restarts, checked, command, verbose=verbose)
+        )
     app = CoopStreams(topology, checked, on_state=say_running(os.environ))
     drain_by(app.stop)
     app.details.update(past(os.environ))
@@ -112,19 +129,30 @@ def run(
 
 
 def _supervise(
-    processes: int, most: int, checked: Config, command: Callable[[int], Sequence[str]], *, verbose: bool
+    processes: int,
+    most: int,
+    checked: Config,
+    command: Callable[[int], Sequence[str]],
+    *,
+    verbose: bool,
 ) -> int:
     """Run several processes: on a terminal with a table of them, anywhere else with their log lines only."""
     numbers = range(checked["instance"], checked["instance"] + processes)
     drain_s = checked["transaction.timeout.ms"] / 1000 + 10
     console = Console(stderr=True)
-    log.info("%d processes of %s; Ctrl-C drains and stops them", processes, checked["application.id"])
+    log.info(
+        "%d processes of %s; Ctrl-C drains and stops them",
+        processes,
+        checked["application.id"],
+    )
     if not console.is_terminal or not sys.stdout.isatty():
         supervisor = Supervisor(command, numbers, drain_s, most_restarts=most)
         drain_by(supervisor.stop)
         return supervisor.run()
     screen = Screen(console, checked["application.id"])
-    supervisor = Supervisor(command, numbers, drain_s, screen.spawn, most_restarts=most, rests=screen.rests)
+    supervisor = Supervisor(
+        command, numbers, drain_s, screen.spawn, most_restarts=most, rests=screen.rests
+    )
 
     def drain() -> bool:
         screen.drain()
@@ -137,7 +165,13 @@ def _supervise(
 
 
 def worker_command(
-    target: str, config: Path | None, typed: Mapping[str, Any], checked: Config, number: int, *, verbose: bool
+    target: str,
+    config: Path | None,
+    typed: Mapping[str, Any],
+    checked: Config,
+    number: int,
+    *,
+    verbose: bool,
 ) -> list[str]:
     """Return the command line of one of several processes: the user's own, with the process's number and ports.
 
@@ -150,9 +184,20 @@ def worker_command(
     for name in ("http.listen", "application.server"):
         if checked[name]:
             own[name] = _counted_up(name, checked[name], number - checked["instance"])
-    set_ = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
+    set_ = [
+        part for name, value in own.items() for part in ("--set", f"{name}={value}")
+    ]
     where = [] if config is None else ["--config", str(config)]
-    return [sys.executable, "-m", "coopstreams", "run", target, *where, *set_, *(["--verbose"] if verbose else [])]
+    return [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "run",
+        target,
+        *where,
+        *set_,
+        *(["--verbose"] if verbose else []),
+    ]
 
 
 def _counted_up(name: str, address: str, number: int) -> str:
@@ -161,7 +206,9 @@ def _counted_up(name: str, address: str, number: int) -> str:
     Raises:
         ConfigError: it has no port. The others would ask one process for the keys of all.
     """
-    counted, found = _PORT.subn(lambda port: str(int(port[0]) and int(port[0]) + number), address, count=1)
+    counted, found = _PORT.subn(
+        lambda port: str(int(port[0]) and int(port[0]) + number), address, count=1
+    )
     if not found:
         raise ConfigError(
             f"{name} = {address} has no port that could count up: each process needs an address of its own"

@@ -37,7 +37,10 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
 
 
 def loaded(
-    target: str, file: Path | None, pairs: Iterable[str] | None, named: Mapping[str, Any]
+    target: str,
+    file: Path | None,
+    pairs: Iterable[str] | None,
+    named: Mapping[str, Any],
 ) -> tuple[Topology, Config]:
     """Return a topology, and its settings: from the file, the environment, and the command line.
 
@@ -45,25 +48,39 @@ def loaded(
         ConfigError: no such topology, or a setting that is not valid.
     """
     topology = load_topology(target)
-    return topology, Config.of(settings_of(file, os.environ, flags(pairs, named)), topology.application_id)
+    return topology, Config.of(
+        settings_of(file, os.environ, flags(pairs, named)), topology.application_id
+    )
 
 
 def configure_logging(
-    verbose: bool, who: str = "", handler: logging.Handler | None = None, *, watched: bool = False
+    verbose: bool,
+    who: str = "",
+    handler: logging.Handler | None = None,
+    *,
+    watched: bool = False,
 ) -> None:
     """Log to the terminal, or to this handler; `who` marks the lines of workers that share a terminal.
 
     Lines that go to neither have date and zone, unless they are `watched`: the supervisor shows them on its terminal.
     """
-    clock = "%H:%M:%S" if handler is not None or watched or sys.stderr.isatty() else "%Y-%m-%dT%H:%M:%S%z"
+    clock = (
+        "%H:%M:%S"
+        if handler is not None or watched or sys.stderr.isatty()
+        else "%Y-%m-%dT%H:%M:%S%z"
+    )
     form = _Form(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt=clock)
     handler = handler or _Terminal()
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("coopstreams").setLevel(
+        logging.DEBUG if verbose else logging.INFO
+    )
     # kafka-python logs three lines for each attempt, and the membership already reports it.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # py4j logs Ctrl-C as an error with two tracebacks
+    logging.getLogger("py4j").setLevel(
+        logging.CRITICAL
+    )  # py4j logs Ctrl-C as an error with two tracebacks
 
 
 class _Form(logging.Formatter):
@@ -88,17 +105,38 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-Target = Annotated[str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")]
-Brokers = Annotated[str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME."
+    ),
+]
+Brokers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers."
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: how to connect, with which identity."),
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Settings in a TOML file: how to connect, with which identity.",
+    ),
 ]
 SettingsFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names."),
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Settings in a TOML file, by Kafka's dotted names.",
+    ),
 ]
-Pairs = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")]
+Pairs = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
@@ -108,7 +146,9 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
     Raises:
         ConfigError: no brokers, or an unknown setting.
     """
-    return Config.of(settings_of(config, os.environ, {"bootstrap.servers": brokers})).client
+    return Config.of(
+        settings_of(config, os.environ, {"bootstrap.servers": brokers})
+    ).client
 
 
 def refusals(servers: str) -> list[str]:
@@ -122,7 +162,9 @@ def refusals(servers: str) -> list[str]:
         try:
             socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
         except (OSError, ValueError, OverflowError) as error:
-            said.append(f"{server.strip()}: {getattr(error, 'strerror', None) or error}")
+            said.append(
+                f"{server.strip()}: {getattr(error, 'strerror', None) or error}"
+            )
         else:
             return []
     return said

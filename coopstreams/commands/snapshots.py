@@ -13,10 +13,19 @@ from coopstreams.state.manifest import File, Manifest
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
-app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
+app = typer.Typer(
+    help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True
+)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The storage of snapshots: a folder or an fsspec URL.")]
-Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The application id.")]
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="The storage of snapshots: a folder or an fsspec URL."
+    ),
+]
+Application = Annotated[
+    str, typer.Argument(metavar="APPLICATION", help="The application id.")
+]
 
 
 @app.command("ls")
@@ -27,12 +36,18 @@ def list_(url: Url) -> None:
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
         # Users copy a run's name into other commands: never cut it short, however narrow the terminal is.
         table.add_column(
-            column, justify="right" if column in ("keys", "size") else "left", no_wrap=column in ("application", "run")
+            column,
+            justify="right" if column in ("keys", "size") else "left",
+            no_wrap=column in ("application", "run"),
         )
     for application in names:
         current = snapshot.current_run(url, application)
         for run in snapshot.runs(url, application):
-            table.add_row(application, f"{run} *" if run == current else run, *_described(url, application, run))
+            table.add_row(
+                application,
+                f"{run} *" if run == current else run,
+                *_described(url, application, run),
+            )
     plain_console().print(table if names else f"nothing at {url}")
 
 
@@ -40,7 +55,10 @@ def list_(url: Url) -> None:
 def verify(
     url: Url,
     application: Application,
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Default: the one that is published.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Default: the one that is published."),
+    ] = None,
 ) -> None:
     """Read every file of a snapshot and print what is wrong. Exit status 1: something is."""
     manifest = _loaded(url, application, run)
@@ -73,9 +91,17 @@ def gc(
     url: Url,
     application: Application,
     keep: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many of the newest runs are kept, besides the published one.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How many of the newest runs are kept, besides the published one.",
+        ),
     ] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files that would be deleted.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print the files that would be deleted."),
+    ] = False,
 ) -> None:
     """Delete files that no kept run mentions. Files newer than the published run stay: a run may be in progress."""
     gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)

@@ -27,7 +27,12 @@ from coopstreams.common.extra import need_http
 
 
 def status(
-    url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="http://HOST:PORT of any instance of the application."
+        ),
+    ],
     config: AskingFile = None,
 ) -> None:
     """Print the instances of an application with their tasks, key ranges, rates and lags, and why something does not
@@ -43,7 +48,9 @@ def status(
     for line in done_lines(report):
         console.print(line, highlight=False, soft_wrap=True)
     for who, said in trouble(report["instances"]):
-        console.print(Text(who, "yellow").append(f": {said}", "default"), soft_wrap=True)
+        console.print(
+            Text(who, "yellow").append(f": {said}", "default"), soft_wrap=True
+        )
     if not all(instance["live"] for instance in report["instances"]):
         raise typer.Exit(1)
 
@@ -76,14 +83,21 @@ def status_table(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for instance in report["instances"]:
         labels = [instance["id"], instance["url"] or "serves no queries"]
-        rows = [_task(task) for task in instance["tasks"]] + [_share(share) for share in instance.get("shares", ())]
-        for label, row in zip_longest(labels, rows or [_task({"state": instance["state"]})]):
+        rows = [_task(task) for task in instance["tasks"]] + [
+            _share(share) for share in instance.get("shares", ())
+        ]
+        for label, row in zip_longest(
+            labels, rows or [_task({"state": instance["state"]})]
+        ):
             table.add_row(label or "", *(row or ()))
     return table
 
 
 def _task(task: dict[str, Any]) -> tuple[str, ...]:
-    waits = [f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ())]
+    waits = [
+        f"{store['store']} {store['remaining']:,} to go"
+        for store in task.get("restore", ())
+    ]
     waits += [
         f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB"
         for store in task.get("download", ())
@@ -104,7 +118,14 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
 def _share(share: dict[str, Any]) -> tuple[str, ...]:
     """Return the row of a sub-topology whose records a share group deals: it has no rate, lag or stream time here."""
     state = "waiting" if share["waits"] else f"shared ({share['acquired']:,} acquired)"
-    figures = (number(share["processed"]), "", number(written(share)), number(dropped(share)), "", "")
+    figures = (
+        number(share["processed"]),
+        "",
+        number(written(share)),
+        number(dropped(share)),
+        "",
+        "",
+    )
     return f"{share['subtopology']}_*", state, *figures
 
 
@@ -113,20 +134,37 @@ def done_lines(report: dict[str, Any]) -> list[str]:
 
     A sub-topology whose records a share group deals counts since its instance started, in a line of its own.
     """
-    shares = [share for instance in report["instances"] for share in instance.get("shares", ())]
-    tasks = [task for instance in report["instances"] for task in instance["tasks"]] + shares
+    shares = [
+        share
+        for instance in report["instances"]
+        for share in instance.get("shares", ())
+    ]
+    tasks = [
+        task for instance in report["instances"] for task in instance["tasks"]
+    ] + shares
     out, left_out = Counter[str](), Counter[str]()
     for task in tasks:
         out.update(task.get("written", {}))
-        left_out.update({f"{each['reason']} at {each['node']}": each["records"] for each in task.get("dropped", ())})
-    lines = [f"out: {', '.join(f'{topic} {number(count)}' for topic, count in sorted(out.items())) or 'nothing yet'}"]
+        left_out.update(
+            {
+                f"{each['reason']} at {each['node']}": each["records"]
+                for each in task.get("dropped", ())
+            }
+        )
+    lines = [
+        f"out: {', '.join(f'{topic} {number(count)}' for topic, count in sorted(out.items())) or 'nothing yet'}"
+    ]
     if left_out:
         letters = sum(task.get("dead_letters", 0) for task in tasks)
         told = f"; dead letters {number(letters)}" if letters else ""
-        lines.append(f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}")
+        lines.append(
+            f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}"
+        )
     if calls := [task["calls"] for task in tasks if task.get("calls")]:
         under_way, waiting, blocked, again = (
-            number(sum(each.get(name, 0) for each in calls))  # an instance of an earlier release has no `waiting`
+            number(
+                sum(each.get(name, 0) for each in calls)
+            )  # an instance of an earlier release has no `waiting`
             for name in ("in_flight", "waiting", "blocked_keys", "retries")
         )
         oldest = max(each["oldest_s"] for each in calls)
@@ -135,7 +173,9 @@ def done_lines(report: dict[str, Any]) -> list[str]:
             f"{again} made again"
         )
     if any(task.get("shared") and task.get("lag") for task in tasks):
-        lines.append("lag ≤: of a shared partition; what waits may be of other key ranges")
+        lines.append(
+            "lag ≤: of a shared partition; what waits may be of other key ranges"
+        )
     lines += sorted(
         {
             f"{share['subtopology']}_*: share group {share['group']} deals {', '.join(share['topics'])}; "

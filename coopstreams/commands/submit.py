@@ -13,7 +13,9 @@ def main() -> None:
     # Python puts the folder of the main file on the path, which is inside the package. Replace it by the folder that
     # has the package.
     above = os.path.dirname(os.path.dirname(here))
-    sys.path[:] = [above if os.path.abspath(folder) == here else folder for folder in sys.path]
+    sys.path[:] = [
+        above if os.path.abspath(folder) == here else folder for folder in sys.path
+    ]
     from coopstreams.commands.cli import main as command_line
 
     command_line()

@@ -34,8 +34,15 @@ _COLOURS = {"running": "green", "unreachable": "red"}
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")],
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="http://HOST:PORT of any instance of the application."
+        ),
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end.")
+    ] = False,
     config: AskingFile = None,
 ) -> None:
     """Show an application as it changes: its instances, key ranges with their load, lag, and why something does not
@@ -50,7 +57,9 @@ def top(
     if once or not console.is_terminal:
         console.print(picture(report, letters, ascii_only=console.options.ascii_only))
         return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the terminal stays as it is now
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # else the terminal stays as it is now
     with (
         asking(url, config, "operate", 0) as client,
         Live(console=console, screen=True, auto_refresh=False) as live,
@@ -69,7 +78,9 @@ def top(
                 heard, silent = time.monotonic(), ""
 
 
-def picture(report: dict[str, Any], letters: Letters, *, ascii_only: bool = False) -> RenderableType:
+def picture(
+    report: dict[str, Any], letters: Letters, *, ascii_only: bool = False
+) -> RenderableType:
     """Return an answer to `/v1/status` as a picture."""
     instances = report["instances"]
     letters.meet(instance["id"] for instance in instances)
@@ -80,9 +91,18 @@ def picture(report: dict[str, Any], letters: Letters, *, ascii_only: bool = Fals
         f"  generation {report['generation']}, {len(tasks)} tasks on {len(partitions)} partitions",
     )
     bars = range_bars(
-        [(letters.of(instance["id"]), instance["tasks"]) for instance in instances], ascii_only=ascii_only
+        [(letters.of(instance["id"]), instance["tasks"]) for instance in instances],
+        ascii_only=ascii_only,
     )
-    return Group(heading, "", _instances(instances, letters), "", bars, *_hot(tasks), *_reasons(instances, letters))
+    return Group(
+        heading,
+        "",
+        _instances(instances, letters),
+        "",
+        bars,
+        *_hot(tasks),
+        *_reasons(instances, letters),
+    )
 
 
 def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
@@ -91,27 +111,47 @@ def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
     for name in ("tasks", "in/s", "out", "dropped", "lag", "behind"):
         table.add_column(name, justify="right", no_wrap=True)
     for instance in instances:
-        address = (instance["url"] or instance["id"]).partition("://")[2] or instance["id"]
+        address = (instance["url"] or instance["id"]).partition("://")[2] or instance[
+            "id"
+        ]
         label = letters.of(instance["id"]).append(f" {address}", "default")
-        table.add_row(label, _state(instance), str(len(instance["tasks"])), *figures_of(instance["tasks"]))
+        table.add_row(
+            label,
+            _state(instance),
+            str(len(instance["tasks"])),
+            *figures_of(instance["tasks"]),
+        )
     return table
 
 
 def _state(instance: dict[str, Any]) -> Text:
-    state, codes = instance["state"], dict.fromkeys(reason["code"] for reason in instance["reasons"])
+    state, codes = (
+        instance["state"],
+        dict.fromkeys(reason["code"] for reason in instance["reasons"]),
+    )
     others = [code for code in codes if code != state]
     colour = _COLOURS.get(state, "yellow") if instance["live"] else "red"
-    return Text(", ".join([state, *others]), "yellow" if others and instance["live"] else colour)
+    return Text(
+        ", ".join([state, *others]), "yellow" if others and instance["live"] else colour
+    )
 
 
 def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
     """Return the key groups with much of their tasks' records, those with the most first."""
     groups = [
-        (one["share"] * task.get("rate", 0.0), one["key_group"], one["share"], task["id"])
+        (
+            one["share"] * task.get("rate", 0.0),
+            one["key_group"],
+            one["share"],
+            task["id"],
+        )
         for task in tasks
         for one in task.get("hot", ())
     ]
-    told = [f"{group} of {task}: {share:.0%}, {rate:,.0f}/s" for rate, group, share, task in sorted(groups)[::-1]]
+    told = [
+        f"{group} of {task}: {share:.0%}, {rate:,.0f}/s"
+        for rate, group, share, task in sorted(groups)[::-1]
+    ]
     return ["", Text("hot key groups: " + "; ".join(told[:MOST_HOT]))] if told else []
 
 
@@ -121,5 +161,9 @@ def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[Renderab
         Text.assemble(*map(letters.of, owners), " ", (code, "yellow"), f": {message}")
         for owners, code, message in reasons_of(instances)
     ]
-    more = [Text(f"and {len(said) - MOST_REASONS} more", "dim")] if len(said) > MOST_REASONS else []
+    more = (
+        [Text(f"and {len(said) - MOST_REASONS} more", "dim")]
+        if len(said) > MOST_REASONS
+        else []
+    )
     return ["", *said[:MOST_REASONS], *more] if said else []

@@ -8,24 +8,36 @@ from typing import Annotated
 
 import typer
 
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection, flags
+from coopstreams.commands.settings import (
+    Brokers,
+    ConfigFile,
+    cluster,
+    connection,
+    flags,
+)
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import UnknownTopicError
 
 FLUSH_S = 60.0
 
-app = typer.Typer(help="Make topics, and write lines to them: for a first try.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make topics, and write lines to them: for a first try.", no_args_is_help=True
+)
 
 
 @app.command()
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The topics.")],
-    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Partitions of each.")] = 1,
+    partitions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Partitions of each.")
+    ] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A setting of each, as cleanup.policy=compact; may be repeated."
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of each, as cleanup.policy=compact; may be repeated.",
         ),
     ] = None,
     bootstrap_servers: Brokers = None,
@@ -35,9 +47,17 @@ def create(
     settings = flags(set_, {})
     with cluster(connection(bootstrap_servers, config)) as log:
         there = log.partitions(names)
-        log.create_topics([TopicSpec(name, partitions, settings) for name in names if name not in there])
+        log.create_topics(
+            [
+                TopicSpec(name, partitions, settings)
+                for name in names
+                if name not in there
+            ]
+        )
     for name in names:
-        typer.echo(f"{name}: {f'is there, {there[name]}' if name in there else f'created, {partitions}'} partitions")
+        typer.echo(
+            f"{name}: {f'is there, {there[name]}' if name in there else f'created, {partitions}'} partitions"
+        )
 
 
 @app.command()
@@ -49,7 +69,9 @@ def write(
     """Write each line of the standard input as the value of a record without a key."""
     with cluster(connection(bootstrap_servers, config)) as log:
         if name not in log.partitions([name]):
-            raise UnknownTopicError(f'there is no topic "{name}"; make it: coopstreams topics create {name}')
+            raise UnknownTopicError(
+                f'there is no topic "{name}"; make it: coopstreams topics create {name}'
+            )
         written = 0
         with closing(log.writer()) as writer:
             for line in sys.stdin.buffer:  # each as it comes: there may be a person, or `tail -f`, at the other end

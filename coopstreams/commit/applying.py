@@ -27,10 +27,20 @@ class Applying:
     """Applies the records of one task. Belongs to its stream thread."""
 
     def __init__(
-        self, session: SinkSession, sink: str, source: TopicPartition, progress: Progress, on_failure: OnFailure
+        self,
+        session: SinkSession,
+        sink: str,
+        source: TopicPartition,
+        progress: Progress,
+        on_failure: OnFailure,
     ) -> None:
         self.sink = sink
-        self._session, self._source, self._progress, self._on_failure = session, source, progress, on_failure
+        self._session, self._source, self._progress, self._on_failure = (
+            session,
+            source,
+            progress,
+            on_failure,
+        )
         self._begin = session.position
         """Earlier sessions applied the records below this offset."""
 
@@ -56,7 +66,9 @@ class Applying:
         def refused(record: SinkRecord, error: Exception) -> None:
             self._fail(fresh[record.offset], error)
 
-        self._session.apply(records, position, refused, self._progress.durable(self._source))
+        self._session.apply(
+            records, position, refused, self._progress.durable(self._source)
+        )
         return len(records)
 
     def close(self) -> None:
@@ -70,13 +82,27 @@ class Applying:
             if offset >= self._begin:
                 yield each
             elif offset in self._session.refused:
-                self._fail(each, RefusedEarlierError(f'sink "{self.sink}" has refused the record before'))
+                self._fail(
+                    each,
+                    RefusedEarlierError(
+                        f'sink "{self.sink}" has refused the record before'
+                    ),
+                )
 
     def _fail(self, record: Applied, error: Exception) -> None:
         _, columns, i = record.hand
         headers = columns.headers[i] if columns.headers is not None else None
         source = columns.keys[i], columns.values[i], columns.timestamps[i], headers
-        self._on_failure(Failure("production", self.sink, error, self._source, columns.offsets[i], *source))
+        self._on_failure(
+            Failure(
+                "production",
+                self.sink,
+                error,
+                self._source,
+                columns.offsets[i],
+                *source,
+            )
+        )
 
 
 def _offset(each: Applied) -> int:
@@ -87,4 +113,6 @@ def _offset(each: Applied) -> int:
 def _record(each: Applied) -> SinkRecord:
     _, columns, i = each.hand
     headers = columns.headers[i] if columns.headers is not None else None
-    return SinkRecord(columns.offsets[i], each.key, each.value, columns.timestamps[i], headers)
+    return SinkRecord(
+        columns.offsets[i], each.key, each.value, columns.timestamps[i], headers
+    )

@@ -49,7 +49,11 @@ class Asking:
         try:
             yield
         except LogError as error:
-            if self.asked_at is not None and error.retryable and not isinstance(error, FencedError):
+            if (
+                self.asked_at is not None
+                and error.retryable
+                and not isinstance(error, FencedError)
+            ):
                 self.trouble = str(error), self._host.now()
             raise
         finally:

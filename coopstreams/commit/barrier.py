@@ -48,7 +48,9 @@ class Group(Protocol):
         """See `GroupMember.open_transactions`."""
         ...
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         """See `GroupMember.end_transaction`."""
 
 
@@ -111,7 +113,11 @@ class Barrier:
             end = self._follower.barrier()
             for one in waiting:
                 one.barrier = end if one.barrier is None else one.barrier
-        return [one for one in waiting if one.barrier is not None and self._follower.passed(one.barrier)]
+        return [
+            one
+            for one in waiting
+            if one.barrier is not None and self._follower.passed(one.barrier)
+        ]
 
     @property
     def hunting(self) -> bool:
@@ -131,19 +137,30 @@ class Barrier:
         The membership is checked again before each ending: a generation may have begun during the listing or the ending
         before.
         """
-        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
+        if (
+            self._member is None
+            or self._hunt_at is None
+            or self._host.now() < self._hunt_at
+            or not self._living
+        ):
             return
         if not self._member.sure(self.epoch, self.generation):
             return
         self._hunt_at = None
-        for name in sorted(filter(self._ours, self._member.open_transactions() - self._living)):
+        for name in sorted(
+            filter(self._ours, self._member.open_transactions() - self._living)
+        ):
             if not self._member.sure(self.epoch, self.generation):
                 return
             log.info("ending the transaction that %s left open", name)
             try:
                 self._member.end_transaction(name, END_MS)
             except LogError as error:
-                log.warning("the transaction that %s left open cannot be ended yet: %s", name, error)
+                log.warning(
+                    "the transaction that %s left open cannot be ended yet: %s",
+                    name,
+                    error,
+                )
         self._end_hanging()
 
     def _end_hanging(self) -> None:
@@ -163,4 +180,6 @@ class Barrier:
         try:
             self._settle(lambda name: self._ours(name) and name not in living)
         except LogError as error:
-            log.warning("hanging transactions of dead members cannot be ended yet: %s", error)
+            log.warning(
+                "hanging transactions of dead members cannot be ended yet: %s", error
+            )

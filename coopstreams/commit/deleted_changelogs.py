@@ -42,12 +42,18 @@ def check_changelogs(
     lost: dict[str, TopicSpec] = {}
     for spec in (spec for spec in missing if spec.name in had):
         store, sources = _kept_in(topology, spec.name)
-        read = [TopicPartition(topic, number) for topic in sources for number in range(resolved.partitions[topic])]
+        read = [
+            TopicPartition(topic, number)
+            for topic in sources
+            for number in range(resolved.partitions[topic])
+        ]
         if _has_committed(cluster, config, read) and is_gone(cluster, spec.name):
             lost[store] = spec
     if not lost:
         return
-    named = ", ".join(f'{spec.name}, the changelog of store "{store}"' for store, spec in lost.items())
+    named = ", ".join(
+        f'{spec.name}, the changelog of store "{store}"' for store, spec in lost.items()
+    )
     asked = " ".join(f"--store {store}" for store in lost)
     raise ConfigError(
         f'deleted: {named}. "{topology.application_id}" has processed records into it, and it is not made anew: it '
@@ -77,7 +83,9 @@ def _kept_in(topology: Topology, changelog: str) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _has_committed(cluster: Log, config: Config, sources: Collection[TopicPartition]) -> bool:
+def _has_committed(
+    cluster: Log, config: Config, sources: Collection[TopicPartition]
+) -> bool:
     """Whether the group has committed in these partitions; individual commits count, since offsets may have expired."""
     group, timeout_s = config["application.id"], config["connect.timeout.ms"] / 1000
     with GroupAdmin(config.client, group, timeout_s=timeout_s) as admin:

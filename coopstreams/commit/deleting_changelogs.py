@@ -24,11 +24,15 @@ _TYPE = "message.timestamp.type"
 
 def deletes(settings: Mapping[str, str]) -> bool:
     """Whether brokers delete records of a topic with these settings by age or size."""
-    kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
+    kept_for_ever = (
+        settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
+    )
     return "delete" in settings.get("cleanup.policy", "") and not kept_for_ever
 
 
-def check_compacted(cluster: Log, settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]) -> None:
+def check_compacted(
+    cluster: Log, settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]
+) -> None:
     """Check that the brokers delete nothing from topics that were made with `cleanup.policy=compact`.
 
     `settings` by topic. `stores`: the store that each keeps, by topic; none: it is no changelog.
@@ -38,7 +42,12 @@ def check_compacted(cluster: Log, settings: Mapping[str, Mapping[str, str]], sto
     """
     wrong = [topic for topic, found in settings.items() if deletes(found)]
     if wrong:
-        raise ConfigError("\n".join(_refusal(cluster, topic, settings[topic], stores.get(topic)) for topic in wrong))
+        raise ConfigError(
+            "\n".join(
+                _refusal(cluster, topic, settings[topic], stores.get(topic))
+                for topic in wrong
+            )
+        )
 
 
 def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
@@ -47,7 +56,11 @@ def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
     Raises:
         ConfigError: they do; the message has the cures.
     """
-    wrong = [topic for topic, found in settings.items() if "compact" in found.get("cleanup.policy", "")]
+    wrong = [
+        topic
+        for topic, found in settings.items()
+        if "compact" in found.get("cleanup.policy", "")
+    ]
     if wrong:
         raise ConfigError(
             "\n".join(
@@ -61,7 +74,9 @@ def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
         )
 
 
-def check_times_kept(settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]) -> None:
+def check_times_kept(
+    settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]
+) -> None:
     """Check that the brokers leave the records of changelogs and repartition topics their times. `settings` by topic.
 
     `stores`: the store that each changelog keeps, by topic.
@@ -69,13 +84,23 @@ def check_times_kept(settings: Mapping[str, Mapping[str, str]], stores: Mapping[
     Raises:
         ConfigError: they do not; the message has the cures.
     """
-    wrong = [topic for topic, found in settings.items() if found.get(_TYPE) == BROKERS_TIME[_TYPE]]
+    wrong = [
+        topic
+        for topic, found in settings.items()
+        if found.get(_TYPE) == BROKERS_TIME[_TYPE]
+    ]
     if wrong:
-        raise ConfigError("\n".join(_dated(topic, stores.get(topic)) for topic in wrong))
+        raise ConfigError(
+            "\n".join(_dated(topic, stores.get(topic)) for topic in wrong)
+        )
 
 
 def _dated(topic: str, store: str | None) -> str:
-    what, wrong, cure = "a repartition topic", "what is behind it, windows above all,", "begin anew"
+    what, wrong, cure = (
+        "a repartition topic",
+        "what is behind it, windows above all,",
+        "begin anew",
+    )
     if store:
         what, wrong = f'the changelog of store "{store}"', "rows that are restored"
         cure = (
@@ -90,11 +115,26 @@ def _dated(topic: str, store: str | None) -> str:
     )
 
 
-def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str | None) -> str:
-    what = f'the changelog of store "{store}"' if store else "what is known of the last version of the topology"
-    partitions = [TopicPartition(topic, number) for number in range(cluster.partitions([topic])[topic])]
-    starts = {str(partition): cluster.start_offset(partition) for partition in partitions}
-    gone = ", ".join(f"{partition} begins at offset {start}" for partition, start in starts.items() if start > 0)
+def _refusal(
+    cluster: Log, topic: str, settings: Mapping[str, str], store: str | None
+) -> str:
+    what = (
+        f'the changelog of store "{store}"'
+        if store
+        else "what is known of the last version of the topology"
+    )
+    partitions = [
+        TopicPartition(topic, number)
+        for number in range(cluster.partitions([topic])[topic])
+    ]
+    starts = {
+        str(partition): cluster.start_offset(partition) for partition in partitions
+    }
+    gone = ", ".join(
+        f"{partition} begins at offset {start}"
+        for partition, start in starts.items()
+        if start > 0
+    )
     told = (
         f"{topic}, {what}, has cleanup.policy={settings['cleanup.policy']} (retention.ms="
         f"{settings.get('retention.ms', '?')}), and was made with compact: the brokers delete its rows, and a restore "

@@ -72,7 +72,14 @@ class Follower:
     `poll`, `barrier`, `blockers` and `close` belong to the opener thread; any thread may call everything else.
     """
 
-    def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
+    def __init__(
+        self,
+        log: Log,
+        group: str,
+        *,
+        partitions: int = PARTITIONS,
+        replication: int = -1,
+    ) -> None:
         """Find the group's partition; create a missing topic with `partitions` partitions. Reads nothing yet."""
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
@@ -81,7 +88,9 @@ class Follower:
             counts = log.partitions([COMMIT_TOPIC])
         self.partitions = counts[COMMIT_TOPIC]
         self.group = group
-        self.partition = TopicPartition(COMMIT_TOPIC, partition_of(group, self.partitions))
+        self.partition = TopicPartition(
+            COMMIT_TOPIC, partition_of(group, self.partitions)
+        )
         self._lock = Lock()
         self._view = CommitView(group)
         self._unreadable: dict[bytes, Unreadable] = {}
@@ -98,7 +107,11 @@ class Follower:
         try:
             policy = self._log.topic_config(COMMIT_TOPIC).get("cleanup.policy", "")
         except LogError as error:
-            log.warning("cannot see whether cleanup.policy of %s is compact, which it must be: %s", COMMIT_TOPIC, error)
+            log.warning(
+                "cannot see whether cleanup.policy of %s is compact, which it must be: %s",
+                COMMIT_TOPIC,
+                error,
+            )
             return
         if policy != "compact":
             raise ConfigError(
@@ -140,7 +153,10 @@ class Follower:
 
     def rows(self) -> list[TopicPartition]:
         """Return all partitions of the commit topic: any of them may have an offset that a fence of the group left."""
-        return [TopicPartition(COMMIT_TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
+        return [
+            TopicPartition(COMMIT_TOPIC, number)
+            for number in range(max(self.partitions, PARTITIONS))
+        ]
 
     @property
     def known(self) -> int:
@@ -171,7 +187,9 @@ class Follower:
         for batch in batches:
             columns = batch.columns
             with self._lock:
-                for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
+                for key, value, offset in zip(
+                    columns.keys, columns.values, columns.offsets, strict=True
+                ):
                     if key is not None:
                         self._take(key, value, offset)
                 self._tail = max(self._tail, batch.next_offset)
@@ -248,36 +266,51 @@ class Follower:
                 tries -= 1
                 for batch in reader.fetch(_BATCH, 0.1):
                     at = max(at, batch.next_offset)
-                    for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
+                    for key, value in zip(
+                        batch.columns.keys, batch.columns.values, strict=True
+                    ):
                         if key and value and key.startswith(name, 1):
                             ids |= _writer(key, value)
         return ids
 
     def open(
-        self, partition: TopicPartition, key_range: KeyRange, committed: Committed | None, reset: Position
+        self,
+        partition: TopicPartition,
+        key_range: KeyRange,
+        committed: Committed | None,
+        reset: Position,
     ) -> PartitionStart:
         """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset fetched after it."""
         with self._lock:
             return self._view.open(partition, key_range, committed, reset)
 
     def stable(
-        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
+        own: Sequence[Segment] = (),
     ) -> Position | None:
         """See `CommitView.stable`."""
         with self._lock:
             return self._view.stable(partition, committed, own)
 
-    def resolve(self, partition: TopicPartition, key_range: KeyRange) -> list[Winner | Hole]:
+    def resolve(
+        self, partition: TopicPartition, key_range: KeyRange
+    ) -> list[Winner | Hole]:
         """See `CommitView.resolve`."""
         with self._lock:
             return self._view.resolve(partition, key_range)
 
-    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def mirror(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         """See `CommitView.mirror`; also None while a record is unreadable."""
         with self._lock:
             return None if self._unreadable else self._view.mirror(partition, committed)
 
-    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+    def garbage(
+        self, partition: TopicPartition, mine: Sequence[KeyRange]
+    ) -> list[bytes]:
         """See `CommitView.garbage`; empty while a record is unreadable."""
         with self._lock:
             return [] if self._unreadable else self._view.garbage(partition, mine)
@@ -293,7 +326,9 @@ class Follower:
             self._view.tell(topic, topic_id)
         return topic_id
 
-    def of_this_topic(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def of_this_topic(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         """See `CommitView.of_this_topic`."""
         with self._lock:
             return self._view.of_this_topic(partition, committed)

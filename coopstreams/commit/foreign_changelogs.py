@@ -23,7 +23,11 @@ from coopstreams.topology.graph.partitions import ResolvedTopics
 
 
 def check_own(
-    cluster: Log, application: str, resolved: ResolvedTopics, version: TopicSpec, topics: Collection[str]
+    cluster: Log,
+    application: str,
+    resolved: ResolvedTopics,
+    version: TopicSpec,
+    topics: Collection[str],
 ) -> None:
     """Check that the application's changelogs were written by it. No backfill of it waits to be published.
 
@@ -34,11 +38,21 @@ def check_own(
     """
     if version.name in topics:
         return
-    changelogs = [plan for plan in resolved.internal if plan.exists and "compact" in plan.config["cleanup.policy"]]
-    there = [TopicPartition(plan.name, number) for plan in changelogs for number in range(plan.partitions)]
+    changelogs = [
+        plan
+        for plan in resolved.internal
+        if plan.exists and "compact" in plan.config["cleanup.policy"]
+    ]
+    there = [
+        TopicPartition(plan.name, number)
+        for plan in changelogs
+        for number in range(plan.partitions)
+    ]
     ends = cluster.end_offsets(there) if there else {}
     written = next((changelog for changelog in there if ends[changelog]), None)
-    if written is None or not is_gone(cluster, version.name):  # another process has made it meanwhile
+    if written is None or not is_gone(
+        cluster, version.name
+    ):  # another process has made it meanwhile
         return
     raise ConfigError(
         f"{written} has records, and coopstreams has not written them: before its first row it makes {version.name}, "

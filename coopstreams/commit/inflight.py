@@ -61,22 +61,31 @@ class InFlight:
 
     def blocked(self) -> bool:
         """Return whether handing out stops: `most` records are in flight, and since then less than half became done."""
-        self._blocked = len(self._missing) >= (max(1, self.most // 2) if self._blocked else self.most)
+        self._blocked = len(self._missing) >= (
+            max(1, self.most // 2) if self._blocked else self.most
+        )
         return self._blocked
 
-    def hand_out(self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int) -> list[int]:
+    def hand_out(
+        self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int
+    ) -> list[int]:
         """Return the indices of the records to hand out now: not done, and (except after a seek) not handed out before.
 
         Shape: records of this range in offset order; `next_offset` is the first offset behind them.
         """
-        again = range(bisect_left(offsets, self.wanted), bisect_left(offsets, self.next))
+        again = range(
+            bisect_left(offsets, self.wanted), bisect_left(offsets, self.next)
+        )
         fresh = list(range(max(again.start, again.stop), len(offsets)))
         if self.next < self._found_until:
             fresh = self._not_found(keys, offsets, fresh)
         if self._named:
             fresh = [i for i in fresh if not contains(self._named, offsets[i])]
         self._missing.update(offsets[i] for i in fresh)
-        self.next, self.wanted = max(self.next, next_offset), max(self.wanted, next_offset)
+        self.next, self.wanted = (
+            max(self.next, next_offset),
+            max(self.wanted, next_offset),
+        )
         return [*again, *fresh]
 
     def done(self, offset: int) -> bool:
@@ -126,7 +135,10 @@ class InFlight:
 
     def uncommitted(self) -> int | None:
         """Return the first offset that no commit has, of those handed out or named; None: there is none."""
-        return min([*self._missing, *self._latest, *(start for start, _ in self._news)], default=None)
+        return min(
+            [*self._missing, *self._latest, *(start for start, _ in self._news)],
+            default=None,
+        )
 
     def committed(self) -> None:
         """Note that a commit of everything done has counted."""
@@ -139,7 +151,9 @@ class InFlight:
         self.wanted = offset
         self.next = max(self.next, offset)
 
-    def segments(self, reached: Position | None = None, operator_times: OperatorTimes = ()) -> tuple[Segment, ...]:
+    def segments(
+        self, reached: Position | None = None, operator_times: OperatorTimes = ()
+    ) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
         `reached`, `operator_times`: a task's position and the times there. It is the position of each part that was not
@@ -148,19 +162,27 @@ class InFlight:
         self._named = above(self._named, self.next)
         position, runs = self._own()
         if reached is not None and reached.offset < position:
-            position, runs = reached.offset, merge(((reached.offset, position - 1),), runs)
+            position, runs = (
+                reached.offset,
+                merge(((reached.offset, position - 1),), runs),
+            )
         stands = []
         for found in self._found:
             at, done = max(position, found.position), merge(runs, found.runs)
             at, done = advance(at, done) if reached is None else (at, above(done, at))
             time, times = found.stream_time, found.operator_times
             if at != found.position and reached is not None:
-                time, times = max(time, reached.stream_time), latest(times, operator_times)
+                time, times = (
+                    max(time, reached.stream_time),
+                    latest(times, operator_times),
+                )
             stands.append(Segment(found.key_range, at, time, done, times))
         segments = tuple(join(stands))
         if len(segments) == 1 and self.next >= self._found_until:
             first = min(found.position for found in self._found)
-            self._found = tuple(join([replace(found, position=first, runs=()) for found in self._found]))
+            self._found = tuple(
+                join([replace(found, position=first, runs=()) for found in self._found])
+            )
         return segments
 
     def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:
@@ -177,10 +199,18 @@ class InFlight:
         """Return the position and the done runs above it, from the records handed out here alone: without `_found`."""
         missing = sorted(self._missing)
         bounds = [*missing, self.next]
-        runs = [(a + 1, b - 1) for a, b in zip(missing, bounds[1:], strict=True) if b - a > 1]
-        return advance(bounds[0], merge(tuple(runs), self._named) if self._named else tuple(runs))
+        runs = [
+            (a + 1, b - 1)
+            for a, b in zip(missing, bounds[1:], strict=True)
+            if b - a > 1
+        ]
+        return advance(
+            bounds[0], merge(tuple(runs), self._named) if self._named else tuple(runs)
+        )
 
-    def _not_found(self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]) -> list[int]:
+    def _not_found(
+        self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]
+    ) -> list[int]:
         """Return the indices whose offsets no earlier owner has done."""
         ends = [segment.key_range.end for segment in self._found]
         hashes = [0] * len(some)

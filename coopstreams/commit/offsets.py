@@ -54,7 +54,9 @@ class OffsetAndRanges:
 
 
 def list_consumer_group_offsets(
-    settings: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition] | None = None
+    settings: Mapping[str, Any],
+    group: str,
+    partitions: Iterable[TopicPartition] | None = None,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
     """Return the committed offsets of a group in these partitions, or in all (`partitions` None).
 
@@ -90,7 +92,13 @@ def individual_commits(log: Log, group: str) -> Iterator[Follower | None]:
         yield follower
 
 
-def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True, host: Host = SYSTEM) -> None:
+def catch_up(
+    follower: Follower,
+    timeout_s: float = _TIMEOUT_S,
+    *,
+    check: bool = True,
+    host: Host = SYSTEM,
+) -> None:
     """Read everything that was committed before now. `check` False: tolerate unreadable records.
 
     Raises:
@@ -100,7 +108,10 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
     while follower.tail < barrier:
         follower.poll(0.1)
         if follower.tail < barrier and host.now() > give_up:
-            names = ", ".join(sorted(follower.blockers(barrier))) or "of another group in the same partition"
+            names = (
+                ", ".join(sorted(follower.blockers(barrier)))
+                or "of another group in the same partition"
+            )
             raise LogError(
                 f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open "
                 f"transaction keeps the rest back: {names}",
@@ -134,7 +145,9 @@ def group_offsets(
     wanted = None if partitions is None else set(partitions)
     plain = coordinator.committed(wanted)
     if wanted is None:
-        wanted = {at for at in plain if at.topic != COMMIT_TOPIC}.union(follower.sources() if follower else ())
+        wanted = {at for at in plain if at.topic != COMMIT_TOPIC}.union(
+            follower.sources() if follower else ()
+        )
     if follower is not None:
         for topic in {at.topic for at in wanted}:
             with suppress(UnknownTopicError, AccessDeniedError):
@@ -157,7 +170,13 @@ def offset_and_ranges(
         return None
     segments = combine(resolved, committed, Position(0))
     live = [] if follower is None else follower.live(partition)
-    metadata = plain[1] if plain and committed and committed.term is None else live[-1].metadata if live else ""
+    metadata = (
+        plain[1]
+        if plain and committed and committed.term is None
+        else live[-1].metadata
+        if live
+        else ""
+    )
     offset, ranges = done_by_all(segments)
     return OffsetAndRanges(offset, metadata, ranges, tuple(segments))
 
@@ -167,7 +186,9 @@ def done_by_all(segments: Iterable[Segment]) -> tuple[int, Runs]:
     stands = list(segments)
     lowest = min(segment.position for segment in stands)
     done = [
-        merge(((lowest, segment.position - 1),), segment.runs) if segment.position > lowest else segment.runs
+        merge(((lowest, segment.position - 1),), segment.runs)
+        if segment.position > lowest
+        else segment.runs
         for segment in stands
     ]
     return advance(lowest, reduce(common, done))

@@ -36,7 +36,10 @@ from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 TOPIC = "__coopstreams_policy"
 
 CLUSTER: Mapping[str, tuple[bool, str]] = {
-    "accept.individual.commit": (True, "Whether groups may commit individual offsets, and so share partitions."),
+    "accept.individual.commit": (
+        True,
+        "Whether groups may commit individual offsets, and so share partitions.",
+    ),
 }
 TOPICS: Mapping[str, tuple[bool, str]] = {
     "accept.range.fetch": (
@@ -79,8 +82,16 @@ class Policy:
         """Return which setting keeps an application from reading these topics by key range; empty: none does."""
         if not self.accepts_individual_commit:
             return "the cluster has accept.individual.commit=false"
-        forbidden = [topic for topic in topics if self.values.get((topic, "accept.range.fetch")) is False]
-        return f"{', '.join(sorted(forbidden))}: accept.range.fetch=false" if forbidden else ""
+        forbidden = [
+            topic
+            for topic in topics
+            if self.values.get((topic, "accept.range.fetch")) is False
+        ]
+        return (
+            f"{', '.join(sorted(forbidden))}: accept.range.fetch=false"
+            if forbidden
+            else ""
+        )
 
     def reserves_values(self, topic: str) -> bool:
         """Whether consumers cache the values of waiting records."""
@@ -111,13 +122,20 @@ def default(name: str, topic: str | None = None) -> bool:
             if name in CLUSTER
             else ""
         )
-        raise ConfigError(f'{level} has no setting "{name}"{hint}. There are: {", ".join(known)}')
+        raise ConfigError(
+            f'{level} has no setting "{name}"{hint}. There are: {", ".join(known)}'
+        )
     return known[name][0]
 
 
 def topic_spec(replication: int = -1) -> TopicSpec:
     """Return the configuration of the policy topic."""
-    return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", **BROKERS_TIME, "segment.bytes": "10485760"}, replication)
+    return TopicSpec(
+        TOPIC,
+        1,
+        {"cleanup.policy": "compact", **BROKERS_TIME, "segment.bytes": "10485760"},
+        replication,
+    )
 
 
 class PolicyTopic:
@@ -176,9 +194,13 @@ class PolicyTopic:
         default(name, topic)
         if topic is not None:
             try:
-                self._log.topic_id(topic)  # a broker may not know a new topic yet: this waits `UNKNOWN_FOR_S`
+                self._log.topic_id(
+                    topic
+                )  # a broker may not know a new topic yet: this waits `UNKNOWN_FOR_S`
             except UnknownTopicError:
-                raise UnknownTopicError(f'there is no topic "{topic}". Create it first, or correct the name.') from None
+                raise UnknownTopicError(
+                    f'there is no topic "{topic}". Create it first, or correct the name.'
+                ) from None
         self._log.create_topics([topic_spec(self._replication)])
         with closing(self._log.writer()) as writer:
             key = orjson.dumps([name, topic or ""])
@@ -207,7 +229,9 @@ class PolicyTopic:
 
     def _apply(self, columns: Columns) -> None:
         """Apply settings in the order of the log. Settings of later versions of coopstreams are kept, and unused."""
-        for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
+        for key, value, offset in zip(
+            columns.keys, columns.values, columns.offsets, strict=True
+        ):
             self._strange.pop(key, None)
             try:
                 name, topic = orjson.loads(key or b"")
@@ -217,4 +241,6 @@ class PolicyTopic:
                     self._values[topic, name] = bool(orjson.loads(value))
             except (ValueError, TypeError) as error:
                 if value is not None:
-                    self._strange[key] = f"a record at offset {offset} that is no setting ({error})"
+                    self._strange[key] = (
+                        f"a record at offset {offset} that is no setting ({error})"
+                    )

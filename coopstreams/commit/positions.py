@@ -32,7 +32,12 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from coopstreams.topology.graph.offset_resets import EARLIEST, duration_ms_of
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -51,19 +56,25 @@ FIRST_LOOK_S = 0.1
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
 """Returns where a source topic begins in which the group has no position: see `offset_resets`."""
-BegunCheck: TypeAlias = Callable[[TaskId, Mapping[TopicPartition, PartitionStart], Follower], None]
+BegunCheck: TypeAlias = Callable[
+    [TaskId, Mapping[TopicPartition, PartitionStart], Follower], None
+]
 """Checks whether a task without a position has ever begun: `opening.begun.Begun.check`."""
 
 
 class OffsetStore(Protocol):
     """Fetches plain offsets: a member of the group, or an administrator."""
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
         ...
 
 
-def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committed | None]) -> None:
+def check_beside(
+    follower: Follower, committed: Mapping[TopicPartition, Committed | None]
+) -> None:
     """Check that the individual commits that these plain offsets name are known.
 
     Raises:
@@ -84,7 +95,11 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             )
 
 
-def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
+def check_named(
+    group: str,
+    openings: Mapping[TopicPartition, PartitionStart],
+    ids: Mapping[str, str],
+) -> None:
     """Check that the commits name the current topic ids (`ids`). Those of older versions name none.
 
     Raises:
@@ -93,8 +108,12 @@ def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], i
     for partition, opening in openings.items():
         topic_id, plain = ids[partition.topic], opening.committed
         plain_names = plain.topic if plain is not None else 0
-        if topic_id and (opening.named - {topic_id} or plain_names not in (0, topic_number(topic_id))):
-            raise made_anew(group, partition, min(segment.position for segment in opening.segments))
+        if topic_id and (
+            opening.named - {topic_id} or plain_names not in (0, topic_number(topic_id))
+        ):
+            raise made_anew(
+                group, partition, min(segment.position for segment in opening.segments)
+            )
 
 
 def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
@@ -150,7 +169,9 @@ class Positions:
         self._checked = False
         self._doubted_at: float | None = None
 
-    def resolve(self, asking: Sequence[Opening], generation: int) -> dict[TaskId, Progress]:
+    def resolve(
+        self, asking: Sequence[Opening], generation: int
+    ) -> dict[TaskId, Progress]:
         """Return the progress of the tasks whose positions are known now; the others ask again.
 
         Call it only behind the barrier.
@@ -165,17 +186,35 @@ class Positions:
         ready = [one for one in ready if not self._asks_again(one)]
         read = {source for one in ready for source in self.sources(one.id)}
         # Only a task without a plain offset starts at `auto.offset.reset`.
-        beginning = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
-        resets = {source: self._reset(source) if source in beginning else Position(0) for source in read}
-        ids = {topic: self._follower.look_up(topic) for topic in {source.topic for source in resets}}
+        beginning = {
+            source
+            for one in ready
+            for source in self.sources(one.id)
+            if one.plain[source] is None
+        }
+        resets = {
+            source: self._reset(source) if source in beginning else Position(0)
+            for source in read
+        }
+        ids = {
+            topic: self._follower.look_up(topic)
+            for topic in {source.topic for source in resets}
+        }
         if self._begun is None:
             ready = [one for one in ready if self._is_settled(one)]
-            outlived = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
+            outlived = {
+                source
+                for one in ready
+                for source in self.sources(one.id)
+                if one.plain[source] is None
+            }
             resets |= {source: self._reset(source) for source in outlived - beginning}
         progress = {}
         for one in filter(self._trusted, ready):
             openings = {
-                source: self._follower.open(source, one.id.key_range, one.plain[source], resets[source])
+                source: self._follower.open(
+                    source, one.id.key_range, one.plain[source], resets[source]
+                )
                 for source in self.sources(one.id)
             }
             if self._begun is not None:
@@ -195,7 +234,8 @@ class Positions:
             source
             for source in self.sources(one.id)
             if self._follower.outlived(source, one.id.key_range)
-            or self._follower.of_this_topic(source, one.plain[source]) is not one.plain[source]
+            or self._follower.of_this_topic(source, one.plain[source])
+            is not one.plain[source]
         ]
         if not others:
             return True
@@ -232,7 +272,12 @@ class Positions:
             return "" not in (before, ids[topic]) and before != ids[topic]
 
         return [
-            one for one in opened if any(is_remade(at.topic, one.topic_ids.get(at.topic, "")) for at in one.partitions)
+            one
+            for one in opened
+            if any(
+                is_remade(at.topic, one.topic_ids.get(at.topic, ""))
+                for at in one.partitions
+            )
         ]
 
     def _trusted(self, one: Opening) -> bool:
@@ -246,7 +291,10 @@ class Positions:
             ConfigError: they have been missing behind every barrier for `DOUBT_S`: they are gone.
         """
         try:
-            check_beside(self._follower, {source: one.plain[source] for source in self.sources(one.id)})
+            check_beside(
+                self._follower,
+                {source: one.plain[source] for source in self.sources(one.id)},
+            )
         except ConfigError:
             one.doubted_at = one.doubted_at or self._host.now()
             if self._host.now() - one.doubted_at > DOUBT_S:
@@ -270,7 +318,9 @@ class Positions:
             if one.plain[source] is not None or knew:
                 continue
             known = self._follower.open(source, WHOLE, None, Position(0)).term > 1
-            chosen_by_another = one.id.key_range.start > 0 and self._resets(source.topic) != EARLIEST
+            chosen_by_another = (
+                one.id.key_range.start > 0 and self._resets(source.topic) != EARLIEST
+            )
             if not known and not chosen_by_another:
                 continue
             again = True
@@ -285,27 +335,47 @@ class Positions:
         unstable = dict(self.unstable)
         now = self._host.now()
         if first := [
-            str(source) for (id_, source), (_, known) in list(self._awaited.items()) if id_ == task and not known
+            str(source)
+            for (id_, source), (_, known) in list(self._awaited.items())
+            if id_ == task and not known
         ]:
             return f"the task with the first key range to choose where {', '.join(first)} begins"
-        kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
+        kept = [
+            f"{source} for {now - unstable[source]:.0f} s"
+            for source in self.sources(task)
+            if source in unstable
+        ]
         return "the group's plain offsets" + (
-            f": an open transaction keeps back that of {', '.join(kept)}" if kept else ""
+            f": an open transaction keeps back that of {', '.join(kept)}"
+            if kept
+            else ""
         )
 
     def _learn(self, asking: Sequence[Opening]) -> None:
         """Fetch the plain offsets that are not yet known, in one request."""
-        missing = {source for one in asking for source in self.sources(one.id) if source not in one.plain}
+        missing = {
+            source
+            for one in asking
+            for source in self.sources(one.id)
+            if source not in one.plain
+        }
         if not missing:
             self.unstable = {}
             return
         if not self._checked:
             # Not `stable`: some thread's open transaction always includes an offset of the commit topic.
-            self._check_rows(self._coordinator.fetch_offsets(self._follower.rows(), stable=False).offsets)
+            self._check_rows(
+                self._coordinator.fetch_offsets(
+                    self._follower.rows(), stable=False
+                ).offsets
+            )
             self._checked = True
         fetched = self._coordinator.fetch_offsets(missing)
         now = self._host.now()
-        self.unstable = {partition: self.unstable.get(partition, now) for partition in sorted(fetched.unstable)}
+        self.unstable = {
+            partition: self.unstable.get(partition, now)
+            for partition in sorted(fetched.unstable)
+        }
         for partition, found in fetched.offsets.items():
             committed = None if found is None else Committed.parse(*found)
             for one in asking:
@@ -330,7 +400,9 @@ class Positions:
         before_ms = duration_ms_of(reset)
         if before_ms is None:
             return Position(self._log.end_offset(partition))
-        return Position(self._log.offset_at(partition, max(0, self._host.wall_ms() - before_ms)))
+        return Position(
+            self._log.offset_at(partition, max(0, self._host.wall_ms() - before_ms))
+        )
 
     def _check(self, progress: Iterable[Progress]) -> None:
         """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records.
@@ -353,7 +425,15 @@ class Positions:
                     )
                     one.skip(partition, start)
                     continue
-                gone = start - at - sum(min(end + 1, start) - first for first, end in done if first < start)
+                gone = (
+                    start
+                    - at
+                    - sum(
+                        min(end + 1, start) - first
+                        for first, end in done
+                        if first < start
+                    )
+                )
                 command = (
                     f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition "
                     f"{partition.partition} --to earliest --forwards"
@@ -372,5 +452,7 @@ class Positions:
         except LogError as error:
             if error.retryable:
                 raise
-            log.warning("cannot see whether brokers delete records of %s: %s", topic, error)
+            log.warning(
+                "cannot see whether brokers delete records of %s: %s", topic, error
+            )
             return False

@@ -67,11 +67,15 @@ class Commits(Protocol):
         """Everything of that partition below this offset is known."""
         ...
 
-    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def mirror(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         """See `view.CommitView.mirror`."""
         ...
 
-    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+    def garbage(
+        self, partition: TopicPartition, mine: Sequence[KeyRange]
+    ) -> list[bytes]:
         """See `view.CommitView.garbage`."""
         ...
 
@@ -105,14 +109,18 @@ class _Source:
         if self.follows is not None:
             self.segments = self.follows()
         elif any(segment.position < self.reached for segment in self.segments):
-            self.segments = tuple(join([self._moved(segment) for segment in self.segments]))
+            self.segments = tuple(
+                join([self._moved(segment) for segment in self.segments])
+            )
         return self.segments
 
     def _moved(self, segment: Segment) -> Segment:
         if segment.position >= self.reached:
             return segment
         runs = above(segment.runs, self.reached)
-        return Segment(segment.key_range, self.reached, self.stream_time, runs, self.operator_times)
+        return Segment(
+            segment.key_range, self.reached, self.stream_time, runs, self.operator_times
+        )
 
 
 class Progress:
@@ -155,12 +163,22 @@ class Progress:
         """Return the progress of a task that begins at these positions and commits to no group."""
         times = operator_times or {}
         segments = {
-            source: (Segment(key_range, at.offset, at.stream_time, operator_times=times.get(source, ())),)
+            source: (
+                Segment(
+                    key_range,
+                    at.offset,
+                    at.stream_time,
+                    operator_times=times.get(source, ()),
+                ),
+            )
             for source, at in positions.items()
         }
         return Progress(
             key_range,
-            {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()},
+            {
+                source: PartitionStart(0, at, None, claim=False)
+                for source, at in segments.items()
+            },
             Author("", 0, ""),
         )
 
@@ -187,10 +205,17 @@ class Progress:
         source = self._sources[partition]
         if not columns or columns.offsets[0] >= source.until:
             return columns
-        segments, ends = source.now(), [segment.key_range.end for segment in source.segments]
+        segments, ends = (
+            source.now(),
+            [segment.key_range.end for segment in source.segments],
+        )
         again = bisect_left(columns.offsets, source.until)
         # With one segment the hash does not matter.
-        hashes = key_hashes(columns.keys[:again], columns.offsets[:again]) if len(segments) > 1 else [0] * again
+        hashes = (
+            key_hashes(columns.keys[:again], columns.offsets[:again])
+            if len(segments) > 1
+            else [0] * again
+        )
         keep = []
         for i, hash_ in enumerate(hashes):
             segment, offset = segments[bisect_left(ends, hash_)], columns.offsets[i]
@@ -198,7 +223,9 @@ class Progress:
                 keep.append(i)
         return joined([columns.pick(keep), columns.slice(again, len(columns))])
 
-    def advance(self, partition: TopicPartition, next_offset: int, stream_time: int) -> None:
+    def advance(
+        self, partition: TopicPartition, next_offset: int, stream_time: int
+    ) -> None:
         """Note that every record of the range below `next_offset` is done, and the partition's stream time there."""
         source = self._sources[partition]
         if next_offset > source.reached:
@@ -209,7 +236,9 @@ class Progress:
     def skip(self, partition: TopicPartition, offset: int) -> None:
         """Move each part of the range that stands below this offset to it, with its times: before the task opens."""
         source = self._sources[partition]
-        source.segments = tuple(join([segment.moved_to(offset) for segment in source.segments]))
+        source.segments = tuple(
+            join([segment.moved_to(offset) for segment in source.segments])
+        )
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
         """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""
@@ -218,7 +247,9 @@ class Progress:
             return
         source.operator_times = operator_times
         source.segments = tuple(
-            replace(segment, operator_times=latest(segment.operator_times, operator_times))
+            replace(
+                segment, operator_times=latest(segment.operator_times, operator_times)
+            )
             if segment.position == source.reached
             else segment
             for segment in source.now()
@@ -248,7 +279,9 @@ class Progress:
         """Set the segments of a source whose records are done out of order. Replaces `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))
 
-    def follow(self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]) -> None:
+    def follow(
+        self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]
+    ) -> None:
         """Get the segments of a source by this function from now on. Replaces `unseen` and `advance`."""
         self._sources[partition].follows = segments
 
@@ -262,7 +295,9 @@ class Progress:
         """Whether there is anything to commit."""
         return any(source.now() != source.durable for source in self._sources.values())
 
-    def record(self, partition: TopicPartition, *, claim: bool = False) -> tuple[bytes, bytes] | None:
+    def record(
+        self, partition: TopicPartition, *, claim: bool = False
+    ) -> tuple[bytes, bytes] | None:
         """Stage the segments reached and return their individual commit; None if the plain offset holds all of them.
 
         Also None where nothing moved. `claim` (at-least-once, before the first record is processed): return the
@@ -277,14 +312,28 @@ class Progress:
         else:
             # The plain offsets of all sources expire together. If only one source had an individual commit then, the
             # others would begin again, below the state. So a task that writes its first one writes one for each source.
-            needed = self._needs(source) or (not source.said and any(map(self._needs, self._sources.values())))
+            needed = self._needs(source) or (
+                not source.said and any(map(self._needs, self._sources.values()))
+            )
         source.staged_said = segments if needed else source.said
         if not needed:
             return None
-        key = CommitKey(self.author.group, *partition, self.key_range, source.term, self.author.generation)
+        key = CommitKey(
+            self.author.group,
+            *partition,
+            self.key_range,
+            source.term,
+            self.author.generation,
+        )
         topic_id = self.topic_ids.get(partition.topic, "")
-        metadata = topic_id if self.metadata is None else consumer_metadata(topic_id, self.metadata)
-        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, metadata))
+        metadata = (
+            topic_id
+            if self.metadata is None
+            else consumer_metadata(topic_id, self.metadata)
+        )
+        return encode_key(key), encode_value(
+            CommitValue(self.author.transactional_id, segments, metadata)
+        )
 
     def _topic_number(self, partition: TopicPartition) -> int:
         return topic_number(self.topic_ids.get(partition.topic, ""))
@@ -297,7 +346,9 @@ class Progress:
         # positions. If the partition has individual commits, this task's own included, the task writes one with each
         # commit: without the plain offset, the old ones would count again.
         segments = source.now()
-        return _parted(segments) or ((source.claim or bool(source.said)) and segments != source.said)
+        return _parted(segments) or (
+            (source.claim or bool(source.said)) and segments != source.said
+        )
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write; None: this task writes none now.
@@ -311,11 +362,22 @@ class Progress:
         if self.key_range.is_whole:
             at = self.lowest(partition)
             beside = source.term if _parted(source.staged) else 0
-            source.staged_mirror = Committed(at.position, at.stream_time, source.term, beside, at.operator_times, topic)
+            source.staged_mirror = Committed(
+                at.position,
+                at.stream_time,
+                source.term,
+                beside,
+                at.operator_times,
+                topic,
+            )
         else:
             mirror = commits.mirror(partition, source.mirrored)
-            beside = source.term if source.staged_said else 0  # also if it is not yet read back
-            source.staged_mirror = mirror and replace(mirror, beside=max(mirror.beside, beside), topic=topic)
+            beside = (
+                source.term if source.staged_said else 0
+            )  # also if it is not yet read back
+            source.staged_mirror = mirror and replace(
+                mirror, beside=max(mirror.beside, beside), topic=topic
+            )
         return source.staged_mirror
 
     def begins(self, partition: TopicPartition) -> bool:
@@ -332,7 +394,9 @@ class Progress:
         for partition, source in self._sources.items():
             if source.begins:
                 at = self.position(partition)
-                source.mirrored = Committed(at.offset, at.stream_time, 0, topic=self._topic_number(partition))
+                source.mirrored = Committed(
+                    at.offset, at.stream_time, 0, topic=self._topic_number(partition)
+                )
                 offsets[partition] = at.offset, source.mirrored.metadata
         return offsets
 
@@ -366,7 +430,11 @@ class Progress:
     def stable(self, partition: TopicPartition) -> int | None:
         """Return the stable offset as this task last committed it; None unless it owns hash 0. Any thread."""
         mirrored = self._sources[partition].mirrored
-        return mirrored.offset if mirrored is not None and not self.key_range.start else None
+        return (
+            mirrored.offset
+            if mirrored is not None and not self.key_range.start
+            else None
+        )
 
     @property
     def mirrors(self) -> bool:
@@ -410,7 +478,9 @@ class CommitPlan:
     offsets: dict[TopicPartition, tuple[int, str]]
 
 
-def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) -> CommitPlan:
+def plan(
+    tasks: Iterable[Progress], commits: Commits, *, claim: bool = False
+) -> CommitPlan:
     """Stage a commit of these tasks (of one thread) and return it. When it counted, call `committed` on each of them.
 
     `claim`: the claims with which at-least-once tasks open, before they process anything; exactly-once has none.

@@ -71,7 +71,9 @@ def above(runs: Runs, position: int) -> Runs:
     if not runs or runs[0][0] >= position:
         return runs
     kept = runs[bisect_left(runs, position, key=lambda run: run[1]) :]
-    return ((position, kept[0][1]), *kept[1:]) if kept and kept[0][0] < position else kept
+    return (
+        ((position, kept[0][1]), *kept[1:]) if kept and kept[0][0] < position else kept
+    )
 
 
 def advance(position: int, runs: Runs) -> tuple[int, Runs]:

@@ -179,12 +179,18 @@ class Committed:
         if len(words) >= 3 and words[0] == "ic":
             try:
                 times = tuple(
-                    (int(operator, 16), int(time)) for operator, time in (word.split(":") for word in words[4:])
+                    (int(operator, 16), int(time))
+                    for operator, time in (word.split(":") for word in words[4:])
                 )
                 stream_time, term, beside = map(int, [*words[1:4], "0"][:3])
                 topic = dict(times).get(_TOPIC, 0)
                 return Committed(
-                    offset, stream_time, term, beside, tuple(time for time in times if time[0] != _TOPIC), topic
+                    offset,
+                    stream_time,
+                    term,
+                    beside,
+                    tuple(time for time in times if time[0] != _TOPIC),
+                    topic,
                 )
             except ValueError:
                 pass
@@ -193,7 +199,11 @@ class Committed:
     @property
     def metadata(self) -> str:
         """The metadata of the offset."""
-        times = [f" {operator:x}:{time}" for operator, time in self.operator_times[:MOST_TIMES] if operator != _TOPIC]
+        times = [
+            f" {operator:x}:{time}"
+            for operator, time in self.operator_times[:MOST_TIMES]
+            if operator != _TOPIC
+        ]
         if self.topic:
             times.append(f" {_TOPIC:x}:{self.topic}")
         beside = f" {self.beside}" if self.beside or times else ""
@@ -234,12 +244,19 @@ def topic_and_text(metadata: str) -> tuple[str, str]:
 
 def encode_key(key: CommitKey) -> bytes:
     """Return the bytes of a key."""
-    return b"%c%b%b%b" % (VERSION, encode_text(key.group), encode_text(key.topic), tail_of(key))
+    return b"%c%b%b%b" % (
+        VERSION,
+        encode_text(key.group),
+        encode_text(key.topic),
+        tail_of(key),
+    )
 
 
 def tail_of(key: CommitKey) -> bytes:
     """Return the last `TAIL_BYTES` bytes of a key: all but version, group and topic."""
-    return _KEY_TAIL.pack(key.partition, key.key_range.start, key.key_range.end, key.term, key.generation)
+    return _KEY_TAIL.pack(
+        key.partition, key.key_range.start, key.key_range.end, key.term, key.generation
+    )
 
 
 def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
@@ -275,7 +292,9 @@ def encode_value(value: CommitValue) -> bytes:
     _uvar(out, len(value.segments))
     for i, segment in enumerate(value.segments):
         if i and segment.key_range.start != value.segments[i - 1].key_range.end + 1:
-            raise ValueError(f"segments {value.segments[i - 1].key_range} and {segment.key_range} are not neighbours")
+            raise ValueError(
+                f"segments {value.segments[i - 1].key_range} and {segment.key_range} are not neighbours"
+            )
         if i < len(value.segments) - 1:
             out += _U64.pack(segment.key_range.end)
         _uvar(out, segment.position)
@@ -306,7 +325,9 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     try:
         transactional_id, at = _read_text(data, 1)
         segments, metadata = _read_said(data, at, key_range)
-        if data[0] == WITH_TIMES and not any(segment.operator_times for segment in segments):
+        if data[0] == WITH_TIMES and not any(
+            segment.operator_times for segment in segments
+        ):
             raise ValueError("operator times are missing")
         return CommitValue(transactional_id, segments, metadata)
     except _DAMAGED as problem:
@@ -336,7 +357,9 @@ def encode_text(text: str) -> bytes:
     return bytes(out) + raw
 
 
-def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment, ...], str]:
+def _read_said(
+    data: bytes, at: int, key_range: KeyRange
+) -> tuple[tuple[Segment, ...], str]:
     count, at = read_varint(data, at)
     start, segments = key_range.start, []
     for i in range(count):
@@ -407,8 +430,14 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
 def _check_version(data: bytes, newest: int = VERSION) -> None:
     if not data or not VERSION <= data[0] <= newest:
         what = f"version {data[0]}" if data else "no version"
-        known = f"version {VERSION}" if newest == VERSION else f"versions {VERSION} to {newest}"
-        raise LogError(f"a record of {COMMIT_TOPIC} has {what}, this coopstreams reads {known}")
+        known = (
+            f"version {VERSION}"
+            if newest == VERSION
+            else f"versions {VERSION} to {newest}"
+        )
+        raise LogError(
+            f"a record of {COMMIT_TOPIC} has {what}, this coopstreams reads {known}"
+        )
 
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:

@@ -209,7 +209,9 @@ class CommitView:
         self._topic_ids: dict[str, str] = {}
         """The ids of source topics, as far as they were told."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
-        self._mirrors: dict[TopicPartition, tuple[Committed | None, Committed | None]] = {}
+        self._mirrors: dict[
+            TopicPartition, tuple[Committed | None, Committed | None]
+        ] = {}
         """The last question and answer of `mirror`, by partition, since its last record: tasks ask at each interval."""
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -225,7 +227,11 @@ class CommitView:
         self._mirrors.pop(TopicPartition(parsed.topic, parsed.partition), None)
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
-        changed = live.remove(tail) if value is None else live.put(tail, payload_of(value, parsed.key_range))
+        changed = (
+            live.remove(tail)
+            if value is None
+            else live.put(tail, payload_of(value, parsed.key_range))
+        )
         if changed:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
@@ -235,19 +241,30 @@ class CommitView:
             self._topic_ids[topic] = topic_id
             self._mirrors.clear()
 
-    def of_this_topic(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def of_this_topic(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         """Return a plain offset; None if it names another topic."""
         number = topic_number(self._topic_ids.get(partition.topic, ""))
-        return None if committed and number and committed.topic not in (0, number) else committed
+        return (
+            None
+            if committed and number and committed.topic not in (0, number)
+            else committed
+        )
 
     def outlived(self, partition: TopicPartition, key_range: KeyRange) -> bool:
         """Whether the last commit of some of these hashes is a consumer's in another topic."""
-        return any(self._is_other(partition.topic, metadata) for metadata in self._named(partition, key_range))
+        return any(
+            self._is_other(partition.topic, metadata)
+            for metadata in self._named(partition, key_range)
+        )
 
     def sources(self) -> list[TopicPartition]:
         """Return the source partitions that have individual commits."""
         found = {
-            (topic, *PARTITION.unpack_from(tail)) for topic, live in self._live.items() for tail, _ in live.items()
+            (topic, *PARTITION.unpack_from(tail))
+            for topic, live in self._live.items()
+            for tail, _ in live.items()
         }
         return sorted(TopicPartition(*at) for at in found)
 
@@ -257,10 +274,14 @@ class CommitView:
         for key, said in self._entries(partition):
             segments, metadata = decode_payload(said, key.key_range)
             other = self._is_other(partition.topic, metadata)
-            found.append(LiveCommit(key, segments, "" if other else topic_and_text(metadata)[1]))
+            found.append(
+                LiveCommit(key, segments, "" if other else topic_and_text(metadata)[1])
+            )
         return sorted(found, key=lambda said: _rank(said.key))
 
-    def resolve(self, partition: TopicPartition, key_range: KeyRange) -> list[Winner | Hole]:
+    def resolve(
+        self, partition: TopicPartition, key_range: KeyRange
+    ) -> list[Winner | Hole]:
         """Return the individual commits that count for a range. Shape: winners and holes that tile it, ascending."""
         resolved: list[Winner | Hole] = []
         for tile, key in self._tiling(partition).tiles:
@@ -279,7 +300,12 @@ class CommitView:
                 common = segment.key_range.intersect(part)
                 if common is not None:
                     resolved.append(
-                        Winner(segment if common == segment.key_range else replace(segment, key_range=common), key.term)
+                        Winner(
+                            segment
+                            if common == segment.key_range
+                            else replace(segment, key_range=common),
+                            key.term,
+                        )
                     )
         return resolved
 
@@ -298,7 +324,9 @@ class CommitView:
         The position of such a reset is where the new topic begins. It is not one that a task has had there, and there
         is no plain offset that came before it.
         """
-        last = max((key for key, _ in self._entries(partition)), key=_rank, default=None)
+        last = max(
+            (key for key, _ in self._entries(partition)), key=_rank, default=None
+        )
         if last is None or last.generation != MADE_ANEW:
             return False
         return committed is None or committed.term == last.term
@@ -314,7 +342,11 @@ class CommitView:
         )
 
     def open(
-        self, partition: TopicPartition, key_range: KeyRange, committed: Committed | None, reset: Position
+        self,
+        partition: TopicPartition,
+        key_range: KeyRange,
+        committed: Committed | None,
+        reset: Position,
     ) -> PartitionStart:
         """Return where a task with this range begins. Only behind the barrier, with a plain offset fetched after it."""
         resolved = self.resolve(partition, key_range)
@@ -328,11 +360,17 @@ class CommitView:
             claim,
             begins,
             self.anew(partition, committed),
-            frozenset(topic_and_text(metadata)[0] or metadata for metadata in self._named(partition, key_range)),
+            frozenset(
+                topic_and_text(metadata)[0] or metadata
+                for metadata in self._named(partition, key_range)
+            ),
         )
 
     def stable(
-        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
+        own: Sequence[Segment] = (),
     ) -> Position | None:
         """Return the stable position: below it everything is done over the whole hash space.
 
@@ -344,15 +382,22 @@ class CommitView:
         return None if found is None else Position(found.position, found.stream_time)
 
     def _stable(
-        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+        self,
+        partition: TopicPartition,
+        committed: Committed | None,
+        own: Sequence[Segment] = (),
     ) -> Segment | None:
         others = WHOLE.minus(segment.key_range for segment in own)
-        resolved = [one for key_range in others for one in self.resolve(partition, key_range)]
+        resolved = [
+            one for key_range in others for one in self.resolve(partition, key_range)
+        ]
         if committed is None and any(isinstance(one, Hole) for one in resolved):
             return None
         return lowest([*combine(resolved, committed, Position(0)), *own])
 
-    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def mirror(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         """Return the plain offset that the owner of hash 0 writes now; None: none yet.
 
         `committed` is the one it last wrote, or found. A foreign offset is replaced only when every hash has passed it:
@@ -360,10 +405,15 @@ class CommitView:
         """
         last = self._mirrors.get(partition)
         if last is None or last[0] != committed:
-            last = self._mirrors[partition] = committed, self._mirror(partition, committed)
+            last = self._mirrors[partition] = (
+                committed,
+                self._mirror(partition, committed),
+            )
         return last[1]
 
-    def _mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def _mirror(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         stable = self._stable(partition, committed)
         if stable is None:
             return None
@@ -373,9 +423,18 @@ class CommitView:
                     return None
         beside = max(self.highest(partition), committed.beside if committed else 0)
         term, topic = (committed.term or 0, committed.topic) if committed else (0, 0)
-        return Committed(stable.position, stable.stream_time, term, beside, stable.operator_times, topic)
+        return Committed(
+            stable.position,
+            stable.stream_time,
+            term,
+            beside,
+            stable.operator_times,
+            topic,
+        )
 
-    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+    def garbage(
+        self, partition: TopicPartition, mine: Sequence[KeyRange]
+    ) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash is in one of these ranges.
 
         The first hash has one owner, so one task tombstones each key.
@@ -392,7 +451,11 @@ class CommitView:
 
     def _named(self, partition: TopicPartition, key_range: KeyRange) -> frozenset[str]:
         """Return the metadata of the individual commits that count for some of these hashes."""
-        keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(key_range)}
+        keys = {
+            key
+            for tile, key in self._tiling(partition).tiles
+            if key and tile.overlaps(key_range)
+        }
         return frozenset(
             metadata
             for key, said in self._entries(partition)
@@ -412,7 +475,9 @@ class CommitView:
         if tiling is None:
             if len(self._tilings) >= TILINGS:
                 del self._tilings[next(iter(self._tilings))]
-            tiling = self._tilings[partition] = _tiled([key for key, _ in self._entries(partition)])
+            tiling = self._tilings[partition] = _tiled(
+                [key for key, _ in self._entries(partition)]
+            )
         return tiling
 
 
@@ -442,7 +507,9 @@ def _rank(key: CommitKey) -> tuple[int, int, KeyRange]:
     return key.term, key.generation, key.key_range
 
 
-def combine(resolved: Sequence[Winner | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
+def combine(
+    resolved: Sequence[Winner | Hole], committed: Committed | None, reset: Position
+) -> list[Segment]:
     """Return a segment for each winner or hole, the plain offset taken into account; equal neighbours are joined."""
     return join([_combined(one, committed, reset) for one in resolved])
 
@@ -470,16 +537,30 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
     return joined
 
 
-def _combined(one: Winner | Hole, committed: Committed | None, reset: Position) -> Segment:
+def _combined(
+    one: Winner | Hole, committed: Committed | None, reset: Position
+) -> Segment:
     if isinstance(one, Hole):
         if committed is None:
             return Segment(one.key_range, reset.offset, reset.stream_time)
-        return Segment(one.key_range, committed.offset, committed.stream_time, (), committed.operator_times)
+        return Segment(
+            one.key_range,
+            committed.offset,
+            committed.stream_time,
+            (),
+            committed.operator_times,
+        )
     segment, term = one
     if committed is None or (committed.term is not None and committed.term < term):
         return segment
     if committed.term is not None and committed.term > term:
-        return Segment(segment.key_range, committed.offset, committed.stream_time, (), committed.operator_times)
+        return Segment(
+            segment.key_range,
+            committed.offset,
+            committed.stream_time,
+            (),
+            committed.operator_times,
+        )
     # A position's times cover all records below it, so the larger ones belong to the larger position.
     position = max(segment.position, committed.offset)
     return Segment(

@@ -29,7 +29,8 @@ def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") ->
     operations = dict.fromkeys(acl.operation for acl in acls)
     words = [f"--operation {operation}" for operation in operations]
     words += dict.fromkeys(
-        f"--{acl.kind.replace(' ', '-')}{f' {shlex.quote(acl.name)}' if acl.name else ''}" for acl in acls
+        f"--{acl.kind.replace(' ', '-')}{f' {shlex.quote(acl.name)}' if acl.name else ''}"
+        for acl in acls
     )
     if acls[0].prefixed:
         words.append("--resource-pattern-type prefixed")
@@ -47,7 +48,11 @@ class Login:
     """Whether the client logs in with tokens: an expired token is replaced."""
 
     def __str__(self) -> str:
-        return f"{self.principal or 'the user of this process'} ({self.by})" if self.by else "this process"
+        return (
+            f"{self.principal or 'the user of this process'} ({self.by})"
+            if self.by
+            else "this process"
+        )
 
 
 _OF_ONE_LIFE = re.compile(r"(consumer-|alone-)?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}.*")
@@ -74,7 +79,11 @@ class Attempt:
             case "TOPIC_AUTHORIZATION_FAILED":
                 return self._said(self.operation or "Read", "topic", self.topics)
             case "GROUP_AUTHORIZATION_FAILED":
-                return self._said("Delete" if self.operation == "Delete" else "Read", "group", self.group)
+                return self._said(
+                    "Delete" if self.operation == "Delete" else "Read",
+                    "group",
+                    self.group,
+                )
             case "TRANSACTIONAL_ID_AUTHORIZATION_FAILED":
                 return self._said("Write", "transactional-id", self.transactional_id)
             case "CLUSTER_AUTHORIZATION_FAILED":
@@ -85,8 +94,15 @@ class Attempt:
         resource = f"{kind.replace('-', ' ')}{f' {name}' if name else ''}"
         where = f"one of the topics {name}" if ", " in name else f"the {resource}"
         lasting = _OF_ONE_LIFE.sub("", name) if kind == "transactional-id" else name
-        lacking = [Acl(kind, each, operation, prefixed=lasting != name) for each in lasting.split(", ")]
-        included = ", which Read and Write include," if (operation, kind) == ("Describe", "topic") else ""
+        lacking = [
+            Acl(kind, each, operation, prefixed=lasting != name)
+            for each in lasting.split(", ")
+        ]
+        included = (
+            ", which Read and Write include,"
+            if (operation, kind) == ("Describe", "topic")
+            else ""
+        )
         return (
             f"{self.login} has no ACL for {operation}{included} on {where}. Allow it: "
             f"{adding(self.login.principal or 'User:<USER>', lacking)}"

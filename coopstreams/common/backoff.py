@@ -36,5 +36,7 @@ class BackOff:
         again = now - self._died_at < self.forgotten_after_s
         self._died_at = now
         self.in_a_row = self.in_a_row + 1 if again else 1
-        self._rest_s = min(self.most_s, max(self.first_s, 2 * self._rest_s)) if again else 0.0
+        self._rest_s = (
+            min(self.most_s, max(self.first_s, 2 * self._rest_s)) if again else 0.0
+        )
         return self._rest_s

@@ -71,7 +71,10 @@ class CpuBudget:
         with self._guard:
             now, used = self._now(), self._here + self._elsewhere
             if self._at is not None:
-                self._left = min(BURST_S, self._left + share * (now - self._at[0]) - (used - self._at[1]))
+                self._left = min(
+                    BURST_S,
+                    self._left + share * (now - self._at[0]) - (used - self._at[1]),
+                )
             self._at = now, used
             if not self._busy():
                 self._left = BURST_S

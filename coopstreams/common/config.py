@@ -21,7 +21,16 @@ from coopstreams.common.given import origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, reachable, servers, text
+from coopstreams.common.values import (
+    boolean,
+    fraction,
+    integer,
+    one_of,
+    positive_fraction,
+    reachable,
+    servers,
+    text,
+)
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimizing import parse_optimization
@@ -40,7 +49,9 @@ def handler(value: Any) -> Any:
     """Return a failure handler: one of `HANDLERS`, or the function that is given or named `package.module:function`."""
     if value in HANDLERS:
         return value
-    return function(value, f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+    return function(
+        value, f"one of {', '.join(HANDLERS)}, or a function, package.module:function"
+    )
 
 
 def function(value: Any, expected: str = "a function, package.module:function") -> Any:
@@ -66,7 +77,9 @@ def _optimization(value: Any) -> str:
 
 def _listen(value: Any) -> str:
     if value and (":" not in str(value) or not str(value).rpartition(":")[2].isdigit()):
-        raise ValueError("HOST:PORT (port 0 takes a free one), or an empty text for no server")
+        raise ValueError(
+            "HOST:PORT (port 0 takes a free one), or an empty text for no server"
+        )
     return str(value or "")
 
 
@@ -81,26 +94,44 @@ def _tokens(value: Any) -> tuple[str, ...]:
 
 
 def _registry_url(value: Any) -> str:
-    if not isinstance(value, str) or not value.startswith(("http://", "https://")) or "@" in value:
-        raise ValueError("http(s)://HOST:PORT; credentials go into schema.registry.basic.auth.user.info")
+    if (
+        not isinstance(value, str)
+        or not value.startswith(("http://", "https://"))
+        or "@" in value
+    ):
+        raise ValueError(
+            "http(s)://HOST:PORT; credentials go into schema.registry.basic.auth.user.info"
+        )
     return value
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
-    "bootstrap.servers": (servers, None, "The Kafka brokers, HOST:PORT separated by commas."),
+    "bootstrap.servers": (
+        servers,
+        None,
+        "The Kafka brokers, HOST:PORT separated by commas.",
+    ),
     "application.id": (
         text,
         None,
         "The consumer group and the prefix of internal topics; the topology says it. If it is set, too, it must be the "
         "same.",
     ),
-    "state.dir": (text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
+    "state.dir": (
+        text,
+        "coopstreams-state",
+        "Folder of the local state, one sub-folder an application and instance.",
+    ),
     "snapshots.dir": (
         text,
         None,
         "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs.",
     ),
-    "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
+    "instance": (
+        integer(0),
+        0,
+        "Number of this process among those that share `state.dir` on this host.",
+    ),
     "default.dsl.store": (
         store_type_of,
         "rocksDB",
@@ -123,7 +154,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Whether partitions are split, too, whose records go through a repartition topic into windows or other state "
         "that expires. Ranges that read a backlog at different speeds make each other's records late there.",
     ),
-    "processing.guarantee": (one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
+    "processing.guarantee": (
+        one_of(AT_LEAST_ONCE, EXACTLY_ONCE),
+        AT_LEAST_ONCE,
+        "at_least_once or exactly_once_v2.",
+    ),
     "commit.interval.ms": (
         integer(1),
         None,
@@ -180,19 +215,31 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "The word that a start was refused with because a new version of the topology loses or mixes state: this "
         "change may.",
     ),
-    "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
+    "replication.factor": (
+        integer(-1),
+        -1,
+        "Replicas of internal topics; -1: the broker's default.",
+    ),
     "session.timeout.ms": (
         integer(1000),
         10_000,
         "A process that sends no heartbeat for so long is removed from the group.",
     ),
-    "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
+    "heartbeat.interval.ms": (
+        integer(50),
+        400,
+        "Time between heartbeats; sets how fast a rebalance goes.",
+    ),
     "max.poll.interval.ms": (
         integer(1000),
         300_000,
         "A stream thread that makes no progress for so long takes its process out of the group.",
     ),
-    "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
+    "transaction.timeout.ms": (
+        integer(1000),
+        15_000,
+        "The broker aborts a transaction that is open for longer.",
+    ),
     "deserialization.exception.handler": (
         handler,
         "fail",
@@ -208,8 +255,16 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "fail",
         "For results that cannot be serialised, or that Kafka refuses, likewise.",
     ),
-    "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
-    "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
+    "errors.dead.letter.queue.topic.name": (
+        text,
+        None,
+        "Where `dead-letter` puts records, with headers that say why.",
+    ),
+    "http.listen": (
+        _listen,
+        "127.0.0.1:0",
+        "HOST:PORT of the query server; port 0 takes a free one; empty: none.",
+    ),
     "application.server": (
         reachable,
         None,
@@ -220,13 +275,21 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         None,
         "Bearer token that queries of the state need; `old,new` while one replaces another. Default: anybody may ask.",
     ),
-    "http.token.operate": (_tokens, None, "Likewise for status, metrics and the topology. Default: `http.token.read`."),
+    "http.token.operate": (
+        _tokens,
+        None,
+        "Likewise for status, metrics and the topology. Default: `http.token.read`.",
+    ),
     "http.ssl.certificate.location": (
         text,
         None,
         "PEM file with the certificate of the query server and its chain: it answers over HTTPS.",
     ),
-    "http.ssl.key.location": (text, None, "PEM file with the key. Default: it is in the file of the certificate."),
+    "http.ssl.key.location": (
+        text,
+        None,
+        "PEM file with the key. Default: it is in the file of the certificate.",
+    ),
     "http.ssl.key.password": (text, None, "Password of that key."),
     "http.ssl.ca.location": (
         text,
@@ -238,7 +301,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "none",
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
-    "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "http.max.connections": (
+        integer(8, 100_000),
+        512,
+        "The most connections to the query server at a time.",
+    ),
     "http.cpu.share": (
         positive_fraction,
         None,
@@ -260,14 +327,26 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "The schema registry of `serdes.avro`, `protobuf` and `json_schema`, with Confluent's REST interface. A "
         "topology with schemas needs it.",
     ),
-    "schema.registry.basic.auth.user.info": (text, None, "USER:PASSWORD for the registry."),
+    "schema.registry.basic.auth.user.info": (
+        text,
+        None,
+        "USER:PASSWORD for the registry.",
+    ),
     "schema.registry.ssl.ca.location": (
         text,
         None,
         "PEM file with the authorities of the registry's certificate. Default: those that come with Python's certifi.",
     ),
-    "schema.registry.ssl.certificate.location": (text, None, "PEM file with this process's certificate for it."),
-    "schema.registry.ssl.key.location": (text, None, "PEM file with the key of that certificate."),
+    "schema.registry.ssl.certificate.location": (
+        text,
+        None,
+        "PEM file with this process's certificate for it.",
+    ),
+    "schema.registry.ssl.key.location": (
+        text,
+        None,
+        "PEM file with the key of that certificate.",
+    ),
     "schema.registry.ssl.key.password": (text, None, "Password of that key."),
     "auto.register.schemas": (
         boolean,
@@ -290,7 +369,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         30_000,
         "Time between deletions of repartition records that are done.",
     ),
-    "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
+    "connect.timeout.ms": (
+        integer(1000),
+        60_000,
+        "How long to look for the brokers at start before giving up.",
+    ),
 }
 """Every setting of coopstreams: its parser, its default, its meaning."""
 
@@ -332,7 +415,9 @@ class Config:
         return float(self.values["commit.interval.ms"]) / 1000
 
     @staticmethod
-    def of(settings: Config | Mapping[str, Any], application_id: str | None = None) -> Config:
+    def of(
+        settings: Config | Mapping[str, Any], application_id: str | None = None
+    ) -> Config:
         """Return the checked settings, with defaults for those that are missing; `application_id` is the topology's.
 
         Raises:
@@ -368,7 +453,9 @@ class Config:
             client.setdefault("consumer.group.id", values["application.id"])
         _check_together(values)
         if values["commit.interval.ms"] is None:
-            values["commit.interval.ms"] = 100 if values["processing.guarantee"] == EXACTLY_ONCE else 1000
+            values["commit.interval.ms"] = (
+                100 if values["processing.guarantee"] == EXACTLY_ONCE else 1000
+            )
         return Config(values, client)
 
 
@@ -378,9 +465,16 @@ def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an invalid value.
     """
-    values = {name: default for name, (_, default, _) in SETTINGS.items() if name.startswith("http.")}
+    values = {
+        name: default
+        for name, (_, default, _) in SETTINGS.items()
+        if name.startswith("http.")
+    }
     given = settings.keys() & values.keys()
-    return values | {name: _read(name, resolve(settings, name), origin(settings, name)) for name in given}
+    return values | {
+        name: _read(name, resolve(settings, name), origin(settings, name))
+        for name in given
+    }
 
 
 def check_heartbeat(values: Mapping[str, Any]) -> None:
@@ -431,16 +525,26 @@ def check_http(values: Mapping[str, Any]) -> None:
     if values["http.ssl.client.auth"] == "required":
         given.append("http.ssl.client.auth")
         if not values["http.ssl.ca.location"]:
-            raise ConfigError("http.ssl.client.auth = required: whose certificates? Set http.ssl.ca.location")
+            raise ConfigError(
+                "http.ssl.client.auth = required: whose certificates? Set http.ssl.ca.location"
+            )
     if given and not values["http.ssl.certificate.location"]:
-        raise ConfigError(f"{', '.join(given)}: without http.ssl.certificate.location, queries are not encrypted")
+        raise ConfigError(
+            f"{', '.join(given)}: without http.ssl.certificate.location, queries are not encrypted"
+        )
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
     check_heartbeat(values)
     check_http(values)
-    handlers = [f"{phase}.exception.handler" for phase in ("deserialization", "processing", "production")]
-    if any(values[h] == "dead-letter" for h in handlers) and values["errors.dead.letter.queue.topic.name"] is None:
+    handlers = [
+        f"{phase}.exception.handler"
+        for phase in ("deserialization", "processing", "production")
+    ]
+    if (
+        any(values[h] == "dead-letter" for h in handlers)
+        and values["errors.dead.letter.queue.topic.name"] is None
+    ):
         raise ConfigError(
             "a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic"
         )

@@ -27,10 +27,15 @@ def _quotas(root: Path) -> Iterator[float]:
         controllers, path = line.split(":", 2)[1:]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        files = (
+            ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        )
         top = root / "sys/fs/cgroup" / controllers
         group = top / path.lstrip("/")
-        for folder in (group, *group.parents):  # a container sees its own group as the top one, whatever the path says
+        for folder in (
+            group,
+            *group.parents,
+        ):  # a container sees its own group as the top one, whatever the path says
             words = [word for name in files for word in _text(folder / name).split()]
             if len(words) == 2 and words[0].isdigit():  # "max", -1: no limit
                 yield int(words[0]) / int(words[1])

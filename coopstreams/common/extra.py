@@ -11,9 +11,13 @@ def need_http(user: str, otherwise: str = "") -> None:
     Raises:
         ConfigError: one is missing. Install the extra, or follow `otherwise`.
     """
-    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    missing = [
+        name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None
+    ]
     if missing:
-        raise ConfigError(f'{user} needs {", ".join(missing)}: pip install "coopstreams[http]"{otherwise}')
+        raise ConfigError(
+            f'{user} needs {", ".join(missing)}: pip install "coopstreams[http]"{otherwise}'
+        )
 
 
 def need_otel(user: str) -> None:
@@ -23,4 +27,6 @@ def need_otel(user: str) -> None:
         ConfigError: it is not. Install the extra.
     """
     if find_spec("opentelemetry") is None:
-        raise ConfigError(f'{user} needs opentelemetry-api: pip install "coopstreams[otel]", or leave it out')
+        raise ConfigError(
+            f'{user} needs opentelemetry-api: pip install "coopstreams[otel]", or leave it out'
+        )

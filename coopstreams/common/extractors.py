@@ -37,7 +37,9 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
 def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp; a negative one drops the record, with a warning."""
     if record.timestamp < 0:
-        log.warning("%s has the timestamp %d and is skipped", _where(record), record.timestamp)
+        log.warning(
+            "%s has the timestamp %d and is skipped", _where(record), record.timestamp
+        )
     return record.timestamp
 
 

@@ -34,7 +34,9 @@ def origin(settings: Mapping[str, Any], name: str) -> str:
     return "" if where is None else f" (from {where})"
 
 
-def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Given:
+def settings_of(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
+) -> Given:
     """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags; the later one wins.
 
     Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is `commit.interval.ms`.
@@ -44,13 +46,23 @@ def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mappin
     """
     settings = Given()
     if file is not None:
-        settings.take((name, value, str(file)) for name, value in _flat(_toml(file)).items())
+        settings.take(
+            (name, value, str(file)) for name, value in _flat(_toml(file)).items()
+        )
     settings.take(
-        (name.removeprefix(_PREFIX).lower().replace("_", "."), value, f"the environment variable {name}")
+        (
+            name.removeprefix(_PREFIX).lower().replace("_", "."),
+            value,
+            f"the environment variable {name}",
+        )
         for name, value in environment.items()
         if name.startswith(_PREFIX) and name not in _RESERVED
     )
-    settings.take((name, value, "the command line") for name, value in flags.items() if value is not None)
+    settings.take(
+        (name, value, "the command line")
+        for name, value in flags.items()
+        if value is not None
+    )
     return settings
 
 
@@ -58,7 +70,9 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the configuration file {file}: {error.strerror}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 

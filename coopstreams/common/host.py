@@ -29,7 +29,17 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM", "Empty", "Host", "HostCondition", "HostThread", "Inbox", "Signal", "System", "Timed"]
+__all__ = [
+    "SYSTEM",
+    "Empty",
+    "Host",
+    "HostCondition",
+    "HostThread",
+    "Inbox",
+    "Signal",
+    "System",
+    "Timed",
+]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has the first. On macOS the second includes the time asleep, unlike `time.monotonic`."""
@@ -84,10 +94,16 @@ class HostCondition(Protocol):
     def __enter__(self) -> bool: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> None: ...
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(
+        self, predicate: Callable[[], bool], timeout: float | None = None
+    ) -> bool:
         """Block until the predicate holds; return whether it does."""
         ...
 
@@ -214,7 +230,9 @@ class _EventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="calls", daemon=True).start()
+                threading.Thread(
+                    target=self._loop.run_forever, name="calls", daemon=True
+                ).start()
             return self._loop
 
 

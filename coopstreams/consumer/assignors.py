@@ -57,7 +57,9 @@ class Subscription:
 
 
 Members: TypeAlias = Mapping[str, Subscription]
-Assignor: TypeAlias = Callable[[Mapping[str, int], Members, Collection[str]], Mapping[str, Held]]
+Assignor: TypeAlias = Callable[
+    [Mapping[str, int], Members, Collection[str]], Mapping[str, Held]
+]
 """(partitions by topic, members by id, topics that may be shared) -> the target of each member."""
 
 
@@ -83,11 +85,17 @@ def key_range_round_robin(
                 assigned.share(topic, partition, readers[partition::count])
         else:
             for partition in range(count):
-                assigned.give(topic, partition, next(member for member in circle if member in readers))
+                assigned.give(
+                    topic,
+                    partition,
+                    next(member for member in circle if member in readers),
+                )
     return checked(partitions, members, shareable, assigned.ranges())
 
 
-def key_range_range(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
+def key_range_range(
+    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+) -> Mapping[str, Held]:
     """Return each member's key ranges, in blocks of neighbouring members or neighbouring partitions.
 
     Shape: the order of the members' ids, topic by topic; without an even split, the first ones take one more.
@@ -102,13 +110,17 @@ def key_range_range(partitions: Mapping[str, int], members: Members, shareable: 
             for partition, (first, end) in enumerate(_blocks(len(readers), count)):
                 assigned.share(topic, partition, readers[first:end])
         else:
-            for member, (first, end) in zip(readers, _blocks(count, len(readers)), strict=True):
+            for member, (first, end) in zip(
+                readers, _blocks(count, len(readers)), strict=True
+            ):
                 for partition in range(first, end):
                     assigned.give(topic, partition, member)
     return checked(partitions, members, shareable, assigned.ranges())
 
 
-def sticky(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
+def sticky(
+    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+) -> Mapping[str, Held]:
     """Return each member's key ranges, balanced with few moves: the last target if it fits, else near what is held.
 
     The same decision as for shared tasks (`group/assignor.py`), a topic in the place of a sub-topology.
@@ -119,7 +131,9 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
     index = {topic: i for i, topic in enumerate(sorted(partitions))}
     claims = claims_of(
         {
-            id_: MemberState(MemberInfo(id_), _tasks(member.held, index), member.generation)
+            id_: MemberState(
+                MemberInfo(id_), _tasks(member.held, index), member.generation
+            )
             for id_, member in members.items()
         }
     )
@@ -128,7 +142,9 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
     assigned = _Assigned(members)
     for topic, readers, share in _topics(partitions, members, shareable):
         layout = Layout(partitions[topic], dict.fromkeys(readers, 1), share=share)
-        for member, tasks in settle(layout, index[topic], promised, claims, load).items():
+        for member, tasks in settle(
+            layout, index[topic], promised, claims, load
+        ).items():
             for task in tasks:
                 assigned.give(topic, task.partition, member, task.key_range)
     return checked(partitions, members, shareable, assigned.ranges())
@@ -143,7 +159,10 @@ ASSIGNORS: Mapping[str, Assignor] = {
 
 
 def checked(
-    partitions: Mapping[str, int], members: Members, shareable: Collection[str], assigned: Mapping[str, Held]
+    partitions: Mapping[str, int],
+    members: Members,
+    shareable: Collection[str],
+    assigned: Mapping[str, Held],
 ) -> Mapping[str, Held]:
     """Return what was assigned, after checking the assignor's result; users may pass an assignor of their own.
 
@@ -154,10 +173,20 @@ def checked(
     owned: dict[tuple[str, int], list[KeyRange]] = {}
     for member, held in assigned.items():
         if member not in members:
-            raise AssignmentError(f"the assignor assigns to {member}, which is no member")
+            raise AssignmentError(
+                f"the assignor assigns to {member}, which is no member"
+            )
         for topic, ranges in held.items():
             for partition, key_range in ranges:
-                _check_assigned(topic, partition, key_range, member, members[member], partitions, shareable)
+                _check_assigned(
+                    topic,
+                    partition,
+                    key_range,
+                    member,
+                    members[member],
+                    partitions,
+                    shareable,
+                )
                 owned.setdefault((topic, partition), []).append(key_range)
     for topic, _, _ in _topics(partitions, members, shareable):
         for partition in range(partitions[topic]):
@@ -175,7 +204,9 @@ def _check_assigned(
     shareable: Collection[str],
 ) -> None:
     if topic not in member.topics:
-        raise AssignmentError(f"{id_} is assigned {topic}/{partition}, and did not subscribe to {topic}")
+        raise AssignmentError(
+            f"{id_} is assigned {topic}/{partition}, and did not subscribe to {topic}"
+        )
     if not 0 <= partition < partitions.get(topic, 0):
         raise AssignmentError(
             f"{id_} is assigned {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions"
@@ -191,20 +222,28 @@ class _Assigned:
     """The key ranges assigned so far."""
 
     def __init__(self, members: Iterable[str]) -> None:
-        self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {member: {} for member in members}
+        self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {
+            member: {} for member in members
+        }
 
-    def give(self, topic: str, partition: int, member: str, key_range: KeyRange = WHOLE) -> None:
+    def give(
+        self, topic: str, partition: int, member: str, key_range: KeyRange = WHOLE
+    ) -> None:
         self._of[member].setdefault(topic, []).append((partition, key_range))
 
     def share(self, topic: str, partition: int, members: list[str]) -> None:
         """Cut a partition for these members, in their order. Members beyond the number of key groups get none of it."""
         members = members[:GROUPS]
-        for member, key_range in zip(members, KeyRange.split(len(members)), strict=True):
+        for member, key_range in zip(
+            members, KeyRange.split(len(members)), strict=True
+        ):
             self.give(topic, partition, member, key_range)
 
     def ranges(self) -> dict[str, Held]:
         return {
-            member: {topic: tuple(sorted(ranges)) for topic, ranges in sorted(of.items())}
+            member: {
+                topic: tuple(sorted(ranges)) for topic, ranges in sorted(of.items())
+            }
             for member, of in self._of.items()
         }
 
@@ -217,7 +256,9 @@ def _topics(
     Members that do not share read no topic whose partitions are cut.
     """
     for topic in sorted(partitions):
-        readers = sorted(id_ for id_, member in members.items() if topic in member.topics)
+        readers = sorted(
+            id_ for id_, member in members.items() if topic in member.topics
+        )
         sharers = [id_ for id_ in readers if members[id_].allow_key_share]
         share = topic in shareable and len(sharers) > partitions[topic]
         if readers and partitions[topic]:

@@ -15,7 +15,11 @@ from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
+from coopstreams.consumer.group_assignment import (
+    assign_consumers,
+    topic_number,
+    topic_numbers,
+)
 from coopstreams.consumer.ownership import Alone, Openings, Ownership, Shared
 from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.session import ConsumerSession, RangesCallback
@@ -61,16 +65,32 @@ def alone(
         for at, ranges in wanted.items()
         for key_range in ranges or (WHOLE,)
     ]
-    ownership = Alone(GroupAdmin(config.client, config["group.id"], timeout_s=config["connect.timeout.ms"] / 1000))
+    ownership = Alone(
+        GroupAdmin(
+            config.client,
+            config["group.id"],
+            timeout_s=config["connect.timeout.ms"] / 1000,
+        )
+    )
     # The id depends on the key ranges only: a replacement that reads the same fences its predecessor, and ends the
     # transaction that it left open.
-    what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[
-        :16
-    ]
+    what = hashlib.sha256(
+        "\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()
+    ).hexdigest()[:16]
     transactional_id = f"{config['group.id']}-alone-{what}"
     host = wiring.host
     session = _session(
-        config, host, log, ownership, topics, transactional_id, filter_, policies, {}, host.inbox(), parts=True
+        config,
+        host,
+        log,
+        ownership,
+        topics,
+        transactional_id,
+        filter_,
+        policies,
+        {},
+        host.inbox(),
+        parts=True,
     )
     # No coordinator counts generations here: if two consumers choose the same term, the later start outranks the other.
     session.openings.barrier.generation = host.wall_ms() // 1000
@@ -99,10 +119,17 @@ def shared(
     polled = [host.now()]
 
     def info() -> MemberInfo:
-        return MemberInfo(transactional[0], host.called(), transactional_ids=transactional, allow_key_share=parts)
+        return MemberInfo(
+            transactional[0],
+            host.called(),
+            transactional_ids=transactional,
+            allow_key_share=parts,
+        )
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
-        partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
+        partitions, shareable = policies.for_leader(
+            {topic for state in states.values() for topic in state.topics}
+        )
         return assign_consumers(assignor, partitions, shareable, states)
 
     timings = Timings(
@@ -160,7 +187,9 @@ def _session(
     parts: bool,
     follower: Follower | None = None,
 ) -> ConsumerSession:
-    follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
+    follower = follower or Follower(
+        log, config["group.id"], replication=config["replication.factor"]
+    )
     follower.check_policy()
 
     def sources(task: TaskId) -> tuple[TopicPartition, ...]:
@@ -177,33 +206,67 @@ def _session(
         host=host,
     )
     # Match the whole id: the id of another group may begin with this group's id.
-    form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
+    form = re.compile(
+        re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?"
+    )
     member = ownership.group if isinstance(ownership, Shared) else None
     commits = [follower.partition.topic]
     barrier = Barrier(
-        member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits), host
+        member,
+        follower,
+        lambda name: form.fullmatch(name) is not None,
+        lambda dead: log.settle(dead, commits),
+        host,
     )
     openings = Openings(follower, barrier, positions, host)
-    reader = partial(log.reader, committed_only=config["isolation.level"] == "read_committed")
-    fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
+    reader = partial(
+        log.reader, committed_only=config["isolation.level"] == "read_committed"
+    )
+    fetching = Fetching(
+        reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_
+    )
     in_offset_order = config["commit.order"] == "offset"
     timeout_s = config["transaction.timeout.ms"] / 1000
-    log.timeout_s = timeout_s  # for the rest of the writer's life: brokers have been found by now
-    committing = Committing(log, follower, transactional_id, timeout_s, host, in_offset_order=in_offset_order)
+    log.timeout_s = (
+        timeout_s  # for the rest of the writer's life: brokers have been found by now
+    )
+    committing = Committing(
+        log,
+        follower,
+        transactional_id,
+        timeout_s,
+        host,
+        in_offset_order=in_offset_order,
+    )
     log.timeout_s = STEADY_S
     return ConsumerSession(
-        config, host, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts
+        config,
+        host,
+        ownership,
+        follower,
+        openings,
+        fetching,
+        committing,
+        policies,
+        inbox,
+        listeners,
+        parts=parts,
     )
 
 
 def _check(
-    config: ConsumerConfig, log: Log, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]
+    config: ConsumerConfig,
+    log: Log,
+    policies: Policies,
+    wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
 ) -> None:
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])
     for at, ranges in wanted.items():
         if at.partition not in range(counts.get(at.topic, 0)):
-            raise UnknownTopicError(f"there is no {at}: create the topic first, or correct the name")
+            raise UnknownTopicError(
+                f"there is no {at}: create the topic first, or correct the name"
+            )
         for i, key_range in enumerate(ranges):
             if any(key_range.overlaps(other) for other in ranges[:i]):
                 raise ValueError(

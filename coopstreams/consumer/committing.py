@@ -53,7 +53,9 @@ class CommitResult:
     """
 
     offset: Mapping[TopicPartition, int] = field(default_factory=dict)
-    last_stable_offset: Mapping[TopicPartition, int | None] = field(default_factory=dict)
+    last_stable_offset: Mapping[TopicPartition, int | None] = field(
+        default_factory=dict
+    )
     ranges: Mapping[TopicPartition, Runs] = field(default_factory=dict)
 
 
@@ -72,7 +74,9 @@ class Committing:
     ) -> None:
         """Open the writer. Its `transactional_id` ends a transaction that a predecessor with the same id left open."""
         self._host, self._follower = host, follower
-        self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
+        self._writer: Writer = log.writer(
+            transactional_id, lambda: [follower.partition.topic]
+        )
         self._timeout_s = timeout_s
         self.in_offset_order = in_offset_order
         self.in_order = False
@@ -99,7 +103,10 @@ class Committing:
         self._commit_again(shares, ownership, claim=True)
 
     def commit(
-        self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str] | None
+        self,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        metadata: Mapping[TopicPartition, str] | None,
     ) -> CommitResult:
         """Commit the done records of these key ranges in a transaction of its own; write nothing if nothing changed.
 
@@ -111,11 +118,15 @@ class Committing:
         """
         for share in shares:
             share.stand(in_order=self.in_order)
-            share.progress.metadata = "" if metadata is None else metadata.get(share.at, "")
+            share.progress.metadata = (
+                "" if metadata is None else metadata.get(share.at, "")
+            )
         moved = [
             share
             for share in shares
-            if share.progress.metadata or share.progress.moved or share.progress.mirror_due(self._follower)
+            if share.progress.metadata
+            or share.progress.moved
+            or share.progress.mirror_due(self._follower)
         ]
         if metadata is None:
             for share in moved:
@@ -180,7 +191,9 @@ class Committing:
         """Close the writer."""
         self._writer.close()
 
-    def _commit_again(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool) -> None:
+    def _commit_again(
+        self, shares: Sequence[Share], ownership: Ownership, *, claim: bool
+    ) -> None:
         """Commit these key ranges without any new record, with the metadata of the last commit."""
         for share in shares:
             share.progress.metadata = share.metadata
@@ -189,7 +202,9 @@ class Committing:
             share.progress.committed()
             share.progress.metadata = ""
 
-    def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
+    def _in_own_transaction(
+        self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False
+    ) -> None:
         try:
             self._writer.begin()
             self._write(self._writer, shares, ownership, shares[0].epoch, claim=claim)
@@ -209,13 +224,23 @@ class Committing:
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = self._host.wall_ms()
-            keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]
+            keys, values = (
+                [key for key, _ in commit.records],
+                [value for _, value in commit.records],
+            )
             where = self._follower.partition
-            transaction.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)
+            transaction.append(
+                where.topic, keys, values, [now] * len(keys), partitions=where.partition
+            )
         transaction.flush(self._timeout_s)
         ownership.commit(transaction, commit, epoch, self._timeout_s)
 
-    def _await_turn(self, shares: Sequence[Share], news: Mapping[TopicPartition, Runs], ownership: Ownership) -> None:
+    def _await_turn(
+        self,
+        shares: Sequence[Share],
+        news: Mapping[TopicPartition, Runs],
+        ownership: Ownership,
+    ) -> None:
         """Return when other consumers have committed everything before the first offset of this commit.
 
         Raises:
@@ -223,11 +248,14 @@ class Committing:
         """
         first = {at: runs[0][0] for at, runs in news.items() if runs}
         give_up = self._host.now() + self._timeout_s / 2
-        while blocked := behind(first, {at: self._others_stable(at, shares) for at in first}):
+        while blocked := behind(
+            first, {at: self._others_stable(at, shares) for at in first}
+        ):
             if self._host.now() > give_up:
                 self._in_turn |= blocked.keys()
                 reasons = ", ".join(
-                    f"{at} from {first[at]} on, the others are at {stable}" for at, stable in blocked.items()
+                    f"{at} from {first[at]} on, the others are at {stable}"
+                    for at, stable in blocked.items()
                 )
                 raise LogError(
                     "commit.order=offset: not everything before this commit is committed after "
@@ -237,7 +265,9 @@ class Committing:
             self.let_pass(shares, ownership)
             self._follower.poll(WAIT_S)
 
-    def _others_stable(self, at: TopicPartition, shares: Collection[Share]) -> int | None:
+    def _others_stable(
+        self, at: TopicPartition, shares: Collection[Share]
+    ) -> int | None:
         """Return the stable offset of a partition, with this consumer's own key ranges counted as done."""
         mine = [share for share in shares if share.at == at]
         own = [Segment(share.id.key_range, 1 << 62) for share in mine]
@@ -245,7 +275,10 @@ class Committing:
         return None if stable is None else stable.offset
 
     def _result(
-        self, shares: Sequence[Share], moved: Sequence[Share], news: Mapping[TopicPartition, Runs]
+        self,
+        shares: Sequence[Share],
+        moved: Sequence[Share],
+        news: Mapping[TopicPartition, Runs],
     ) -> CommitResult:
         for share in moved:
             share.progress.committed()
@@ -254,12 +287,23 @@ class Committing:
         own: dict[TopicPartition, list[Segment]] = {}
         plain = {}
         for share in shares:
-            own.setdefault(share.at, []).extend(share.progress.committed_segments(share.at))
+            own.setdefault(share.at, []).extend(
+                share.progress.committed_segments(share.at)
+            )
             plain[share.at] = share.progress.plain_offset(share.at)
-        stable = {at: self._follower.stable(at, plain[at], segments) for at, segments in own.items()}
+        stable = {
+            at: self._follower.stable(at, plain[at], segments)
+            for at, segments in own.items()
+        }
         return CommitResult(
-            {at: min(segment.position for segment in segments) for at, segments in own.items()},
-            {at: None if found is None else found.offset for at, found in stable.items()},
+            {
+                at: min(segment.position for segment in segments)
+                for at, segments in own.items()
+            },
+            {
+                at: None if found is None else found.offset
+                for at, found in stable.items()
+            },
             news,
         )
 
@@ -275,12 +319,16 @@ def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
 P = TypeVar("P")
 
 
-def behind(first: Mapping[P, int], stable: Mapping[P, int | None]) -> dict[P, int | None]:
+def behind(
+    first: Mapping[P, int], stable: Mapping[P, int | None]
+) -> dict[P, int | None]:
     """Return the partitions in which offsets before a commit are not all done; empty: the commit may proceed.
 
     Shape: `first` has the first offset that the commit covers in each partition; `stable` the first offset that is not
     done there, None: unknown.
     """
     return {
-        at: stable.get(at) for at, offset in first.items() if (reached := stable.get(at)) is None or reached < offset
+        at: stable.get(at)
+        for at, offset in first.items()
+        if (reached := stable.get(at)) is None or reached < offset
     }

@@ -26,7 +26,12 @@ from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.session import ConsumerSession, Ranges, RangesCallback, by_partition
+from coopstreams.consumer.session import (
+    ConsumerSession,
+    Ranges,
+    RangesCallback,
+    by_partition,
+)
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.kafka.producer import ProducerTransaction
@@ -68,8 +73,12 @@ class CooperativeConsumer:
         """
         self._config, self._wiring = ConsumerConfig.of(config), wiring
         self._filter = filter
-        self._assignor = assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
-        self._log = wiring.cluster(self._config.client, self._config["connect.timeout.ms"] / 1000)
+        self._assignor = (
+            assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
+        )
+        self._log = wiring.cluster(
+            self._config.client, self._config["connect.timeout.ms"] / 1000
+        )
         self._lock = threading.RLock()
         self._ids = transactional_ids(self._config["group.id"], wiring.host)
         self._running: ConsumerSession | None = None
@@ -123,10 +132,14 @@ class CooperativeConsumer:
             UnknownTopicError: a partition that does not exist.
             ValueError: key ranges that overlap.
         """
-        wanted = {TopicPartition(*at): tuple(ranges) for at, ranges in partitions.items()}
+        wanted = {
+            TopicPartition(*at): tuple(ranges) for at, ranges in partitions.items()
+        }
         with self._lock:
             self._check_new()
-            self._running = alone(self._config, self._wiring, self._log, wanted, self._filter)
+            self._running = alone(
+                self._config, self._wiring, self._log, wanted, self._filter
+            )
 
     def assignment(self) -> Ranges:
         """Return the key ranges that are open here, by partition."""
@@ -135,7 +148,9 @@ class CooperativeConsumer:
 
     # --- records ---
 
-    def consume(self, num_messages: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
+    def consume(
+        self, num_messages: int = 500, timeout_s: float = 1.0
+    ) -> list[ConsumerRecord]:
         """Return up to `num_messages` records; block up to `timeout_s` for the first one.
 
         Returns early when the group revokes something. Hands out no committed records, and none of key ranges that are
@@ -176,7 +191,9 @@ class CooperativeConsumer:
             ValueError: the offset is below 0; confluent-kafka's OFFSET_BEGINNING and OFFSET_END are not known here.
         """
         if offset < 0:
-            raise ValueError(f"{TopicPartition(*partition)}: offset {offset} is below 0")
+            raise ValueError(
+                f"{TopicPartition(*partition)}: offset {offset} is below 0"
+            )
         with self._lock:
             self._session.take_done()
             for share in self._shares_of(TopicPartition(*partition)):
@@ -208,7 +225,9 @@ class CooperativeConsumer:
         with self._lock:
             session = self._free
             session.take_done()
-            named = {TopicPartition(*at): offset for at, offset in (offsets or {}).items()}
+            named = {
+                TopicPartition(*at): offset for at, offset in (offsets or {}).items()
+            }
             if offsets is None:
                 shares = list(session.shares.values())
             else:
@@ -244,16 +263,22 @@ class CooperativeConsumer:
                     "individual commits are turned off (accept.individual.commit of the cluster, or "
                     "allow.individual.commit of this consumer)"
                 )
-            named = {TopicPartition(*at): normalise(some) for at, some in ranges.items()}
+            named = {
+                TopicPartition(*at): normalise(some) for at, some in ranges.items()
+            }
             shares = [share for at in named for share in self._shares_of(at)]
             for at, runs in named.items():
-                self._check_ranges(at, runs, [share for share in shares if share.at == at])
+                self._check_ranges(
+                    at, runs, [share for share in shares if share.at == at]
+                )
             self._check_wanted(shares, expected or {})
             for share in shares:
                 share.inflight.done_by_name(named[share.at])
             return session.commit(shares, {share.at: metadata for share in shares})
 
-    def committed(self, partitions: Iterable[Partition]) -> dict[TopicPartition, OffsetAndRanges | None]:
+    def committed(
+        self, partitions: Iterable[Partition]
+    ) -> dict[TopicPartition, OffsetAndRanges | None]:
         """Return the commits of the whole group that were finished before this call.
 
         Raises:
@@ -262,10 +287,14 @@ class CooperativeConsumer:
         with self._lock:
             session = self._session
             asked = [TopicPartition(*at) for at in partitions]
-            return group_offsets(session.ownership.group, session.follower, asked, self._wiring.host)
+            return group_offsets(
+                session.ownership.group, session.follower, asked, self._wiring.host
+            )
 
     @contextmanager
-    def transaction(self, producer: Any, *, metadata: str | Mapping[Partition, str] = "") -> Iterator[None]:
+    def transaction(
+        self, producer: Any, *, metadata: str | Mapping[Partition, str] = ""
+    ) -> Iterator[None]:
         """Commit what the body produces and marks `done`, both or neither.
 
         If neither counts, everything since the last commit is handed out again.
@@ -281,9 +310,13 @@ class CooperativeConsumer:
         with self._lock:
             session = self._session
             if not isinstance(session.ownership, Shared):
-                raise GroupError("transactions need the fence of a group: subscribe, do not assign")
+                raise GroupError(
+                    "transactions need the fence of a group: subscribe, do not assign"
+                )
             session.take_done()
-            transaction = ProducerTransaction(producer, self._config["transaction.timeout.ms"] / 1000)
+            transaction = ProducerTransaction(
+                producer, self._config["transaction.timeout.ms"] / 1000
+            )
             self._in_transaction = True
             try:
                 with transaction.open():
@@ -294,7 +327,12 @@ class CooperativeConsumer:
                         raise MembershipLostError(
                             "key ranges of this transaction have another owner by now; what is uncommitted is void"
                         )
-                    session.committing.commit_in(transaction, shares, session.ownership, _beside(shares, metadata))
+                    session.committing.commit_in(
+                        transaction,
+                        shares,
+                        session.ownership,
+                        _beside(shares, metadata),
+                    )
             except BaseException:
                 session.reopen()
                 raise
@@ -329,7 +367,9 @@ class CooperativeConsumer:
         with self._lock:
             wanted = {TopicPartition(*at) for at in partitions}
             lists = self._session.revocations
-            return lists.delay([share for share in [*lists.next, *lists.lost] if share.at in wanted])
+            return lists.delay(
+                [share for share in [*lists.next, *lists.lost] if share.at in wanted]
+            )
 
     def close(self) -> None:
         """Commit everything done, leave the group, close all connections. Idempotent. Not within a transaction."""
@@ -344,7 +384,10 @@ class CooperativeConsumer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -362,21 +405,33 @@ class CooperativeConsumer:
     def _session(self) -> ConsumerSession:
         session = self._running
         if session is None:
-            raise GroupError("this consumer reads nothing: call subscribe or assign first (and nothing after close)")
+            raise GroupError(
+                "this consumer reads nothing: call subscribe or assign first (and nothing after close)"
+            )
         return session
 
     def _check_new(self) -> None:
         if self._running is not None:
-            raise ConfigError("this consumer has a subscription or an assignment already: make another one")
+            raise ConfigError(
+                "this consumer has a subscription or an assignment already: make another one"
+            )
 
     def _shares_of(self, at: TopicPartition) -> list[Share]:
         shares = [share for share in self._session.shares.values() if share.at == at]
         if not shares:
-            raise GroupError(f"no key range of {at} is open here: it is not assigned, or not yet, or not any more")
+            raise GroupError(
+                f"no key range of {at} is open here: it is not assigned, or not yet, or not any more"
+            )
         return shares
 
-    def _check_ranges(self, at: TopicPartition, runs: Runs, shares: Collection[Share]) -> None:
-        stands = min(segment.position for share in shares for segment in share.inflight.segments())
+    def _check_ranges(
+        self, at: TopicPartition, runs: Runs, shares: Collection[Share]
+    ) -> None:
+        stands = min(
+            segment.position
+            for share in shares
+            for segment in share.inflight.segments()
+        )
         if runs and runs[-1][1] < stands:
             raise IndividualCommitTooOldError(
                 f"{at}: everything below {stands} is committed; the last offset named is {runs[-1][1]}",
@@ -389,19 +444,30 @@ class CooperativeConsumer:
                     f"{share}: with these there would be more than {most} ranges (max.individual.commits)"
                 )
 
-    def _check_wanted(self, shares: Collection[Share], expected: Mapping[Partition, int]) -> None:
+    def _check_wanted(
+        self, shares: Collection[Share], expected: Mapping[Partition, int]
+    ) -> None:
         """Check that these key ranges are where the caller expects them, and still this consumer's.
 
         Before any offset is noted as done by name: the next commit would have it.
         """
-        for at, offset in ((TopicPartition(*at), offset) for at, offset in expected.items()):
-            stands = min((share.progress.durable(at) for share in shares if share.at == at), default=None)
+        for at, offset in (
+            (TopicPartition(*at), offset) for at, offset in expected.items()
+        ):
+            stands = min(
+                (share.progress.durable(at) for share in shares if share.at == at),
+                default=None,
+            )
             if stands != offset:
-                raise CommitConflictError(f"{at} is committed up to {stands}, not {offset}; nothing was committed")
+                raise CommitConflictError(
+                    f"{at} is committed up to {stands}, not {offset}; nothing was committed"
+                )
         self._session.check_overtaken(shares)
 
 
-def _beside(shares: Iterable[Share], metadata: str | Mapping[Partition, str]) -> dict[TopicPartition, str]:
+def _beside(
+    shares: Iterable[Share], metadata: str | Mapping[Partition, str]
+) -> dict[TopicPartition, str]:
     """Return the metadata for the partition of each share."""
     if isinstance(metadata, str):
         return {share.at: metadata for share in shares}

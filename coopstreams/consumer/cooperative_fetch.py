@@ -67,7 +67,9 @@ class Acquired:
     def hand_out(self, most: int) -> list[AcquiredRecord]:
         """Return up to `most` records for the user."""
         with self._changed:
-            records = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            records = [
+                self._waiting.popleft() for _ in range(min(most, len(self._waiting)))
+            ]
             self._out |= {record.id: record for record in records}
             return records
 
@@ -126,17 +128,30 @@ class CooperativeFetch:
         """
         settings = resolved(settings)
         if "group.id" not in settings:
-            raise ConfigError("group.id is not set: name the share group whose members share the work")
-        said = {name: str(settings.get(name, default)) for name, (_, default) in _OF_THE_GROUP.items()}
-        client = {name: value for name, value in settings.items() if name not in said and name != "group.id"}
+            raise ConfigError(
+                "group.id is not set: name the share group whose members share the work"
+            )
+        said = {
+            name: str(settings.get(name, default))
+            for name, (_, default) in _OF_THE_GROUP.items()
+        }
+        client = {
+            name: value
+            for name, value in settings.items()
+            if name not in said and name != "group.id"
+        }
         try:
             self._gap_s = integer(1)(said["max.gap.wait.ms"]) / 1000
         except ValueError as error:
-            raise ConfigError(f"max.gap.wait.ms = {said['max.gap.wait.ms']!r}: must be {error}") from None
+            raise ConfigError(
+                f"max.gap.wait.ms = {said['max.gap.wait.ms']!r}: must be {error}"
+            ) from None
         self._log = KafkaLog(client)
         self._log.partitions()  # raises the usual error if no broker answers
         self._client = KafkaShare(
-            client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()}
+            client,
+            settings["group.id"],
+            {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()},
         )
         self._acquired = Acquired()
         self._until = 0.0
@@ -152,7 +167,9 @@ class CooperativeFetch:
         """
         known = self._log.partitions(topics)
         if missing := sorted(set(topics) - known.keys()):
-            raise UnknownTopicError(f"Kafka has no topic {', '.join(missing)}. Create it first, or correct the name.")
+            raise UnknownTopicError(
+                f"Kafka has no topic {', '.join(missing)}. Create it first, or correct the name."
+            )
         with closing(PolicyTopic(self._log)) as policies:
             check_allowed(policies.read(), topics)
         self._client.subscribe(topics)
@@ -174,7 +191,9 @@ class CooperativeFetch:
             if self._acquired.empty:
                 self.commit()
                 now = time.monotonic()
-                self._acquired.take(self._client.poll(max(0.0, min(give_up - now, _POLL_S))))
+                self._acquired.take(
+                    self._client.poll(max(0.0, min(give_up - now, _POLL_S)))
+                )
                 self._until = now + self._gap_s
             if (self._acquired.idle or num_records < 1) and time.monotonic() >= give_up:
                 return []
@@ -202,7 +221,12 @@ class CooperativeFetch:
             self._client.acknowledge(record, done=done)
         refused = self._client.commit(_COMMIT_S)
         for partition, reason in refused.items():
-            log.warning("%s: some of %d records are done twice: %s", partition, len(finished), reason)
+            log.warning(
+                "%s: some of %d records are done twice: %s",
+                partition,
+                len(finished),
+                reason,
+            )
         return refused
 
     def close(self) -> None:
@@ -219,15 +243,23 @@ class CooperativeFetch:
             self._log.close()
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        counts = time.monotonic() < self._until and self._acquired.finish(record, done=done)
+        counts = time.monotonic() < self._until and self._acquired.finish(
+            record, done=done
+        )
         if not counts:
-            log.warning("%s-%d, offset %d: finished after it was delivered again; it is done twice", *record.id)
+            log.warning(
+                "%s-%d, offset %d: finished after it was delivered again; it is done twice",
+                *record.id,
+            )
         return counts
 
     def _let_go_of_what_expired(self) -> None:
         if time.monotonic() >= self._until and not self._acquired.empty:
             left = self._release_left()
-            log.warning("%d records were not finished within max.gap.wait.ms; they are delivered again", left)
+            log.warning(
+                "%d records were not finished within max.gap.wait.ms; they are delivered again",
+                left,
+            )
 
     def _release_left(self) -> int:
         """Return unfinished records to the broker, and count them: the client polls again only after that."""

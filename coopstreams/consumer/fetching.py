@@ -92,9 +92,16 @@ class Fetching:
             partition = self._partitions.get(batch.partition)
             if partition is not None:
                 partition.at = batch.next_offset
-                columns = batch.columns if self._filter is None else self._filter.columns(batch.columns)
+                columns = (
+                    batch.columns
+                    if self._filter is None
+                    else self._filter.columns(batch.columns)
+                )
                 partition.shares[batch.slot].take(
-                    columns, batch.next_offset, self._room, values=self._reserves(batch.partition.topic)
+                    columns,
+                    batch.next_offset,
+                    self._room,
+                    values=self._reserves(batch.partition.topic),
                 )
         self._again.fetch(0.0 if batches else timeout_s)
 
@@ -139,21 +146,41 @@ class Fetching:
         self._changed |= {
             at
             for at, partition in self._partitions.items()
-            if any(share.behind and not share.waiting and not share.stuck for share in partition.shares)
+            if any(
+                share.behind and not share.waiting and not share.stuck
+                for share in partition.shares
+            )
         }
         if not self._changed:
             return
-        changed = {at: self._partitions[at] for at in self._changed & self._partitions.keys()}
+        changed = {
+            at: self._partitions[at] for at in self._changed & self._partitions.keys()
+        }
         for partition in changed.values():
             partition.shares.sort(key=lambda share: share.id)
             for share in partition.shares:
-                if share.behind and not share.waiting and (partition.at is None or not share.stuck):
+                if (
+                    share.behind
+                    and not share.waiting
+                    and (partition.at is None or not share.stuck)
+                ):
                     share.behind = False
-            if taking := [share.taken for share in partition.shares if not share.behind]:
+            if taking := [
+                share.taken for share in partition.shares if not share.behind
+            ]:
                 partition.at = min(taking)
-        positions = {at: Position(partition.at or 0) for at, partition in self._partitions.items()}
+        positions = {
+            at: Position(partition.at or 0)
+            for at, partition in self._partitions.items()
+        }
         if self._remade:
-            self._reader.assign({at: position for at, position in positions.items() if at not in self._remade})
+            self._reader.assign(
+                {
+                    at: position
+                    for at, position in positions.items()
+                    if at not in self._remade
+                }
+            )
             self._remade.clear()
         self._reader.assign(positions)
         for at, partition in changed.items():

@@ -29,13 +29,23 @@ class RecordFilter:
 
     def passes(self, key: bytes | None, value: bytes | None) -> bool:
         """Return whether the record passes."""
-        if (self.allow_keys is not None and key not in self.allow_keys) or key in self.deny_keys:
+        if (
+            self.allow_keys is not None and key not in self.allow_keys
+        ) or key in self.deny_keys:
             return False
         size = len(key or b"") + len(value or b"")
-        return size >= self.min_record_bytes and (self.max_record_bytes is None or size <= self.max_record_bytes)
+        return size >= self.min_record_bytes and (
+            self.max_record_bytes is None or size <= self.max_record_bytes
+        )
 
     def columns(self, columns: Columns) -> Columns:
         """Return the records that pass."""
         return columns.pick(
-            [i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)]
+            [
+                i
+                for i, record in enumerate(
+                    zip(columns.keys, columns.values, strict=True)
+                )
+                if self.passes(*record)
+            ]
         )

@@ -40,7 +40,10 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
 
 
 def assign_consumers(
-    assignor: Assignor, partitions: Mapping[str, int], shareable: Collection[str], members: Mapping[str, MemberState]
+    assignor: Assignor,
+    partitions: Mapping[str, int],
+    shareable: Collection[str],
+    members: Mapping[str, MemberState],
 ) -> dict[str, Assignment]:
     """Return each member's assignment. Topics that are not among `partitions` are not assigned.
 
@@ -48,22 +51,31 @@ def assign_consumers(
         AssignmentError: the assignor's ranges overlap or leave a hole; no member is assigned anything.
     """
     topics = topic_numbers(partitions)
-    consumers = {id_: state for id_, state in members.items() if not state.info.topology}
+    consumers = {
+        id_: state for id_, state in members.items() if not state.info.topology
+    }
     strangers = {id_: state for id_, state in members.items() if state.info.topology}
     wanted = {id_: _subscription(state, topics) for id_, state in consumers.items()}
-    assigned = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
+    assigned = checked(
+        partitions, wanted, shareable, assignor(partitions, wanted, shareable)
+    )
     target = {id_: _tasks(assigned.get(id_, {})) for id_ in consumers}
     claims = claims_of(consumers)
     # Instances of an application hold tasks whose topics are unknown here: grant nothing until they have released them.
     held = any(state.tasks for state in strangers.values())
     granted = (
-        dict.fromkeys(consumers, ()) if held else _whole_or_shared(grant(target, claims), topics, wanted, shareable)
+        dict.fromkeys(consumers, ())
+        if held
+        else _whole_or_shared(grant(target, claims), topics, wanted, shareable)
     )
     check_granted(granted, claims)
     settled = granted == target
     counts = {topic_number(topic): count for topic, count in partitions.items()}
     cluster = Cluster(
-        members=tuple(Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)),
+        members=tuple(
+            Member(id_, members[id_].info, granted.get(id_, ()))
+            for id_ in sorted(members)
+        ),
         partitions=counts,
     )
     given = {
@@ -71,7 +83,12 @@ def assign_consumers(
         for id_, state in consumers.items()
     }
     refused = {
-        id_: Assignment(state.info.process, settled=settled, cluster=cluster, error=_STRANGER.format(id_))
+        id_: Assignment(
+            state.info.process,
+            settled=settled,
+            cluster=cluster,
+            error=_STRANGER.format(id_),
+        )
         for id_, state in strangers.items()
     }
     return given | refused
@@ -86,7 +103,9 @@ _STRANGER = (
 def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription:
     known = frozenset(state.topics) & frozenset(topics.values())
     held, promised = _held(state.tasks, topics), _held(state.target, topics)
-    return Subscription(known, state.info.allow_key_share, held, promised, state.generation)
+    return Subscription(
+        known, state.info.allow_key_share, held, promised, state.generation
+    )
 
 
 def _whole_or_shared(
@@ -100,7 +119,8 @@ def _whole_or_shared(
         id_: tuple(
             task
             for task in tasks
-            if task.key_range.is_whole or (wanted[id_].allow_key_share and topics[task.subtopology] in shareable)
+            if task.key_range.is_whole
+            or (wanted[id_].allow_key_share and topics[task.subtopology] in shareable)
         )
         for id_, tasks in granted.items()
     }
@@ -111,7 +131,10 @@ def _held(tasks: Iterable[TaskId], topics: Mapping[int, str]) -> Held:
     for task in tasks:
         if task.subtopology in topics:
             held.setdefault(topics[task.subtopology], []).append(task)
-    return {topic: tuple((task.partition, task.key_range) for task in sorted(some)) for topic, some in held.items()}
+    return {
+        topic: tuple((task.partition, task.key_range) for task in sorted(some))
+        for topic, some in held.items()
+    }
 
 
 def _tasks(held: Held) -> tuple[TaskId, ...]:

@@ -47,7 +47,9 @@ class RangeOpening(Opening):
 class Openings:
     """The key ranges that wait for the barrier. Belongs to one thread."""
 
-    def __init__(self, follower: Follower, barrier: Barrier, positions: Positions, host: Host) -> None:
+    def __init__(
+        self, follower: Follower, barrier: Barrier, positions: Positions, host: Host
+    ) -> None:
         self.barrier = barrier
         self._follower = follower
         self._positions = positions
@@ -81,7 +83,11 @@ class Openings:
             LogError: the brokers did not answer (call again), or the log no longer has a position.
         """
         self.barrier.hunt()
-        ready = [one for one in self._waiting.values() if not any(one.id.conflicts(other) for other in held)]
+        ready = [
+            one
+            for one in self._waiting.values()
+            if not any(one.id.conflicts(other) for other in held)
+        ]
         passed = {one.id: one for one in self.barrier.passed(ready)}
         opened = self._positions.resolve(list(passed.values()), self.barrier.generation)
         if len(opened) < len(ready):
@@ -99,10 +105,13 @@ class Openings:
                     log.warning("%s waits: %s", one.id, trouble)
                     continue
                 if self._follower.passed(one.barrier):
-                    log.warning("%s waits for %s", one.id, self._positions.waits_for(one.id))
+                    log.warning(
+                        "%s waits for %s", one.id, self._positions.waits_for(one.id)
+                    )
                     continue
                 names = (
-                    ", ".join(sorted(self._follower.blockers(one.barrier))) or "of another group in the same partition"
+                    ", ".join(sorted(self._follower.blockers(one.barrier)))
+                    or "of another group in the same partition"
                 )
                 log.warning(
                     "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: "
@@ -123,7 +132,13 @@ class Alone:
     def __init__(self, group: GroupAdmin) -> None:
         self.group = group
 
-    def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:  # noqa: ARG002
+    def commit(
+        self,
+        writer: Transaction,
+        plan: CommitPlan,
+        epoch: int,  # noqa: ARG002 - no fence asks for it
+        timeout_s: float,
+    ) -> None:
         """Commit the transaction, then commit the plain offsets without a fence.
 
         Positions are read from the individual commits; the plain offsets are for monitoring tools.
@@ -146,7 +161,9 @@ class Shared:
         self.group = member
         self.assigned: Assigned | None = None
 
-    def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
+    def commit(
+        self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float
+    ) -> None:
         """Send the plain offsets with the group's fence, last, and commit the transaction.
 
         Raises:

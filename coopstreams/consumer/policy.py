@@ -30,11 +30,18 @@ def read_policy(settings: Mapping[str, Any]) -> Policy:
     Raises:
         LogError: the policy topic cannot be read.
     """
-    with closing(KafkaLog(settings)) as cluster, closing(PolicyTopic(cluster)) as policies:
+    with (
+        closing(KafkaLog(settings)) as cluster,
+        closing(PolicyTopic(cluster)) as policies,
+    ):
         return policies.read()
 
 
-def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
+def set_policy(
+    settings: Mapping[str, Any],
+    values: Mapping[str, bool | None],
+    topic: str | None = None,
+) -> None:
     """Set the policy of a cluster, or of one of its topics; None: back to the default.
 
     Raises:
@@ -71,7 +78,9 @@ class Policies:
         self._look()
         missing = sorted(self._asked - self._counts.keys())
         if missing:
-            raise UnknownTopicError(f"there is no topic {', '.join(missing)}: create it first, or correct the name")
+            raise UnknownTopicError(
+                f"there is no topic {', '.join(missing)}: create it first, or correct the name"
+            )
 
     def changed(self) -> bool:
         """Refresh if it is time; return whether the group should rebalance.
@@ -91,7 +100,11 @@ class Policies:
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
         """Return the partition counts of these topics, as far as known, and which of them may be shared."""
         self._asked |= topics - {COMMIT_TOPIC}
-        known = {topic: self._counts[topic] for topic in topics - {COMMIT_TOPIC} if topic in self._counts}
+        known = {
+            topic: self._counts[topic]
+            for topic in topics - {COMMIT_TOPIC}
+            if topic in self._counts
+        }
         if len(known) < len(topics - {COMMIT_TOPIC}):
             self._look_at = 0.0
         return known, frozenset(filter(self.policy.accepts_range_fetch, known))
@@ -115,5 +128,8 @@ class Policies:
 
     def _seen(self) -> object:
         policy = self.policy
-        topics = {topic: (self._counts.get(topic), policy.accepts_range_fetch(topic)) for topic in set(self._asked)}
+        topics = {
+            topic: (self._counts.get(topic), policy.accepts_range_fetch(topic))
+            for topic in set(self._asked)
+        }
         return topics, policy.accepts_individual_commit

@@ -87,7 +87,11 @@ class Refetching:
     def _read(self, request: Refetch, timeout_s: float) -> None:
         self._reader = self._reader or self._make_reader()
         first, last = span(request.offsets, request.next)
-        if self._reading is None or self._reading[0] != request.at or not 0 <= first - self._reading[1] <= JUMP:
+        if (
+            self._reading is None
+            or self._reading[0] != request.at
+            or not 0 <= first - self._reading[1] <= JUMP
+        ):
             self._reader.assign({request.at: Position(first)})
             self._reading = request.at, first
         try:
@@ -99,7 +103,9 @@ class Refetching:
         for batch in batches:
             self._reading = request.at, batch.next_offset
             request.next = batch.next_offset
-            request.found.append(batch.columns.pick(_indexes(batch.columns.offsets, request.offsets)))
+            request.found.append(
+                batch.columns.pick(_indexes(batch.columns.offsets, request.offsets))
+            )
         if request.next > request.offsets[-1]:
             self._requests.popleft()
             request.waiting.fill(joined(request.found))

@@ -47,7 +47,12 @@ class Revocations(Generic[T]):
 
     def expire(self, now: float) -> set[T]:
         """Move the key ranges that are past their deadline to `lost`, and return them."""
-        late = {one for waiting in (self._next, self._thereafter) for one, until in waiting.items() if until <= now}
+        late = {
+            one
+            for waiting in (self._next, self._thereafter)
+            for one, until in waiting.items()
+            if until <= now
+        }
         self.lose(late)
         return late
 

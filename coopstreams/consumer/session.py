@@ -84,7 +84,9 @@ class ConsumerSession:
         self.openings = openings
         self.fetching = fetching
         self.committing = committing
-        self.revocations: Revocations[Share] = Revocations(config["max.revoke.delay.ms"] / 1000)
+        self.revocations: Revocations[Share] = Revocations(
+            config["max.revoke.delay.ms"] / 1000
+        )
         self.shares: dict[TaskId, Share] = {}
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
@@ -121,7 +123,10 @@ class ConsumerSession:
             left = deadline - self._host.now()
             if not records:
                 try:
-                    self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
+                    self.fetching.fetch(
+                        most,
+                        max(0.0, min(left, OPENING_S if self.openings else SLICE_S)),
+                    )
                 except (OffsetOutOfRangeError, UnknownTopicError):
                     if not self._lose_remade():
                         raise
@@ -139,7 +144,11 @@ class ConsumerSession:
             self.committing.hold(self.shares.values())
         return self.fetching.records(most)
 
-    def commit(self, shares: Collection[Share], metadata: Mapping[TopicPartition, str] | None = None) -> CommitResult:
+    def commit(
+        self,
+        shares: Collection[Share],
+        metadata: Mapping[TopicPartition, str] | None = None,
+    ) -> CommitResult:
         """Commit the done records of these key ranges. `metadata` None: that of their last commit stays.
 
         Raises:
@@ -170,7 +179,9 @@ class ConsumerSession:
             elif not share.inflight.done(offset):
                 twice.append(f"{share} {offset}")
         if twice:
-            log.warning("%d records were done already: %s", len(twice), ", ".join(twice[:5]))
+            log.warning(
+                "%d records were done already: %s", len(twice), ", ".join(twice[:5])
+            )
         if gone:
             log.warning(
                 "%d records are of key ranges that are not here any more, and are done again elsewhere: %s",
@@ -193,11 +204,21 @@ class ConsumerSession:
             rank = share.progress.term(share.at), self.openings.barrier.generation
             keys = [said.key for said in self.follower.live(share.at)]
             louder = [
-                key for key in keys if key.key_range.overlaps(share.id.key_range) and (key.term, key.generation) > rank
+                key
+                for key in keys
+                if key.key_range.overlaps(share.id.key_range)
+                and (key.term, key.generation) > rank
             ]
             if louder:
                 resolved = self.follower.resolve(share.at, share.id.key_range)
-                stable = min((one.segment.position for one in resolved if isinstance(one, Winner)), default=0)
+                stable = min(
+                    (
+                        one.segment.position
+                        for one in resolved
+                        if isinstance(one, Winner)
+                    ),
+                    default=0,
+                )
                 self.fetching.close([share])
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)
@@ -208,7 +229,11 @@ class ConsumerSession:
 
     def reopen(self) -> None:
         """Forget uncommitted progress, and open the key ranges again, so that their records are handed out again."""
-        epochs = {share.id: share.epoch for share in self.shares.values() if share not in self.revocations}
+        epochs = {
+            share.id: share.epoch
+            for share in self.shares.values()
+            if share not in self.revocations
+        }
         self.fetching.close(self.shares.values())
         leaving = [share for share in self.shares.values() if share in self.revocations]
         self._gone(leaving)
@@ -224,7 +249,9 @@ class ConsumerSession:
             if self.shares:
                 self.commit(list(self.shares.values()))
         except (LogError, GroupError) as error:
-            log.warning("closing: uncommitted records are processed again elsewhere: %s", error)
+            log.warning(
+                "closing: uncommitted records are processed again elsewhere: %s", error
+            )
         finally:
             self.openings.clear()
             self.ownership.close()
@@ -258,11 +285,17 @@ class ConsumerSession:
             self.commit(given_up)
         except (LogError, MembershipLostError) as error:
             names = ", ".join(map(str, given_up))
-            if isinstance(error, LogError) and (error.retryable or isinstance(error, FencedError)):
+            if isinstance(error, LogError) and (
+                error.retryable or isinstance(error, FencedError)
+            ):
                 log.warning("%s cannot be given up yet: %s; trying again", names, error)
                 self.revocations.ask(given_up, self._host.now())
                 return
-            log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
+            log.warning(
+                "giving up %s: uncommitted records are processed again elsewhere: %s",
+                names,
+                error,
+            )
         except BaseException:  # the user's, raised by a callback
             self.revocations.ask(given_up, self._host.now())
             raise
@@ -271,7 +304,8 @@ class ConsumerSession:
     def _obey(self) -> None:
         """Apply the cluster's policy and this consumer's settings."""
         self.committing.in_order = not (
-            self.config["allow.individual.commit"] and self._policies.policy.accepts_individual_commit
+            self.config["allow.individual.commit"]
+            and self._policies.policy.accepts_individual_commit
         )
 
     def _handle(self) -> None:
@@ -309,7 +343,9 @@ class ConsumerSession:
         self.revocations.keep(kept)
         for share in kept:
             share.leave(False)
-        self.openings.want([id_ for id_ in event.added if id_ not in self.shares], event.epoch)
+        self.openings.want(
+            [id_ for id_ in event.added if id_ not in self.shares], event.epoch
+        )
         if unopened := self.openings.drop(event.revoked):
             self.ownership.released(unopened)
         asked = [self.shares[id_] for id_ in event.revoked if id_ in self.shares]
@@ -326,7 +362,12 @@ class ConsumerSession:
         try:
             opened = self.openings.step(self.shares.keys())
             fresh = [
-                Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"])
+                Share(
+                    opening.id,
+                    progress,
+                    opening.epoch,
+                    self.config["max.individual.commits"],
+                )
                 for progress, opening in opened
             ]
             if fresh:
@@ -347,7 +388,9 @@ class ConsumerSession:
         """Take over done records; commit if they are many; rejoin when a key range becomes blocked."""
         self.take_done()
         most = self.config["max.num.ranges.to.commit"]
-        many = [share for share in self.shares.values() if share.inflight.many_news(most)]
+        many = [
+            share for share in self.shares.values() if share.inflight.many_news(most)
+        ]
         if many:
             self.commit(many)
         blocked = {share for share in self.shares.values() if share.inflight.blocked()}
@@ -393,10 +436,13 @@ class ConsumerSession:
         if not lost:
             return False
         log.warning(
-            "%s: the topic was deleted and made anew; records of the one before are lost", ", ".join(map(str, lost))
+            "%s: the topic was deleted and made anew; records of the one before are lost",
+            ", ".join(map(str, lost)),
         )
         self.fetching.close(lost, remade=True)
-        leaving = [share for share in lost if share in given_up or share in self.revocations]
+        leaving = [
+            share for share in lost if share in given_up or share in self.revocations
+        ]
         for share in lost:
             if share not in leaving:
                 del self.shares[share.id]
@@ -412,7 +458,11 @@ class ConsumerSession:
         self.fetching.close(shares)
         for share in shares:
             self.shares.pop(share.id, None)
-        if shares and isinstance(self.ownership, Shared) and self.ownership.assigned is not None:
+        if (
+            shares
+            and isinstance(self.ownership, Shared)
+            and self.ownership.assigned is not None
+        ):
             self.ownership.released([share.id for share in shares])
 
     def _tell(self, what: str, shares: Collection[Share]) -> None:

@@ -22,7 +22,11 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Makes this a static member: started again within `session.timeout.ms`, it gets its key ranges back, and "
         "the other members are not disturbed.",
     ),
-    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
+    "auto.offset.reset": (
+        one_of("earliest", "latest"),
+        "earliest",
+        "Where a group without a committed offset begins.",
+    ),
     "isolation.level": (
         one_of("read_committed", "read_uncommitted"),
         "read_committed",
@@ -70,7 +74,11 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
         10_000,
         "A process that sends no heartbeat for so long is removed from the group.",
     ),
-    "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
+    "heartbeat.interval.ms": (
+        integer(50),
+        400,
+        "Time between heartbeats; sets how fast a rebalance goes.",
+    ),
     "transaction.timeout.ms": (
         integer(1000),
         15_000,
@@ -87,7 +95,11 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
         -1,
         "Replicas of the topics with commits and policies, when they are made; -1: the broker's default.",
     ),
-    "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers before giving up."),
+    "connect.timeout.ms": (
+        integer(1000),
+        60_000,
+        "How long to look for the brokers before giving up.",
+    ),
 }
 """Every setting of coopstreams: its parser, its default, its meaning."""
 
@@ -118,11 +130,17 @@ class ConsumerConfig:
             try:
                 values[name] = SETTINGS[name][0](settings[name])
             except (ValueError, TypeError) as error:
-                raise ConfigError(f"{name} = {settings[name]!r}: must be {error}") from None
+                raise ConfigError(
+                    f"{name} = {settings[name]!r}: must be {error}"
+                ) from None
         if values["group.id"] is None:
-            raise ConfigError("group.id is not set: name the group whose progress is kept")
+            raise ConfigError(
+                "group.id is not set: name the group whose progress is kept"
+            )
         check_heartbeat(values)
-        client = {name: value for name, value in settings.items() if name not in SETTINGS}
+        client = {
+            name: value for name, value in settings.items() if name not in SETTINGS
+        }
         check_security(client)
         client.setdefault("consumer.group.id", values["group.id"])  # as `Config` does
         client["producer.transaction.timeout.ms"] = values["transaction.timeout.ms"]

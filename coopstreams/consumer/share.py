@@ -79,18 +79,31 @@ class Share:
         """Whether nothing can be handed out now."""
         return self.paused or self.held or self.leaving or self.inflight.blocked()
 
-    def take(self, columns: Columns, next_offset: int, room: Callable[[], int], *, values: bool) -> None:
+    def take(
+        self,
+        columns: Columns,
+        next_offset: int,
+        room: Callable[[], int],
+        *,
+        values: bool,
+    ) -> None:
         """Keep fetched records; if they cannot be handed out and exceed the room in the cache, drop them to read again.
 
         `room` returns the free bytes, and is called only then. `values`: whether to cache values, too.
         """
         if self.behind or next_offset <= self.taken:
             return
-        if len(columns) and columns.offsets[0] < self.taken:  # the reader went back for a sibling
-            columns = columns.slice(bisect_left(columns.offsets, self.taken), len(columns))
+        if (
+            len(columns) and columns.offsets[0] < self.taken
+        ):  # the reader went back for a sibling
+            columns = columns.slice(
+                bisect_left(columns.offsets, self.taken), len(columns)
+            )
         if not self.waiting:
             # No record lies below: siblings need not wait for this range, also if the first one is dropped.
-            self.inflight.hand_out((), (), columns.offsets[0] if len(columns) else next_offset)
+            self.inflight.hand_out(
+                (), (), columns.offsets[0] if len(columns) else next_offset
+            )
             if not len(columns):
                 self.taken = next_offset
                 return
@@ -107,11 +120,19 @@ class Share:
     def hand_out(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records for the user."""
         records: list[ConsumerRecord] = []
-        while len(records) < most and not self.stuck and self.waiting and self.waiting.ready:
+        while (
+            len(records) < most
+            and not self.stuck
+            and self.waiting
+            and self.waiting.ready
+        ):
             columns, next_offset = self.waiting.pop(
                 min(most - len(records), self.inflight.most - self.inflight.missing)
             )
-            records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
+            records += self._records(
+                columns,
+                self.inflight.hand_out(columns.keys, columns.offsets, next_offset),
+            )
         return records
 
     def first(self) -> int:
@@ -131,7 +152,11 @@ class Share:
 
         None if there are none, if they are being read already, or if the range is stuck.
         """
-        return None if self.stuck else self.waiting.ask(self.inflight.most - self.inflight.missing)
+        return (
+            None
+            if self.stuck
+            else self.waiting.ask(self.inflight.most - self.inflight.missing)
+        )
 
     def seek(self, offset: int) -> None:
         """Hand out from this offset on."""
@@ -148,7 +173,10 @@ class Share:
         """Set the segments of the next commit in `progress`, and return them; `in_order`: without new done runs."""
         segments = self.inflight.segments()
         if in_order:
-            segments = tuple(replace(segment, runs=self._committed_runs(segment)) for segment in segments)
+            segments = tuple(
+                replace(segment, runs=self._committed_runs(segment))
+                for segment in segments
+            )
         self.progress.stand(self.at, segments)
         return segments
 
@@ -159,7 +187,9 @@ class Share:
         """
         if self.waiting.first is not None:
             self.inflight.hand_out((), (), self.waiting.first)
-        self.progress.stand(self.at, self.inflight.passed_by(self.progress.staged_segments(self.at)))
+        self.progress.stand(
+            self.at, self.inflight.passed_by(self.progress.staged_segments(self.at))
+        )
 
     def _forget_waiting(self) -> None:
         """Drop the waiting records, to read them again."""
@@ -169,7 +199,9 @@ class Share:
     def _committed_runs(self, segment: Segment) -> Runs:
         """Return the done runs that are committed already: a later commit must not take them back."""
         before = [
-            done for done in self.progress.committed_segments(self.at) if done.key_range.overlaps(segment.key_range)
+            done
+            for done in self.progress.committed_segments(self.at)
+            if done.key_range.overlaps(segment.key_range)
         ]
         return reduce(common, (above(done.runs, segment.position) for done in before))
 

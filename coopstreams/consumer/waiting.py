@@ -60,7 +60,10 @@ class WaitingRecords:
     @property
     def first(self) -> int | None:
         """The offset of the first record; None: there is none."""
-        return next((batch.columns.offsets[0] for batch in self._batches if len(batch.columns)), None)
+        return next(
+            (batch.columns.offsets[0] for batch in self._batches if len(batch.columns)),
+            None,
+        )
 
     @property
     def all_asked(self) -> bool:
@@ -73,7 +76,9 @@ class WaitingRecords:
         self._batches.append(_Batch(columns, next_offset))
         self._loose = True
 
-    def keep(self, columns: Columns, next_offset: int, room: int, *, values: bool) -> bool:
+    def keep(
+        self, columns: Columns, next_offset: int, room: int, *, values: bool
+    ) -> bool:
         """Add records that cannot be handed out now; return False, and change nothing, if they exceed `room` bytes."""
         batch = _kept(columns, next_offset, values=values)
         if batch.bytes > room:
@@ -81,9 +86,18 @@ class WaitingRecords:
         last = self._batches[-1] if self._batches else None
         if last is not None and not len(columns):
             last.next_offset = next_offset
-        elif last is not None and last.bare and batch.bare and len(last.columns) + len(columns) <= BARE_RECORDS:
+        elif (
+            last is not None
+            and last.bare
+            and batch.bare
+            and len(last.columns) + len(columns) <= BARE_RECORDS
+        ):
             last.columns = Columns(
-                [*last.columns.keys, *columns.keys], (), (), array("q", [*last.columns.offsets, *columns.offsets]), ()
+                [*last.columns.keys, *columns.keys],
+                (),
+                (),
+                array("q", [*last.columns.offsets, *columns.offsets]),
+                (),
             )
             last.next_offset, last.bytes = next_offset, last.bytes + batch.bytes
         else:
@@ -100,7 +114,9 @@ class WaitingRecords:
         if self._loose and self.asked is None:
             before = self.bytes
             settled = [
-                batch if batch.bare else _kept(batch.columns, batch.next_offset, values=values)
+                batch
+                if batch.bare
+                else _kept(batch.columns, batch.next_offset, values=values)
                 for batch in self._batches
             ]
             self._batches = deque(settled)
@@ -142,7 +158,9 @@ class WaitingRecords:
             left = _Batch(rest, batch.next_offset, bare=True, bytes=_size(rest))
             self._batches.appendleft(left)
             self.bytes += left.bytes
-        self._batches.appendleft(_Batch(found, rest.offsets[0] if len(rest) else batch.next_offset))
+        self._batches.appendleft(
+            _Batch(found, rest.offsets[0] if len(rest) else batch.next_offset)
+        )
         self._loose = True
 
     def clear(self) -> None:
@@ -162,5 +180,7 @@ def _kept(columns: Columns, next_offset: int, *, values: bool) -> _Batch:
 def _size(columns: Columns) -> int:
     beside = RECORD_BYTES if len(columns.values) else BARE_BYTES
     return (
-        beside * len(columns) + sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
+        beside * len(columns)
+        + sum(map(len, filter(None, columns.keys)))
+        + sum(map(len, filter(None, columns.values)))
     )

@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 
-_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+_JVM = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.awt.headless=true",
+)
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
@@ -86,7 +91,11 @@ class KafkaBroker:
         self._settings = dict(settings or {})
         self._console = console or Console(stderr=True)
         self._version = version
-        self.secured = _secured(self.folder) if secure or (self.folder / _SECURITY).exists() else None
+        self.secured = (
+            _secured(self.folder)
+            if secure or (self.folder / _SECURITY).exists()
+            else None
+        )
         """Keys, certificates and the super user, if the broker is secured."""
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
@@ -101,9 +110,13 @@ class KafkaBroker:
     @property
     def running(self) -> BrokerProcess | None:
         """The broker process on this folder, whichever process started it; None if there is none."""
-        ended = self._process is not None and self._process.poll() is not None  # poll reaps a dead child
+        ended = (
+            self._process is not None and self._process.poll() is not None
+        )  # poll reaps a dead child
         if self._starting and not ended:
-            return recorded(self.folder)  # a child that was just forked does not have its command line yet
+            return recorded(
+                self.folder
+            )  # a child that was just forked does not have its command line yet
         return running(self.folder)
 
     @property
@@ -115,7 +128,9 @@ class KafkaBroker:
         """
         last = recorded(self.folder)
         if last is None:
-            raise DevError(f"no broker was started in {self.folder} yet. Call start(), or run: coopstreams dev")
+            raise DevError(
+                f"no broker was started in {self.folder} yet. Call start(), or run: coopstreams dev"
+            )
         return f"127.0.0.1:{last.port}"
 
     def answers(self, timeout_s: float = 2.0) -> bool:
@@ -171,7 +186,11 @@ class KafkaBroker:
     def pause(self) -> None:
         """Pause the process (SIGSTOP); return when it has stopped. Connections stay open, and requests time out."""
         self._signal(signal.SIGSTOP)
-        wait_until(lambda: (broker := self.running) is None or paused(broker.pid), STOP_TIMEOUT_S, every_s=0.001)
+        wait_until(
+            lambda: (broker := self.running) is None or paused(broker.pid),
+            STOP_TIMEOUT_S,
+            every_s=0.001,
+        )
 
     def resume(self) -> None:
         """Let a paused process continue (SIGCONT)."""
@@ -190,8 +209,12 @@ class KafkaBroker:
         return broker is not None
 
     def _end(self) -> None:
-        if self._signal(signal.SIGKILL) and not wait_until(lambda: self.running is None, STOP_TIMEOUT_S):
-            raise DevError(f"the broker process on {self.folder} does not end, even when killed")
+        if self._signal(signal.SIGKILL) and not wait_until(
+            lambda: self.running is None, STOP_TIMEOUT_S
+        ):
+            raise DevError(
+                f"the broker process on {self.folder} does not end, even when killed"
+            )
 
     def _launch(self, java: Java, classpath: str) -> bool:
         """Start a process on the folder; return False if the chosen free port is taken by now."""
@@ -201,16 +224,31 @@ class KafkaBroker:
             self._check_kept(self.secured)
             self.secured.make()
             inner_port = self._inner_port()
-            settings = self.secured.broker_settings(port, inner_port, controller_port) | settings
+            settings = (
+                self.secured.broker_settings(port, inner_port, controller_port)
+                | settings
+            )
         config = self.folder / "server.properties"
         self._check_ours(config)
-        config.write_text(properties_text(broker_settings(self.folder, port, controller_port, settings)))
+        config.write_text(
+            properties_text(
+                broker_settings(self.folder, port, controller_port, settings)
+            )
+        )
         if not (self.folder / "log" / "meta.properties").exists():
             self._format(java, classpath, config)
         beginning = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                java.command(*_JVM, *_LOGGING, *self._java_options(), "-cp", classpath, "kafka.Kafka", str(config)),
+                java.command(
+                    *_JVM,
+                    *_LOGGING,
+                    *self._java_options(),
+                    "-cp",
+                    classpath,
+                    "kafka.Kafka",
+                    str(config),
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -237,20 +275,34 @@ class KafkaBroker:
                 f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one."
             )
         last = recorded(self.folder)
-        wanted = self._port or (last.port if last and port_is_free(last.port) else free_port())
-        controller = last.controller_port if last and port_is_free(last.controller_port) else free_port()
+        wanted = self._port or (
+            last.port if last and port_is_free(last.port) else free_port()
+        )
+        controller = (
+            last.controller_port
+            if last and port_is_free(last.controller_port)
+            else free_port()
+        )
         return wanted, self._controller_port or controller
 
     def _inner_port(self) -> int:
         last = recorded(self.folder)
-        return last.inner_port if last and last.inner_port and port_is_free(last.inner_port) else free_port()
+        return (
+            last.inner_port
+            if last and last.inner_port and port_is_free(last.inner_port)
+            else free_port()
+        )
 
     def _java_options(self) -> tuple[str, ...]:
         return self.secured.java_options if self.secured is not None else ()
 
     def _check_ours(self, config: Path) -> None:
         """Check that settings in this file are from an earlier start, not those of another broker."""
-        if recorded(self.folder) is None and config.exists() and str(self.folder / "log") not in config.read_text():
+        if (
+            recorded(self.folder) is None
+            and config.exists()
+            and str(self.folder / "log") not in config.read_text()
+        ):
             raise DevError(
                 f"{config} is not of coopstreams dev, and would be written over. Use another folder (--data)."
             )
@@ -288,12 +340,18 @@ class KafkaBroker:
             )
 
     def _await_answer(self, broker: BrokerProcess, log_beginning: int = 0) -> None:
-        with self._console.status(f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"):
-            answered = wait_until(lambda: self.running is None or self.answers(), START_TIMEOUT_S)
+        with self._console.status(
+            f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"
+        ):
+            answered = wait_until(
+                lambda: self.running is None or self.answers(), START_TIMEOUT_S
+            )
         if self.running is None:
             said = self._said_since(log_beginning)
             newer = (
-                f". A newer Kafka wrote {self.folder}: delete it, or use another folder" if _OF_A_NEWER in said else ""
+                f". A newer Kafka wrote {self.folder}: delete it, or use another folder"
+                if _OF_A_NEWER in said
+                else ""
             )
             raise DevError(
                 f"Kafka {self._version} ended while it started: {_reason(said)}{newer}. Its log: {self.log_file}"
@@ -311,14 +369,20 @@ class KafkaBroker:
 
 
 def _secured(folder: Path) -> Secured:
-    from coopstreams.dev.secured import Secured  # only a secured broker needs cryptography
+    from coopstreams.dev.secured import (
+        Secured,
+    )  # only a secured broker needs cryptography
 
     return Secured(folder / _SECURITY)
 
 
 def _reason(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "Caused by:" in line or "Exception:" in line or line.startswith("Error")]
+    telling = [
+        line
+        for line in lines
+        if "Caused by:" in line or "Exception:" in line or line.startswith("Error")
+    ]
     return (telling or lines or ["it said nothing"])[-1].removeprefix("Caused by: ")
 
 

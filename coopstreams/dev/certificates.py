@@ -46,7 +46,9 @@ def authority() -> Issued:
         _builder(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
         .sign(key, hashes.SHA256())
     )
     return _issued(made, key)
@@ -62,16 +64,26 @@ def issue(by: Issued, name: str, hosts: Sequence[str]) -> Issued:
         _builder(_name(name), root.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+            x509.ExtendedKeyUsage(
+                [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+            ),
+            critical=False,
         )
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+            critical=False,
+        )
     )
     if hosts:
-        made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        made = made.add_extension(
+            x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+        )
     return _issued(made.sign(signer, hashes.SHA256()), key)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -96,5 +108,11 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _issued(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(*form))
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return Issued(
+        certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(*form)
+    )

@@ -53,7 +53,8 @@ def start(
     secure: Annotated[
         bool,
         typer.Option(
-            "--secure", help="TLS, users who log in (SCRAM, OAUTHBEARER, certificates), and only what ACLs allow."
+            "--secure",
+            help="TLS, users who log in (SCRAM, OAUTHBEARER, certificates), and only what ACLs allow.",
         ),
     ] = False,
 ) -> None:
@@ -71,7 +72,8 @@ def start(
         broker = KafkaBroker(folder, port=port, console=console, secure=secure)
         new = broker.start()
     console.print(
-        f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]", highlight=False
+        f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]",
+        highlight=False,
     )
     console.print(
         f"  data and log in {folder}\n  stop it with: coopstreams dev{option} stop",
@@ -93,7 +95,11 @@ def stop(context: typer.Context, data: _Data = None) -> None:
     folder = _chosen(context, data).folder
     with _told(console), console.status("stopping Kafka"):
         stopped = KafkaBroker(folder, console=console).stop()
-    console.print("Kafka is stopped" if stopped else f"no broker runs on {folder}", highlight=False, soft_wrap=True)
+    console.print(
+        "Kafka is stopped" if stopped else f"no broker runs on {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -114,7 +120,8 @@ def status(context: typer.Context, data: _Data = None) -> None:
         raise typer.Exit(1)
     up = known.answers(timeout_s=10)
     console.print(
-        f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]", highlight=False
+        f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]",
+        highlight=False,
     )
     memory = memory_mb(broker.pid)
     console.print(
@@ -124,7 +131,11 @@ def status(context: typer.Context, data: _Data = None) -> None:
     )
     with _told(console):
         java = find_java()
-    console.print(f"  Java {java.version}, {java.origin}: {java.executable}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  Java {java.version}, {java.origin}: {java.executable}",
+        highlight=False,
+        soft_wrap=True,
+    )
     raise typer.Exit(0 if up else 1)
 
 
@@ -163,4 +174,6 @@ def _folder(data: Path | None, secure: bool) -> Path:
 
 
 def _option(data: Path | None, secure: bool) -> str:
-    return (f" --data {data}" if data is not None else "") + (" --secure" if secure else "")
+    return (f" --data {data}" if data is not None else "") + (
+        " --secure" if secure else ""
+    )

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from coopstreams.dev.cache import cache_folder, locked
 from coopstreams.dev.pins import Pin, pins
@@ -49,7 +55,9 @@ _TIMEOUT_S = 20
 _LISTEN_EVERY_S = 0.2
 
 
-def kafka_jars(console: Console, repository: str | None = None, version: str = KAFKA) -> Path:
+def kafka_jars(
+    console: Console, repository: str | None = None, version: str = KAFKA
+) -> Path:
     """Return the folder with the jars of a version of Kafka; download them if they are not there yet.
 
     Raises:
@@ -64,17 +72,29 @@ def kafka_jars(console: Console, repository: str | None = None, version: str = K
     return jars
 
 
-def _download(version: str, jars: Path, console: Console, repository: str | None) -> None:
+def _download(
+    version: str, jars: Path, console: Console, repository: str | None
+) -> None:
     wanted, partial = pins(version), jars.with_name(jars.name + ".partial")
     checked = partial / "checked"
     checked.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in wanted if not (checked / pin.file).exists()]
     total, rest = sum(pin.size for pin in wanted), sum(pin.size for pin in missing)
     where = repository or "Maven Central"
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+    )
     progress = Progress(*columns, console=console)
     bar = progress.add_task("downloading", total=total, completed=total - rest)
-    download = _Download(partial / "maven", checked, repository, lambda count: progress.advance(bar, count))
+    download = _Download(
+        partial / "maven",
+        checked,
+        repository,
+        lambda count: progress.advance(bar, count),
+    )
     console.print(
         f"Downloading Apache Kafka {version} from {where}: {len(missing)} files, {rest / 1e6:.0f} MB, once, "
         f"into {jars}",
@@ -98,7 +118,13 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
 class _Download:
     """Downloads files from a Maven repository into a folder, several at a time; a failure cancels the others."""
 
-    def __init__(self, cache: Path, folder: Path, repository: str | None, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        folder: Path,
+        repository: str | None,
+        progress: Callable[[int], None],
+    ) -> None:
         self._folder = folder
         self._where = repository or "Maven Central"
         self._progress = progress
@@ -136,9 +162,15 @@ class _Download:
             future.set_result(None)
 
     def _fetch(self, pin: Pin) -> None:
-        artifact = self._maven.project(pin.group, pin.artifact).at_version(pin.version).artifact()
+        artifact = (
+            self._maven.project(pin.group, pin.artifact)
+            .at_version(pin.version)
+            .artifact()
+        )
         if artifact.cached_path is not None:
-            artifact.cached_path.unlink(missing_ok=True)  # incomplete: jgo writes under the final name
+            artifact.cached_path.unlink(
+                missing_ok=True
+            )  # incomplete: jgo writes under the final name
         path = artifact.resolve()
         if not pin.is_content_of(path):
             raise DevError(
@@ -166,11 +198,16 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
     """
     while True:
         done, others = wait(futures, _LISTEN_EVERY_S, until)
-        if not others or (until == FIRST_EXCEPTION and any(future.exception() is not None for future in done)):
+        if not others or (
+            until == FIRST_EXCEPTION
+            and any(future.exception() is not None for future in done)
+        ):
             return done
 
 
-def maven(cache: Path, repository: str | None, reported: Reported | None = None) -> MavenContext:
+def maven(
+    cache: Path, repository: str | None, reported: Reported | None = None
+) -> MavenContext:
     """Return a client that keeps downloads in `cache`, and does not use the machine's own Maven repository.
 
     Raises:
@@ -179,6 +216,14 @@ def maven(cache: Path, repository: str | None, reported: Reported | None = None)
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
-        raise DevError(f"downloading Kafka needs jgo ({error}). Run: pip install 'coopstreams[dev]'") from error
+        raise DevError(
+            f"downloading Kafka needs jgo ({error}). Run: pip install 'coopstreams[dev]'"
+        ) from error
     remote = {"repository": repository.rstrip("/")} if repository else None
-    return MavenContext(PythonResolver(progress_callback=reported), cache, [], remote, timeout=_TIMEOUT_S)
+    return MavenContext(
+        PythonResolver(progress_callback=reported),
+        cache,
+        [],
+        remote,
+        timeout=_TIMEOUT_S,
+    )

@@ -57,7 +57,11 @@ def pins(version: str) -> list[Pin]:
     try:
         lines = _list_of(version).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        known = ", ".join(sorted(path.stem.removeprefix("kafka-") for path in FOLDER.glob("kafka-*.jars")))
+        known = ", ".join(
+            sorted(
+                path.stem.removeprefix("kafka-") for path in FOLDER.glob("kafka-*.jars")
+            )
+        )
         raise DevError(
             f"Kafka {version} is not pinned, only {known}. In a checkout, run: make pin KAFKA={version}"
         ) from None
@@ -70,8 +74,13 @@ def write_pins(version: str) -> Path:
 
     with tempfile.TemporaryDirectory() as cache:
         context = MavenContext(repo_cache=Path(cache), local_repos=[], timeout=30)
-        wanted = (f"org.apache.kafka:kafka_{SCALA}:{version}", "org.slf4j:slf4j-simple:1.7.36")
-        asked, transitive = context.resolver.resolve([context.create_dependency(each) for each in wanted])
+        wanted = (
+            f"org.apache.kafka:kafka_{SCALA}:{version}",
+            "org.slf4j:slf4j-simple:1.7.36",
+        )
+        asked, transitive = context.resolver.resolve(
+            [context.create_dependency(each) for each in wanted]
+        )
         lines = _lines(dependency.artifact for dependency in (*asked, *transitive))
     path = _list_of(version)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -43,7 +43,12 @@ def recorded(folder: Path) -> BrokerProcess | None:
 def running(folder: Path) -> BrokerProcess | None:
     """Return the broker that runs on the folder now; None if the recorded process has ended."""
     last = recorded(folder)
-    return last if last is not None and str(folder / "server.properties") in command_line(last.pid) else None
+    return (
+        last
+        if last is not None
+        and str(folder / "server.properties") in command_line(last.pid)
+        else None
+    )
 
 
 def record(folder: Path, broker: BrokerProcess) -> None:
@@ -57,10 +62,21 @@ def command_line(pid: int) -> list[str]:
     """Return the arguments of a process; empty if there is none, or if it is a zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            return (
+                Path(f"/proc/{pid}/cmdline")
+                .read_bytes()
+                .decode(errors="replace")
+                .rstrip("\0")
+                .split("\0")
+            )
         except (FileNotFoundError, ProcessLookupError):
             return []
-    said = subprocess.run(["ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        ["ps", "-p", str(pid), "-o", "command="],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
     return said.split()
 
 
@@ -68,12 +84,18 @@ def paused(pid: int) -> bool:
     """Return whether all threads of a process have stopped after a SIGSTOP, which takes a moment on a busy machine."""
     if Path("/proc/self/task").exists():
         try:
-            threads = [thread.read_text().rpartition(") ")[2] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
+            threads = [
+                thread.read_text().rpartition(") ")[2]
+                for thread in Path(f"/proc/{pid}/task").glob("*/stat")
+            ]
         except (FileNotFoundError, ProcessLookupError):  # a thread has ended in between
             return False
     else:
         threads = subprocess.run(
-            ["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True, check=False
+            ["ps", "-p", str(pid), "-o", "state="],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout.split()
     return bool(threads) and all(state.startswith("T") for state in threads)
 
@@ -84,10 +106,15 @@ def memory_mb(pid: int) -> int | None:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS:")), None)
+    return next(
+        (int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS:")),
+        None,
+    )
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.05) -> bool:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, every_s: float = 0.05
+) -> bool:
     """Return whether the condition became true in time."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -118,7 +145,9 @@ def free_port() -> int:
     return port
 
 
-def answers(port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = None) -> bool:
+def answers(
+    port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = None
+) -> bool:
     """Return whether a Kafka broker answers requests on the port, and takes part in its cluster. `context`: by TLS.
 
     A broker that has just started answers before its controller has unfenced it; until then no topic can be created on
@@ -130,9 +159,13 @@ def answers(port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = 
     request = struct.pack(">hhih", 3, 1, 1, len(client)) + client + struct.pack(">i", 0)
     try:
         with contextlib.ExitStack() as closing:
-            connection = closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=timeout_s))
+            connection = closing.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+            )
             if context is not None:
-                connection = closing.enter_context(context.wrap_socket(connection, server_hostname="127.0.0.1"))
+                connection = closing.enter_context(
+                    context.wrap_socket(connection, server_hostname="127.0.0.1")
+                )
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = b""
             while len(answer) < 12:

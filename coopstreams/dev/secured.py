@@ -25,7 +25,9 @@ from coopstreams.topology.errors import DevError
 try:
     from coopstreams.dev import certificates, tokens
 except ImportError as error:
-    raise DevError("a secured broker needs cryptography: pip install 'coopstreams[dev]'") from error
+    raise DevError(
+        "a secured broker needs cryptography: pip install 'coopstreams[dev]'"
+    ) from error
 
 ADMIN = "admin"
 """The super user."""
@@ -63,20 +65,28 @@ class Secured:
         self._write("tokens.key", key := tokens.new_key())
         self._write("jwks.json", tokens.key_set(key))
         self._write(f"{ADMIN}.password", secrets.token_urlsafe(24).encode())
-        self._write(f"{ADMIN}.toml", self._admin_settings().encode())  # last: `made` checks for this file
+        self._write(
+            f"{ADMIN}.toml", self._admin_settings().encode()
+        )  # last: `made` checks for this file
 
     def certificate(self, name: str) -> tuple[Path, Path]:
         """Make a certificate for the user `name`; return the files of the certificate and of its key."""
-        authority = certificates.Issued(self.authority.read_bytes(), (self.folder / "ca.key").read_bytes())
+        authority = certificates.Issued(
+            self.authority.read_bytes(), (self.folder / "ca.key").read_bytes()
+        )
         hosts = _HOSTS if name == _BROKER else ()
         issued = certificates.issue(authority, name, hosts)
         # in one file, as Kafka's PEM key stores require
         self._write(f"{name}.both.pem", issued.key + issued.certificate)
-        return self._write(f"{name}.pem", issued.certificate), self._write(f"{name}.key", issued.key)
+        return self._write(f"{name}.pem", issued.certificate), self._write(
+            f"{name}.key", issued.key
+        )
 
     def token(self, user: str, lifetime_s: float = 3600) -> str:
         """Return a token for OAUTHBEARER with which a client is this user."""
-        return tokens.signed((self.folder / "tokens.key").read_bytes(), user, lifetime_s)
+        return tokens.signed(
+            (self.folder / "tokens.key").read_bytes(), user, lifetime_s
+        )
 
     def admin(self) -> dict[str, str]:
         """Return the settings with which a client is the super user, in librdkafka's names; without the addresses."""
@@ -91,10 +101,14 @@ class Secured:
     def context(self) -> ssl.SSLContext:
         """Return a TLS context with which a connection to the listener SSL is the broker's own."""
         context = ssl.create_default_context(cafile=self.authority)
-        context.load_cert_chain(self.folder / f"{_BROKER}.pem", self.folder / f"{_BROKER}.key")
+        context.load_cert_chain(
+            self.folder / f"{_BROKER}.pem", self.folder / f"{_BROKER}.key"
+        )
         return context
 
-    def broker_settings(self, port: int, inner_port: int, controller_port: int) -> dict[str, str]:
+    def broker_settings(
+        self, port: int, inner_port: int, controller_port: int
+    ) -> dict[str, str]:
         """Return the server properties for listeners on these ports: SASL_SSL, SSL and CONTROLLER."""
         store = self.folder / f"{_BROKER}.both.pem"
         listeners = f"SASL_SSL://127.0.0.1:{port},SSL://127.0.0.1:{inner_port}"
@@ -142,7 +156,9 @@ class Secured:
         password, arguments = (self.folder / f"{ADMIN}.password").read_bytes(), []
         for mechanism, digest in _SCRAM.items():
             salt = os.urandom(16)
-            salted = base64.b64encode(hashlib.pbkdf2_hmac(digest, password, salt, _ITERATIONS)).decode()
+            salted = base64.b64encode(
+                hashlib.pbkdf2_hmac(digest, password, salt, _ITERATIONS)
+            ).decode()
             shaken = base64.b64encode(salt).decode()
             text = f'name={ADMIN},iterations={_ITERATIONS},salt="{shaken}",saltedpassword="{salted}"'
             arguments += ["--add-scram", f"{mechanism}=[{text}]"]
@@ -154,7 +170,9 @@ class Secured:
 
     def _admin_settings(self) -> str:
         """Return the text of a settings file for the super user: it names the file with the password."""
-        told: Mapping[str, str] = self.admin() | {"sasl.password": f"${{file:{self.folder / f'{ADMIN}.password'}}}"}
+        told: Mapping[str, str] = self.admin() | {
+            "sasl.password": f"${{file:{self.folder / f'{ADMIN}.password'}}}"
+        }
         return "".join(f'{name} = "{value}"\n' for name, value in told.items())
 
     def _write(self, name: str, data: bytes) -> Path:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapping[str, str]) -> dict[str, str]:
+def broker_settings(
+    folder: Path, port: int, controller_port: int, changes: Mapping[str, str]
+) -> dict[str, str]:
     """Return the server properties of a node that keeps its data in `folder`; `changes` win."""
     return {
         "process.roles": "broker,controller",
@@ -52,4 +54,6 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
 
 def properties_text(settings: Mapping[str, str]) -> str:
     """Return the text of a Java properties file."""
-    return "".join(f"{name}={value}\n".replace("\\", "\\\\") for name, value in settings.items())
+    return "".join(
+        f"{name}={value}\n".replace("\\", "\\\\") for name, value in settings.items()
+    )

@@ -28,7 +28,9 @@ NOBODY = (-1, "")
 class GroupAdmin:
     """Requests about one group. Any thread."""
 
-    def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0
+    ) -> None:
         """Connect. `settings` in librdkafka's names.
 
         Raises:
@@ -47,9 +49,15 @@ class GroupAdmin:
             LogError: refused, or no answer in time.
         """
         described = self._ask(requests.describe_group(self.group))
-        return described if described.state != "Dead" else self._ask(requests.list_group(self.group))
+        return (
+            described
+            if described.state != "Dead"
+            else self._ask(requests.list_group(self.group))
+        )
 
-    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> requests.Offsets:
+    def committed(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> requests.Offsets:
         """Return the plain offset and metadata of each partition; `partitions` None: of all that have one.
 
         Waits for open transactions that would change them.
@@ -57,7 +65,9 @@ class GroupAdmin:
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
-        return settled_offsets(self.fetch_offsets, self.group, partitions, self._timeout_s)
+        return settled_offsets(
+            self.fetch_offsets, self.group, partitions, self._timeout_s
+        )
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
@@ -75,7 +85,9 @@ class GroupAdmin:
         try:
             self._ask(requests.commit_offsets(GroupFence(self.group, *NOBODY), offsets))
         except MembershipLostError as error:
-            raise GroupError(f"group {self.group} has members: stop them, then try again") from error
+            raise GroupError(
+                f"group {self.group} has members: stop them, then try again"
+            ) from error
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -89,12 +101,16 @@ class GroupAdmin:
         self.close()
 
     def _ask(self, exchange: requests.Exchange[_T]) -> _T:
-        answer: _T = self._connection.run(self._connection.ask, exchange, self._node, None, self._moved)
+        answer: _T = self._connection.run(
+            self._connection.ask, exchange, self._node, None, self._moved
+        )
         return answer
 
     async def _node(self) -> int:
         if self._coordinator is None:
-            self._coordinator = await self._connection.once(requests.group_coordinator(self.group), None)
+            self._coordinator = await self._connection.once(
+                requests.group_coordinator(self.group), None
+            )
         return self._coordinator
 
     def _moved(self) -> None:

@@ -54,11 +54,15 @@ def assign(
     check_granted(granted, claims)
     settled = all(granted[member] == target[member] for member in members)
     cluster = Cluster(
-        members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)),
+        members=tuple(
+            Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)
+        ),
         partitions=dict(partitions),
     )
     return {
-        member: Assignment(state.info.process, granted[member], target[member], settled, cluster)
+        member: Assignment(
+            state.info.process, granted[member], target[member], settled, cluster
+        )
         for member, state in members.items()
     }
 
@@ -79,9 +83,15 @@ def _target(
             raise ValueError(
                 f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least"
             )
-        layout = Layout(partitions[subtopology], threads, ranges, share and subtopology not in whole)
+        layout = Layout(
+            partitions[subtopology], threads, ranges, share and subtopology not in whole
+        )
         for member, mine in settle(
-            layout, subtopology, {id_: members[id_].target for id_ in threads}, claims, load
+            layout,
+            subtopology,
+            {id_: members[id_].target for id_ in threads},
+            claims,
+            load,
         ).items():
             target[member] += mine
     return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
@@ -102,7 +112,9 @@ def settle(
         AssignmentError: the result would be wrong; a bug here.
     """
     tasks = {
-        member: [task for task in promised.get(member, ()) if task.subtopology == subtopology]
+        member: [
+            task for task in promised.get(member, ()) if task.subtopology == subtopology
+        ]
         for member in layout.threads
     }
     if problem_of(layout, subtopology, tasks):
@@ -122,14 +134,19 @@ def _balanced(
         member: {
             task_partition.partition: ranges
             for task_partition, ranges in mine.items()
-            if task_partition.subtopology == subtopology and task_partition.partition < layout.partitions
+            if task_partition.subtopology == subtopology
+            and task_partition.partition < layout.partitions
         }
         for member, mine in claims.items()
         if member in layout.threads
     }
     balanced = balance(layout, held, load)
     return {
-        member: [TaskId(subtopology, cell.partition, key_range) for cell in cells for key_range in cell.ranges]
+        member: [
+            TaskId(subtopology, cell.partition, key_range)
+            for cell in cells
+            for key_range in cell.ranges
+        ]
         for member, cells in balanced.items()
     }
 
@@ -139,9 +156,13 @@ def _load(tasks: Iterable[TaskId], cuts: Mapping[int, int]) -> Fraction:
     return sum((Fraction(1, cuts[task.partition]) for task in tasks), Fraction(0))
 
 
-def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
+def problem_of(
+    layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]
+) -> str | None:
     """Return the fault of a target for one sub-topology (holes, overlaps, cuts, unfair shares); None: it has none."""
-    by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(layout.partitions)}
+    by_partition: dict[int, list[KeyRange]] = {
+        partition: [] for partition in range(layout.partitions)
+    }
     for mine in tasks.values():
         for task in mine:
             if task.partition not in by_partition:
@@ -159,11 +180,15 @@ def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[Ta
                 f"{' or '.join(map(str, sorted(allowed)))} equal ones"
             )
     return _unfair(
-        layout, {member: list(mine) for member, mine in tasks.items()}, {p: len(cut) for p, cut in by_partition.items()}
+        layout,
+        {member: list(mine) for member, mine in tasks.items()},
+        {p: len(cut) for p, cut in by_partition.items()},
     )
 
 
-def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int, int]) -> str | None:
+def _unfair(
+    layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int, int]
+) -> str | None:
     """Return a sentence on a member with too few or too many partitions; None: the target is fair."""
     small, large = layout.sizes
     for member, mine in tasks.items():
@@ -175,6 +200,8 @@ def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int
                 f"{float(low * small):.3f} to {float(high * large):.3f} are fair"
             )
         together = Counter(task.partition for task in mine)
-        if layout.slots == layout.partitions and any(cuts[partition] != count for partition, count in together.items()):
+        if layout.slots == layout.partitions and any(
+            cuts[partition] != count for partition, count in together.items()
+        ):
             return f"member {member} has tasks without their siblings, although partitions need not be shared"
     return None

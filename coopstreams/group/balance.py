@@ -33,28 +33,44 @@ _CALM = 4
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 
 
-def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
+def balance(
+    layout: Layout, held: _Held, load: Mapping[str, Fraction]
+) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges. `load` is each member's share of other sub-topologies: it
     breaks ties.
     """
     counts = _slot_counts(layout, held)
-    cells = {partition: layout.cells(partition, slots) for partition, slots in enumerate(counts)}
+    cells = {
+        partition: layout.cells(partition, slots)
+        for partition, slots in enumerate(counts)
+    }
     kept = _complete(cells, held)
     quota = _quotas(layout, held, kept, load)
-    balanced = {member: _best_kept(kept.get(member, []), quota[member]) for member in layout.threads}
+    balanced = {
+        member: _best_kept(kept.get(member, []), quota[member])
+        for member in layout.threads
+    }
     taken = {cell for mine in balanced.values() for cell in mine}
-    free = {partition: [cell for cell in row if cell not in taken] for partition, row in cells.items()}
+    free = {
+        partition: [cell for cell in row if cell not in taken]
+        for partition, row in cells.items()
+    }
     wants = _fill(
-        {member: quota[member] - len(mine) for member, mine in balanced.items()}, free, balanced, held, counts
+        {member: quota[member] - len(mine) for member, mine in balanced.items()},
+        free,
+        balanced,
+        held,
+        counts,
     )
     for partition, shares in wants.items():
         for cell, member in _match(free[partition], shares, held)[0].items():
             if member is not None:
                 balanced[member].append(cell)
     return {
-        member: sorted(mine, key=lambda cell: (cell.partition, cell.key_range)) for member, mine in balanced.items()
+        member: sorted(mine, key=lambda cell: (cell.partition, cell.key_range))
+        for member, mine in balanced.items()
     }
 
 
@@ -63,7 +79,8 @@ def _slot_counts(layout: Layout, held: _Held) -> list[int]:
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
         gain = {
-            p: _stays(layout, held, p, layout.fewest + 1) - _stays(layout, held, p, layout.fewest)
+            p: _stays(layout, held, p, layout.fewest + 1)
+            - _stays(layout, held, p, layout.fewest)
             for p in range(layout.partitions)
         }
         for partition in sorted(gain, key=lambda p: (-gain[p], p))[: layout.larger]:
@@ -76,17 +93,23 @@ def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
 
     A partition in which nothing would change counts a little more (`_CALM`).
     """
-    limits = {member: layout.quotas[member][1] for member in held if partition in held[member]}
+    limits = {
+        member: layout.quotas[member][1] for member in held if partition in held[member]
+    }
     stays = _match(layout.cells(partition, slots), limits, held)[1]
     return stays + (stays >> _CALM if stays > MAX_HASH else 0)
 
 
-def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Iterator[tuple[int, Cell, str]]:
+def _overlaps(
+    cells: Iterable[Cell], members: Iterable[str], held: _Held
+) -> Iterator[tuple[int, Cell, str]]:
     """Yield how many hashes of a cell a member holds, with the cell and the member; only where it holds some."""
     members = tuple(members)
     for cell in cells:
         for member in members:
-            overlap = common(held.get(member, {}).get(cell.partition, ()), cell.key_range)
+            overlap = common(
+                held.get(member, {}).get(cell.partition, ()), cell.key_range
+            )
             if overlap:
                 yield overlap, cell, member
 
@@ -105,7 +128,10 @@ def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Ce
 
 
 def _quotas(
-    layout: Layout, held: _Held, kept: Mapping[str, list[Cell]], load: Mapping[str, Fraction]
+    layout: Layout,
+    held: _Held,
+    kept: Mapping[str, list[Cell]],
+    load: Mapping[str, Fraction],
 ) -> dict[str, int]:
     """Return how many cells each member takes.
 
@@ -115,7 +141,9 @@ def _quotas(
     odd = layout.slots - sum(quota.values())
 
     def order(member: str) -> tuple[int, int, Fraction, str]:
-        ranges = [key_range for mine in held.get(member, {}).values() for key_range in mine]
+        ranges = [
+            key_range for mine in held.get(member, {}).values() for key_range in mine
+        ]
         stays = min(len(kept.get(member, ())), layout.quotas[member][1])
         return (
             -stays,
@@ -124,7 +152,9 @@ def _quotas(
             member,
         )
 
-    for member in sorted((m for m, (low, high) in layout.quotas.items() if high > low), key=order)[:odd]:
+    for member in sorted(
+        (m for m, (low, high) in layout.quotas.items() if high > low), key=order
+    )[:odd]:
         quota[member] += 1
     return quota
 
@@ -132,7 +162,10 @@ def _quotas(
 def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
     """Return the cells to keep, if there are more than the quota: those of partitions where the member has most."""
     together = Counter(cell.partition for cell in cells)
-    return sorted(cells, key=lambda cell: (-together[cell.partition], cell.partition, cell.key_range))[:quota]
+    return sorted(
+        cells,
+        key=lambda cell: (-together[cell.partition], cell.partition, cell.key_range),
+    )[:quota]
 
 
 def _fill(
@@ -164,14 +197,19 @@ def _fill(
 
 
 def _stores(
-    need: Mapping[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held
+    need: Mapping[str, int],
+    free: Mapping[int, list[Cell]],
+    balanced: Mapping[str, list[Cell]],
+    held: _Held,
 ) -> Iterator[tuple[bool, int, int, str]]:
     """Yield where members have a store, as (it would be given up, minus the free hashes it has, partition, member)."""
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
         for partition in stays | set(held.get(member, ())):
             if partition in free:
-                overlap = sum(n for n, _, _ in _overlaps(free[partition], [member], held))
+                overlap = sum(
+                    n for n, _, _ in _overlaps(free[partition], [member], held)
+                )
                 yield partition not in stays, -overlap, partition, member
 
 
@@ -190,28 +228,48 @@ def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
     return min(room, key=order)
 
 
-def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[dict[Cell, str | None], int]:
+def _match(
+    cells: list[Cell], limits: Mapping[str, int], held: _Held
+) -> tuple[dict[Cell, str | None], int]:
     """Return the owner of each cell, none beyond its limit, and how many hashes stay in place.
 
     The largest overlap first, the rest in order; then pairs of owners swap while that keeps more.
     """
-    overlaps = {(cell, member): overlap for overlap, cell, member in _overlaps(cells, limits, held)}
+    overlaps = {
+        (cell, member): overlap
+        for overlap, cell, member in _overlaps(cells, limits, held)
+    }
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)
-    for (cell, member), _ in sorted(overlaps.items(), key=lambda x: (-x[1], x[0][0].key_range, x[0][1])):
+    for (cell, member), _ in sorted(
+        overlaps.items(), key=lambda x: (-x[1], x[0][0].key_range, x[0][1])
+    ):
         if owners[cell] is None and left[member]:
             left[member] -= 1
             owners[cell] = member
-    rest = (member for member in sorted(left, key=lambda m: (-left[m], m)) for _ in range(left[member]))
-    owners.update(zip([cell for cell in cells if owners[cell] is None], rest, strict=False))
+    rest = (
+        member
+        for member in sorted(left, key=lambda m: (-left[m], m))
+        for _ in range(left[member])
+    )
+    owners.update(
+        zip([cell for cell in cells if owners[cell] is None], rest, strict=False)
+    )
     for _ in range(_PASSES):
         # A list: all pairs, not up to the first.
         if not any([_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2)]):  # noqa: C419
             break
-    return owners, sum(overlaps.get((cell, member or ""), 0) for cell, member in owners.items())
+    return owners, sum(
+        overlaps.get((cell, member or ""), 0) for cell, member in owners.items()
+    )
 
 
-def _swap(a: Cell, b: Cell, owners: dict[Cell, str | None], overlaps: Mapping[tuple[Cell, str], int]) -> bool:
+def _swap(
+    a: Cell,
+    b: Cell,
+    owners: dict[Cell, str | None],
+    overlaps: Mapping[tuple[Cell, str], int],
+) -> bool:
     """Swap the owners of two cells if more hashes stay in place; return whether they were swapped."""
     mine, other = owners[a] or "", owners[b] or ""
     stays = overlaps.get((a, mine), 0) + overlaps.get((b, other), 0)

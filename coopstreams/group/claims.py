@@ -53,25 +53,38 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
             held.setdefault(task_partition_of(task), []).extend(
                 task.key_range.minus(taken.get(task_partition_of(task), ()))
             )
-        claims[member] = {task_partition: merge(ranges) for task_partition, ranges in held.items() if ranges}
+        claims[member] = {
+            task_partition: merge(ranges)
+            for task_partition, ranges in held.items()
+            if ranges
+        }
         for task_partition, ranges in claims[member].items():
             taken.setdefault(task_partition, []).extend(ranges)
     return claims
 
 
-def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
+def grant(
+    target: Mapping[str, Iterable[TaskId]], claims: Claims
+) -> dict[str, tuple[TaskId, ...]]:
     """Return the part of each member's target that no other member holds. A task may be granted in parts."""
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
         for task_partition, ranges in held.items():
-            holders.setdefault(task_partition, []).extend((member, key_range) for key_range in ranges)
+            holders.setdefault(task_partition, []).extend(
+                (member, key_range) for key_range in ranges
+            )
     granted: dict[str, tuple[TaskId, ...]] = {}
     for member, tasks in target.items():
         grants: list[TaskId] = []
         for task in tasks:
-            others = [key_range for other, key_range in holders.get(task_partition_of(task), ()) if other != member]
+            others = [
+                key_range
+                for other, key_range in holders.get(task_partition_of(task), ())
+                if other != member
+            ]
             grants += [
-                TaskId(task.subtopology, task.partition, key_range) for key_range in task.key_range.minus(others)
+                TaskId(task.subtopology, task.partition, key_range)
+                for key_range in task.key_range.minus(others)
             ]
         granted[member] = tuple(sorted(grants))
     return granted
@@ -86,15 +99,21 @@ def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> No
     owners: dict[TaskPartition, list[tuple[KeyRange, str]]] = {}
     for member, tasks in granted.items():
         for task in tasks:
-            owners.setdefault(task_partition_of(task), []).append((task.key_range, member))
+            owners.setdefault(task_partition_of(task), []).append(
+                (task.key_range, member)
+            )
     for member, held in claims.items():
         for task_partition, ranges in held.items():
-            owners.setdefault(task_partition, []).extend((key_range, member) for key_range in ranges)
+            owners.setdefault(task_partition, []).extend(
+                (key_range, member) for key_range in ranges
+            )
     for task_partition, entries in owners.items():
         _check_disjoint(task_partition, entries)
 
 
-def _check_disjoint(task_partition: TaskPartition, entries: list[tuple[KeyRange, str]]) -> None:
+def _check_disjoint(
+    task_partition: TaskPartition, entries: list[tuple[KeyRange, str]]
+) -> None:
     reach: dict[str, int] = {}
     for key_range, member in sorted(entries):
         for other, end in reach.items():

@@ -18,9 +18,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 
-from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState, Runs
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    Member,
+    MemberInfo,
+    MemberState,
+    Runs,
+)
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -83,7 +93,10 @@ _CLUSTER = msgspec.json.Decoder(_Cluster)
 
 
 def encode_subscription(
-    state: MemberState, nonce: int, topics: Iterable[str], sources: Mapping[int, Sequence[str]]
+    state: MemberState,
+    nonce: int,
+    topics: Iterable[str],
+    sources: Mapping[int, Sequence[str]],
 ) -> bytes:
     """Return the bytes of a subscription.
 
@@ -91,9 +104,15 @@ def encode_subscription(
     topics of each sub-topology: only for people and tools, which then see partitions. A different `nonce` gives
     different bytes.
     """
-    ours = _Subscription(**_info(state.info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)
+    ours = _Subscription(
+        **_info(state.info),
+        tasks=_tasks(state.tasks),
+        target=_tasks(state.target),
+        nonce=nonce,
+    )
     owned = [
-        ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p) for t, p in _partitions(state.tasks, sources)
+        ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p)
+        for t, p in _partitions(state.tasks, sources)
     ]
     wrapper = ConsumerProtocolSubscription(
         version=_WRAPPER,
@@ -127,13 +146,25 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
         raise _foreign(who, str(error)) from error
 
 
-def encode_assignments(assignments: Mapping[str, Assignment], sources: Mapping[int, Sequence[str]]) -> dict[str, bytes]:
+def encode_assignments(
+    assignments: Mapping[str, Assignment], sources: Mapping[int, Sequence[str]]
+) -> dict[str, bytes]:
     """Return the bytes of each member's assignment. All must carry the same cluster."""
     encoded = {}
-    cluster = b"".join(_compress(_cluster(assignment.cluster)) for assignment in [*assignments.values()][:1])
+    cluster = b"".join(
+        _compress(_cluster(assignment.cluster))
+        for assignment in [*assignments.values()][:1]
+    )
     for member, assignment in assignments.items():
         tasks, target = _tasks(assignment.tasks), _tasks(assignment.target)
-        ours = _Assignment(assignment.process, tasks, target, assignment.settled, assignment.error, assignment.waits)
+        ours = _Assignment(
+            assignment.process,
+            tasks,
+            target,
+            assignment.settled,
+            assignment.error,
+            assignment.waits,
+        )
         parts = [
             ConsumerProtocolAssignment.TopicPartition(topic=t, partitions=p)
             for t, p in _partitions(assignment.tasks, sources)
@@ -155,17 +186,28 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
     ours, rest = _unpack(wrapper.user_data, _ASSIGNMENT, who, (VERSION,))
     try:
         shared = _CLUSTER.decode(zlib.decompress(rest))
-        members = tuple(Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members)
+        members = tuple(
+            Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members
+        )
         cluster = Cluster(members=members, partitions=shared.partitions)
         return Assignment(
-            ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error, ours.waits
+            ours.process,
+            _task_ids(ours.tasks),
+            _task_ids(ours.target),
+            ours.settled,
+            cluster,
+            ours.error,
+            ours.waits,
         )
     except (ValueError, TypeError, zlib.error, msgspec.MsgspecError) as error:
         raise _foreign(who, str(error)) from error
 
 
 def _cluster(cluster: Cluster) -> _Cluster:
-    members = tuple(_Member(**_info(m.info), id=m.id, tasks=_tasks(m.tasks)) for m in cluster.members)
+    members = tuple(
+        _Member(**_info(m.info), id=m.id, tasks=_tasks(m.tasks))
+        for m in cluster.members
+    )
     return _Cluster(members, dict(sorted(cluster.partitions.items())))
 
 
@@ -185,11 +227,20 @@ def _info(info: MemberInfo) -> dict[str, Any]:
 def _info_of(wire: _Info) -> MemberInfo:
     topology = tuple(Runs(*part) for part in wire.topology)
     return MemberInfo(
-        wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, wire.share, wire.ending, topology
+        wire.process,
+        wire.host,
+        wire.endpoint,
+        wire.threads,
+        wire.transactional,
+        wire.share,
+        wire.ending,
+        topology,
     )
 
 
-def _partitions(tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
+def _partitions(
+    tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]
+) -> list[tuple[str, list[int]]]:
     """Return the partitions of tasks by topic, both ascending."""
     owned: dict[str, set[int]] = {}
     for task in tasks:
@@ -205,7 +256,13 @@ def _tasks(tasks: Iterable[TaskId]) -> tuple[_Task, ...]:
 def _task(task: TaskId) -> _Task:
     if task.key_range.is_cut_at_groups:
         return (task.subtopology, task.partition, *task.key_range.groups)
-    return (task.subtopology, task.partition, task.key_range.start, task.key_range.end, 0)
+    return (
+        task.subtopology,
+        task.partition,
+        task.key_range.start,
+        task.key_range.end,
+        0,
+    )
 
 
 def _task_ids(wire: Iterable[_Task]) -> tuple[TaskId, ...]:
@@ -214,7 +271,11 @@ def _task_ids(wire: Iterable[_Task]) -> tuple[TaskId, ...]:
 
 def _task_id(wire: _Task) -> TaskId:
     subtopology, partition, start, end, *exact = wire
-    return TaskId(subtopology, partition, KeyRange(start, end) if exact else KeyRange.of_groups(start, end))
+    return TaskId(
+        subtopology,
+        partition,
+        KeyRange(start, end) if exact else KeyRange.of_groups(start, end),
+    )
 
 
 def _compress(value: msgspec.Struct) -> bytes:
@@ -233,7 +294,10 @@ def _unwrap(wrapper: Any, data: bytes, who: str) -> Any:
 
 
 def _unpack(
-    data: bytes | None, decoder: msgspec.json.Decoder[_T], who: str, versions: Collection[bytes]
+    data: bytes | None,
+    decoder: msgspec.json.Decoder[_T],
+    who: str,
+    versions: Collection[bytes],
 ) -> tuple[_T, bytes]:
     """Return the value, and the bytes that follow it."""
     if not data or not data.startswith(_MAGIC):

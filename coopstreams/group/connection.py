@@ -127,7 +127,9 @@ class Connection:
     async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
         """Look for the brokers for a while; return None if found, else the reason."""
         try:
-            await self._manager.bootstrap_async(timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic()))))
+            await self._manager.bootstrap_async(
+                timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic())))
+            )
         except errors.KafkaTimeoutError:
             return await self._why()
         except errors.KafkaError as error:
@@ -140,28 +142,45 @@ class Connection:
         await self._net.sleep(self._manager.connection_delay(node) + 0.01)
         try:
             await self._manager.get_connection(
-                node, timeout_ms=_SLICE_MS, pop_on_close=False, refresh_metadata_on_err=False
+                node,
+                timeout_ms=_SLICE_MS,
+                pop_on_close=False,
+                refresh_metadata_on_err=False,
             )
         except errors.KafkaError as error:
             reason: errors.KafkaError = error
             return reason
         finally:
             self._manager._conns.pop(node, None)
-        return errors.KafkaTimeoutError("they accept connections, and do not say which brokers there are")
+        return errors.KafkaTimeoutError(
+            "they accept connections, and do not say which brokers there are"
+        )
 
-    async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
+    async def once(
+        self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS
+    ) -> _T:
         """Send a request to a node; return its decoded answer, or raise kafka-python's error."""
         # `wait_for` as well: while a connection is being made, kafka-python's own time-out does not run.
         try:
-            answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
-            return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
+            answer = self._manager.send(
+                exchange.request, node_id=node, request_timeout_ms=timeout_ms
+            )
+            return exchange.read(
+                await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS)
+            )
         except errors.SaslAuthenticationFailedError as error:
             if not self.login.by_token:
                 raise
-            raise errors.KafkaConnectionError(str(error)) from error  # as without a token: the next may be accepted
+            raise errors.KafkaConnectionError(
+                str(error)
+            ) from error  # as without a token: the next may be accepted
 
     async def ask(
-        self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None
+        self,
+        exchange: Exchange[_T],
+        node: Node,
+        timeout_ms: int | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> _T:
         """Return the answer of the responsible broker; retry while that may help.
 
@@ -180,7 +199,9 @@ class Connection:
         while True:
             try:
                 return await self.once(
-                    exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic())))
+                    exchange,
+                    await node(),
+                    min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))),
                 )
             except errors.KafkaError as error:
                 if isinstance(error, errors.UnknownTopicOrPartitionError):
@@ -197,7 +218,8 @@ class Connection:
                     answer = error
                 if time.monotonic() > give_up:
                     raise LogError(
-                        f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True
+                        f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}",
+                        retryable=True,
                     ) from error
                 if requests.coordinator_moved(error):
                     self.look_again()
@@ -222,7 +244,8 @@ class Connection:
 
         def heard() -> None:
             if not done.is_done and (
-                len(answers) + len(failed) == len(asked) or (enough is not None and enough(answers))
+                len(answers) + len(failed) == len(asked)
+                or (enough is not None and enough(answers))
             ):
                 done.success(None)
 
@@ -243,7 +266,9 @@ class Connection:
             except errors.KafkaError as error:
                 refused(node, error)
             else:
-                answer.add_callback(partial(answered, node)).add_errback(partial(refused, node))
+                answer.add_callback(partial(answered, node)).add_errback(
+                    partial(refused, node)
+                )
         if asked:
             with suppress(errors.KafkaTimeoutError):
                 await self._manager.wait_for(done, timeout_ms)
@@ -253,16 +278,27 @@ class Connection:
         """Request a metadata update: which brokers there are."""
         self._manager.cluster.request_update()
 
-    async def end_transaction(self, transactional_id: str, transaction_ms: int, timeout_ms: int | None) -> None:
+    async def end_transaction(
+        self, transactional_id: str, transaction_ms: int, timeout_ms: int | None
+    ) -> None:
         """Abort the open transaction of that id."""
         found: list[int] = []
 
         async def node() -> int:
             if not found:
-                found.append(await self.once(requests.transaction_coordinator(transactional_id), None))
+                found.append(
+                    await self.once(
+                        requests.transaction_coordinator(transactional_id), None
+                    )
+                )
             return found[0]
 
-        await self.ask(requests.new_producer(transactional_id, transaction_ms), node, timeout_ms, found.clear)
+        await self.ask(
+            requests.new_producer(transactional_id, transaction_ms),
+            node,
+            timeout_ms,
+            found.clear,
+        )
 
     async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
         """Return the ids of open transactions, of the brokers that answer within this time. All are asked at once.
@@ -274,23 +310,35 @@ class Connection:
         for node in self.brokers():
             if (old := self._listings.get(node)) is None or old.is_done:
                 exchange = requests.list_open_transactions()
-                self._listings[node] = self._manager.send(exchange.request, node_id=node)
+                self._listings[node] = self._manager.send(
+                    exchange.request, node_id=node
+                )
                 asked[node] = exchange, self._listings[node]
         found: set[str] = set()
         give_up = time.monotonic() + timeout_ms / 1000
         for node, (exchange, answer) in asked.items():
             try:
                 found |= exchange.read(
-                    await self._manager.wait_for(answer, max(1.0, 1000 * (give_up - time.monotonic())))
+                    await self._manager.wait_for(
+                        answer, max(1.0, 1000 * (give_up - time.monotonic()))
+                    )
                 )
             except errors.KafkaError as error:
-                log.info("broker %s does not say which transactions are open on it: %s", node, error)
+                log.info(
+                    "broker %s does not say which transactions are open on it: %s",
+                    node,
+                    error,
+                )
         return frozenset(found)
 
     def plain_node(self, coordinator: Any) -> Any:
         """Return the broker behind the coordinator's connection: another connection to it, not blocked by joins."""
         plain = self.plain_id(coordinator)
-        return coordinator if self._manager.cluster.broker_metadata(plain) is None else plain
+        return (
+            coordinator
+            if self._manager.cluster.broker_metadata(plain) is None
+            else plain
+        )
 
     def plain_id(self, coordinator: Any) -> int:
         """Return the id of the broker behind the coordinator's connection."""
@@ -313,7 +361,11 @@ class Connection:
         """Close the connection to a node: requests that wait there for an answer fail."""
         connection = self._manager._conns.get(node)
         if connection is not None:
-            connection.close(errors.KafkaConnectionError("it does not answer, and is not responsible any more"))
+            connection.close(
+                errors.KafkaConnectionError(
+                    "it does not answer, and is not responsible any more"
+                )
+            )
 
 
 class _Forgetful(dict[Any, Any]):
@@ -343,11 +395,15 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyth
     def _current(self) -> Token:
         try:
             return self._tokens.current()
-        except TokenError as error:  # as if the broker did not answer: a later attempt may get a token
+        except (
+            TokenError
+        ) as error:  # as if the broker did not answer: a later attempt may get a token
             raise errors.KafkaConnectionError(str(error)) from error
 
 
-def _client_settings(settings: Mapping[str, Any], tokens: Tokens | None) -> dict[str, Any]:
+def _client_settings(
+    settings: Mapping[str, Any], tokens: Tokens | None
+) -> dict[str, Any]:
     """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
@@ -358,7 +414,10 @@ def _client_settings(settings: Mapping[str, Any], tokens: Tokens | None) -> dict
         "receive_message_max_bytes": 100_000_000,
         **settings,
     }
-    arguments.setdefault("socket_connection_setup_timeout_max_ms", arguments["socket_connection_setup_timeout_ms"])
+    arguments.setdefault(
+        "socket_connection_setup_timeout_max_ms",
+        arguments["socket_connection_setup_timeout_ms"],
+    )
     if tokens is not None:
         arguments["sasl_oauth_token_provider"] = _TokenProvider(tokens)
     return arguments

@@ -52,7 +52,14 @@ _LOOK_S = 2.0
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
     """kafka-python's side of a member. The arguments' names are kafka-python's."""
 
-    def __init__(self, connection: Connection, hooks: Hooks, patience_s: float, host: Host, **config: Any) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        hooks: Hooks,
+        patience_s: float,
+        host: Host,
+        **config: Any,
+    ) -> None:
         self._host = host
         self._hooks = hooks
         self._connection = connection
@@ -71,7 +78,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._beat_at = self._joined_at = 0.0
         self.shut_out: errors.KafkaError | None = None
         """Why the group will never take heartbeats of this member again."""
-        super().__init__(connection.client, api_version=connection.broker_version, **config)
+        super().__init__(
+            connection.client, api_version=connection.broker_version, **config
+        )
 
     def protocol_type(self) -> str:
         return "consumer"  # so that Kafka's tools show the group, and brokers keep the offsets of its topics
@@ -85,7 +94,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         protocol: str,  # noqa: ARG002
         members: list[Any],
     ) -> dict[str, bytes]:
-        return self._hooks.assignments({member.member_id: member.metadata for member in members})
+        return self._hooks.assignments(
+            {member.member_id: member.metadata for member in members}
+        )
 
     async def _on_join_prepare_async(
         self,
@@ -94,7 +105,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         timeout_ms: float | None = None,  # noqa: ARG002
     ) -> None:
         patient_until = time.monotonic() + self._patience_s
-        while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats continue meanwhile
+        while (
+            not self._hooks.may_join() and time.monotonic() < patient_until
+        ):  # heartbeats continue meanwhile
             await self._net.sleep(0.005)
 
     async def _on_join_complete_async(
@@ -108,7 +121,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
             self.request_rejoin()
 
     def reset_generation(self, member_id: str = "") -> None:
-        if self._generation.generation_id >= 0:  # otherwise it is only a step of the first join
+        if (
+            self._generation.generation_id >= 0
+        ):  # otherwise it is only a step of the first join
             self._hooks.lost()
         super().reset_generation(member_id)
         self._connection.wake()
@@ -119,7 +134,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
     def heartbeat_now(self) -> None:
         """Send a heartbeat now, to learn whether this is still a member."""
-        self.heartbeat.last_receive = max(self.heartbeat.last_receive, self.heartbeat.last_reset)
+        self.heartbeat.last_receive = max(
+            self.heartbeat.last_receive, self.heartbeat.last_reset
+        )
         self.heartbeat.last_send = self.heartbeat.last_reset = float("-inf")
         self._heartbeat_wakeup.notify()
 
@@ -141,14 +158,19 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         except errors.RebalanceInProgressError:
             self.heard_at = self._beat_at
             raise
-        except (errors.FencedInstanceIdError, errors.GroupAuthorizationFailedError) as error:
+        except (
+            errors.FencedInstanceIdError,
+            errors.GroupAuthorizationFailedError,
+        ) as error:
             self.shut_out = error
             self._connection.wake()
             raise
         self.heard_at = self.calm_at = self._beat_at
 
     def _process_join_group_response(self, response: Any, send_time: float) -> None:
-        self._joined_at = self._host.elapsed()  # the request that follows is sent after that
+        self._joined_at = (
+            self._host.elapsed()
+        )  # the request that follows is sent after that
         if not response.error_code:
             self._hooks.answered(response.generation_id)
         super()._process_join_group_response(response, send_time)
@@ -208,18 +230,30 @@ class GroupCoordinator:
     def broker(self) -> int | None:
         """The broker that coordinates the group and is connected; None: it is being looked for. Any thread."""
         node = None if self._member is None else self._member.coordinator_id
-        return self._connection.plain_id(node) if node is not None and self._connection.connected(node) else None
+        return (
+            self._connection.plain_id(node)
+            if node is not None and self._connection.connected(node)
+            else None
+        )
 
     def settled_in(self, generation: int) -> bool:
         """Whether this is a member in that generation and not joining the next one, which cannot begin without it."""
         member = self._member
-        return member is not None and member.state is State.STABLE and self.identity()[0] == generation
+        return (
+            member is not None
+            and member.state is State.STABLE
+            and self.identity()[0] == generation
+        )
 
     @property
     def sure_until(self) -> float:
         """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
         member = self._joined
-        return 0.0 if member is None else member.calm_at and member.calm_at + self._timings.session / 1000
+        return (
+            0.0
+            if member is None
+            else member.calm_at and member.calm_at + self._timings.session / 1000
+        )
 
     @property
     def heard_at(self) -> float:
@@ -230,18 +264,31 @@ class GroupCoordinator:
     @property
     def _joined(self) -> _Member | None:
         member = self._member
-        return None if member is None or member.state is State.UNJOINED or member.shut_out is not None else member
+        return (
+            None
+            if member is None
+            or member.state is State.UNJOINED
+            or member.shut_out is not None
+            else member
+        )
 
     def rejoin(self) -> None:
         """Rebalance soon."""
-        self._connection.soon(lambda: None if self._member is None else self._member.request_rejoin())
+        self._connection.soon(
+            lambda: None if self._member is None else self._member.request_rejoin()
+        )
 
     def check(self) -> None:
         """Send a heartbeat soon, to learn whether this is still a member."""
-        self._connection.soon(lambda: None if self._member is None else self._member.heartbeat_now())
+        self._connection.soon(
+            lambda: None if self._member is None else self._member.heartbeat_now()
+        )
 
     def commit_offsets(
-        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+        self,
+        fence: GroupFence,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        timeout_ms: int | None = None,
     ) -> None:
         """Commit offsets; see `joining.Coordinator`."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
@@ -259,12 +306,21 @@ class GroupCoordinator:
 
     def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
         """Return the answer of the group's coordinator; see `joining.Coordinator`."""
-        answer: _T = self._connection.run(self._connection.ask, exchange, self._node, timeout_ms, self._moved)
+        answer: _T = self._connection.run(
+            self._connection.ask, exchange, self._node, timeout_ms, self._moved
+        )
         return answer
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         """See `joining.Coordinator`."""
-        self._connection.run(self._connection.end_transaction, transactional_id, self._timings.session, timeout_ms)
+        self._connection.run(
+            self._connection.end_transaction,
+            transactional_id,
+            self._timings.session,
+            timeout_ms,
+        )
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
         """Return the ids of open transactions that this principal may see, of the brokers that answer in time."""
@@ -294,9 +350,15 @@ class GroupCoordinator:
         except GroupError as error:
             failure = error
         except Exception as error:  # a bug in a hook, or in kafka-python
-            level = logging.DEBUG if self._connection.closed else logging.ERROR  # closed while it was connecting
-            log.log(level, "the membership in group %s ends", self._group, exc_info=True)
-            failure = GroupError(f"the membership in group {self._group} ended unexpectedly: {error!r}")
+            level = (
+                logging.DEBUG if self._connection.closed else logging.ERROR
+            )  # closed while it was connecting
+            log.log(
+                level, "the membership in group %s ends", self._group, exc_info=True
+            )
+            failure = GroupError(
+                f"the membership in group {self._group} ended unexpectedly: {error!r}"
+            )
         if failure is not None and not self._connection.closed:
             self.problem = str(failure)
             await self._leave()
@@ -309,7 +371,9 @@ class GroupCoordinator:
         while (reason := await self._connection.find_brokers(give_up)) is not None:
             if refusal := self._refusal(reason):
                 raise refusal
-            self._trouble(f"cannot reach the brokers at {self._connection.servers}: {reason}")
+            self._trouble(
+                f"cannot reach the brokers at {self._connection.servers}: {reason}"
+            )
             if time.monotonic() > give_up:
                 raise GroupError(
                     f"{self.problem}. Tried for {self._timings.connect / 1000:.0f} s: are they running, and is "
@@ -334,7 +398,9 @@ class GroupCoordinator:
             return
         try:
             await self._connection.ask(
-                requests.leave_group(self._group, self._predecessor), self._node, moved=self._moved
+                requests.leave_group(self._group, self._predecessor),
+                self._node,
+                moved=self._moved,
             )
         except CoopStreamsError as error:  # usually it has left already
             log.info("%s", error)
@@ -354,10 +420,13 @@ class GroupCoordinator:
                     else f"waiting for the coordinator of group {self._group}, or for its other members to join"
                 )
                 await self._leave_hanging_coordinator(
-                    member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S
+                    member,
+                    answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S,
                 )
             elif member.state is not State.UNJOINED:
-                self._trouble(f"out of group {self._group}: this process makes no progress")
+                self._trouble(
+                    f"out of group {self._group}: this process makes no progress"
+                )
                 await self._leave()
         except errors.KafkaError as error:
             if refusal := self._refusal(error):
@@ -368,7 +437,9 @@ class GroupCoordinator:
             await self._connection.idle(_IDLE_S)
         return None
 
-    async def _leave_hanging_coordinator(self, member: _Member, *, answers: bool) -> None:
+    async def _leave_hanging_coordinator(
+        self, member: _Member, *, answers: bool
+    ) -> None:
         """Drop a coordinator that hangs, if another broker names a new one: a join there would wait half a minute."""
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
@@ -378,10 +449,17 @@ class GroupCoordinator:
         known = self._connection.plain_id(member.coordinator_id)
         with suppress(errors.KafkaError):
             named = await self._connection.once(
-                requests.group_coordinator(self._group), self._connection.another(known), _STEP_MS
+                requests.group_coordinator(self._group),
+                self._connection.another(known),
+                _STEP_MS,
             )
             if named != known:
-                log.info("group %s: its coordinator is broker %d, no longer %d", self._group, named, known)
+                log.info(
+                    "group %s: its coordinator is broker %d, no longer %d",
+                    self._group,
+                    named,
+                    known,
+                )
                 self._connection.drop(member.coordinator_id)
                 member.coordinator_dead("another broker is the coordinator now")
 
@@ -398,7 +476,9 @@ class GroupCoordinator:
             return
         if self._instance is None:
             try:
-                await self._connection.once(requests.leave_group(self._group, member_id), await self._node())
+                await self._connection.once(
+                    requests.leave_group(self._group, member_id), await self._node()
+                )
             except errors.KafkaError as error:
                 log.info("leaving group %s: %s", self._group, error)
         if generation >= 0:
@@ -412,7 +492,9 @@ class GroupCoordinator:
             not await self._member.ensure_coordinator_ready_async(timeout_ms=_STEP_MS)
             or self._member.coordinator_id is None
         ):
-            raise errors.CoordinatorNotAvailableError(f"no coordinator of group {self._group} found")
+            raise errors.CoordinatorNotAvailableError(
+                f"no coordinator of group {self._group} found"
+            )
         return self._connection.plain_node(self._member.coordinator_id)
 
     def _trouble(self, problem: str) -> None:
@@ -423,7 +505,9 @@ class GroupCoordinator:
 
     def _moved(self) -> None:
         if self._member is not None:
-            self._member.coordinator_dead("it does not answer, or says that it is another")
+            self._member.coordinator_dead(
+                "it does not answer, or says that it is another"
+            )
 
     def _refusal(self, error: errors.KafkaError) -> GroupError | None:
         if (
@@ -432,4 +516,10 @@ class GroupCoordinator:
             and isinstance(error, errors.SaslAuthenticationFailedError)
         ):
             return None  # a later token may be accepted; at the start it is final, as for the other clients
-        return requests.refusal(error, self._group, self._instance, self._timings.session, self._connection.login)
+        return requests.refusal(
+            error,
+            self._group,
+            self._instance,
+            self._timings.session,
+            self._connection.login,
+        )

@@ -53,7 +53,9 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
     """Ask a broker for the leaders of topics' partitions; topics that it does not know are left out."""
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(name=topic) for topic in sorted(topics)]
-    request = MetadataRequest(max_version=12, topics=wanted, allow_auto_topic_creation=False)
+    request = MetadataRequest(
+        max_version=12, topics=wanted, allow_auto_topic_creation=False
+    )
 
     def read(response: Any) -> Views:
         views = {
@@ -73,7 +75,11 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
             for topic in response.topics
             if errors.for_code(topic.error_code) is errors.TopicAuthorizationFailedError
         }
-        return Views(views, frozenset(int(broker.node_id) for broker in response.brokers), frozenset(hidden))
+        return Views(
+            views,
+            frozenset(int(broker.node_id) for broker in response.brokers),
+            frozenset(hidden),
+        )
 
     return Exchange("asking who leads partitions", request, read)
 
@@ -82,10 +88,14 @@ def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
     """Ask any broker for `min.insync.replicas` of topics; those that this principal may not describe are left out."""
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [
-        resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR])
+        resource_type(
+            resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR]
+        )
         for topic in sorted(topics)
     ]
-    request = DescribeConfigsRequest(resources=wanted, include_synonyms=False, include_documentation=False)
+    request = DescribeConfigsRequest(
+        resources=wanted, include_synonyms=False, include_documentation=False
+    )
 
     def read(response: Any) -> dict[str, int]:
         return {
@@ -107,8 +117,13 @@ def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
             partition_index=partition, current_leader_epoch=epoch, timestamp=_LATEST
         )
         by_topic.setdefault(topic, []).append(entry)
-    wanted = [topic_type(name=topic, partitions=partitions) for topic, partitions in by_topic.items()]
-    request = ListOffsetsRequest(max_version=6, replica_id=-1, isolation_level=_READ_UNCOMMITTED, topics=wanted)
+    wanted = [
+        topic_type(name=topic, partitions=partitions)
+        for topic, partitions in by_topic.items()
+    ]
+    request = ListOffsetsRequest(
+        max_version=6, replica_id=-1, isolation_level=_READ_UNCOMMITTED, topics=wanted
+    )
 
     def read(response: Any) -> EndsThere:
         found = list(outcomes(response.topics))

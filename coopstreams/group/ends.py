@@ -22,7 +22,13 @@ from coopstreams.common.acls import Attempt
 from coopstreams.group import end_requests, requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import BrokerView, Choice, Choices, choose_each, silent_replicas
+from coopstreams.group.leadership import (
+    BrokerView,
+    Choice,
+    Choices,
+    choose_each,
+    silent_replicas,
+)
 from coopstreams.topology.columns import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -55,21 +61,29 @@ class Ends:
         self._old = False
         """Whether the warning about brokers without leader epochs was logged."""
 
-    def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> EndsAnswer:
+    def ask(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> EndsAnswer:
         """Return the ends of these partitions that can be known within this time. One try: leaders may be moving.
 
         Raises:
             LogError: this principal may not describe a topic.
         """
-        return self._connection.run(self._ask, frozenset(partitions), time.monotonic() + timeout_s)
+        return self._connection.run(
+            self._ask, frozenset(partitions), time.monotonic() + timeout_s
+        )
 
-    def silent(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, frozenset[int]]:
+    def silent(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer in this time.
 
         Raises:
             LogError: this principal may not describe a topic.
         """
-        return self._connection.run(self._silent, frozenset(partitions), time.monotonic() + timeout_s)
+        return self._connection.run(
+            self._silent, frozenset(partitions), time.monotonic() + timeout_s
+        )
 
     async def _silent(
         self, partitions: frozenset[TopicPartition], give_up: float
@@ -82,7 +96,9 @@ class Ends:
         views = await self._views(topics, give_up, enough)
         return silent_replicas(_of(views), partitions)
 
-    async def _ask(self, partitions: frozenset[TopicPartition], give_up: float) -> EndsAnswer:
+    async def _ask(
+        self, partitions: frozenset[TopicPartition], give_up: float
+    ) -> EndsAnswer:
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
 
@@ -92,13 +108,24 @@ class Ends:
         views = await self._views(topics, give_up, enough)
         choices = self._choose(views, partitions)
         ends, refused = await self._ends(choices.certain, give_up)
-        return EndsAnswer(ends, {**choices.reasons, **refused}, choices.unknown if views else frozenset(), bool(views))
+        return EndsAnswer(
+            ends,
+            {**choices.reasons, **refused},
+            choices.unknown if views else frozenset(),
+            bool(views),
+        )
 
     async def _views(
-        self, topics: set[str], give_up: float, enough: Callable[[Mapping[int, Views]], bool]
+        self,
+        topics: set[str],
+        give_up: float,
+        enough: Callable[[Mapping[int, Views]], bool],
     ) -> dict[int, Views]:
         """Return the views of the brokers, as soon as they are enough."""
-        asked = {broker: end_requests.find_views(topics) for broker in self._connection.brokers()}
+        asked = {
+            broker: end_requests.find_views(topics)
+            for broker in self._connection.brokers()
+        }
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
         if hidden := frozenset().union(*(views.hidden for views in answers.values())):
             topics_said = ", ".join(sorted(hidden))
@@ -107,12 +134,21 @@ class Ends:
                 errors.TopicAuthorizationFailedError(topics_said),
                 Attempt(self._connection.login, "Describe", topics_said),
             )
-        if not frozenset().union(*(views.brokers for views in answers.values())) <= asked.keys():
+        if (
+            not frozenset().union(*(views.brokers for views in answers.values()))
+            <= asked.keys()
+        ):
             self._connection.look_again()  # for brokers that have joined since
         return answers
 
-    def _choose(self, answers: Mapping[int, Views], partitions: frozenset[TopicPartition]) -> Choices:
-        return choose_each(_of(answers), partitions, {topic: known for topic, (known, _) in self._min_isr.items()})
+    def _choose(
+        self, answers: Mapping[int, Views], partitions: frozenset[TopicPartition]
+    ) -> Choices:
+        return choose_each(
+            _of(answers),
+            partitions,
+            {topic: known for topic, (known, _) in self._min_isr.items()},
+        )
 
     async def _ends(
         self, chosen: Mapping[TopicPartition, Choice], give_up: float
@@ -122,7 +158,10 @@ class Ends:
         for at, choice in chosen.items():
             by_leader.setdefault(choice.leader, {})[at] = choice.epoch
             self._say_old(choice)
-        asked = {leader: end_requests.list_ends(epochs) for leader, epochs in by_leader.items()}
+        asked = {
+            leader: end_requests.list_ends(epochs)
+            for leader, epochs in by_leader.items()
+        }
         answers: Mapping[int, EndsThere]
         answers, failed = await self._connection.ask_each(asked, _left_ms(give_up))
         ends = {at: end for answer in answers.values() for at, end in answer.at.items()}
@@ -142,18 +181,29 @@ class Ends:
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
         """Fetch `min.insync.replicas` of topics where it is unknown or too old. The first answer counts."""
         now = time.monotonic()
-        wanted = {topic for topic in topics if topic not in self._min_isr or self._min_isr[topic][1] < now}
+        wanted = {
+            topic
+            for topic in topics
+            if topic not in self._min_isr or self._min_isr[topic][1] < now
+        }
         if not wanted:
             return
-        asked = {broker: end_requests.find_min_isr(wanted) for broker in self._connection.brokers()}
+        asked = {
+            broker: end_requests.find_min_isr(wanted)
+            for broker in self._connection.brokers()
+        }
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), bool)
         for found in answers.values():
-            self._min_isr |= {topic: (replicas, now + BELIEVED_S) for topic, replicas in found.items()}
+            self._min_isr |= {
+                topic: (replicas, now + BELIEVED_S) for topic, replicas in found.items()
+            }
 
     def _say_old(self, choice: Choice) -> None:
         if choice.epoch < 0 and not self._old:
             self._old = True
-            log.warning("the brokers tell no leader epochs: one that stood still, and wakes, may tell an end of before")
+            log.warning(
+                "the brokers tell no leader epochs: one that stood still, and wakes, may tell an end of before"
+            )
 
 
 def _of(answers: Mapping[int, Views]) -> dict[int, Mapping[TopicPartition, BrokerView]]:

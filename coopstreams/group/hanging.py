@@ -86,14 +86,21 @@ def missing_markers(
     if told.state not in ENDED:
         return {}
     return {
-        at: Marker(told.producer, told.epoch, max(one.coordinator_epoch, 0), told.state == COMMITTED)
+        at: Marker(
+            told.producer,
+            told.epoch,
+            max(one.coordinator_epoch, 0),
+            told.state == COMMITTED,
+        )
         for at, all_ in open_.items()
         for one in all_
         if one.producer == told.producer and one.epoch <= told.epoch
     }
 
 
-def believed(told_by: int | None, brokers: Collection[int], named: Mapping[int, int]) -> bool:
+def believed(
+    told_by: int | None, brokers: Collection[int], named: Mapping[int, int]
+) -> bool:
     """Return whether the broker that described a transaction coordinates it: the other brokers must name it.
 
     `named`: the coordinator, by broker that has answered. A broker that hung still acts as the coordinator for a moment
@@ -101,7 +108,9 @@ def believed(told_by: int | None, brokers: Collection[int], named: Mapping[int, 
     802 records became visible 0.2 s before their abort).
     """
     others = set(brokers) - {told_by}
-    return told_by is not None and (not others or {named[one] for one in others & named.keys()} == {told_by})
+    return told_by is not None and (
+        not others or {named[one] for one in others & named.keys()} == {told_by}
+    )
 
 
 def refusal(
@@ -113,7 +122,10 @@ def refusal(
     login: Login,
 ) -> str:
     """Return the message on a hanging transaction that may not be ended: the problem, the danger, and the cure."""
-    starts = {at: min(one.start_offset for one in open_[at] if one.producer == told.producer) for at in missing}
+    starts = {
+        at: min(one.start_offset for one in open_[at] if one.producer == told.producer)
+        for at in missing
+    }
     ended = "committed" if told.state == COMMITTED else "aborted"
     where = ", ".join(f"{at} (from offset {starts[at]})" for at in sorted(missing))
     grant = (
@@ -139,5 +151,7 @@ def refusal(
 
 def _danger(told: TransactionDescription) -> str:
     return (
-        "abort it there, and lose its records" if told.state == COMMITTED else "commit it there, and double its records"
+        "abort it there, and lose its records"
+        if told.state == COMMITTED
+        else "commit it there, and double its records"
     )

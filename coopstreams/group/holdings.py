@@ -22,7 +22,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coopstreams.group.members import NO_GENERATION, Assignment, Cluster, MemberInfo, MemberState
+from coopstreams.group.members import (
+    NO_GENERATION,
+    Assignment,
+    Cluster,
+    MemberInfo,
+    MemberState,
+)
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.task_id import TaskId
 
@@ -127,9 +133,9 @@ class Holdings:
         self._serial += 1
         added = tuple(task for task in assignment.tasks if task not in old)
         revoked = tuple(task for task in self.tasks if task not in new)
-        self.closing = {task: at for task, at in self.closing.items() if task not in new} | dict.fromkeys(
-            revoked, self._serial
-        )
+        self.closing = {
+            task: at for task, at in self.closing.items() if task not in new
+        } | dict.fromkeys(revoked, self._serial)
         self.tasks = assignment.tasks
         self.generation = generation
         self._target = assignment.target
@@ -138,7 +144,14 @@ class Holdings:
         if assignment.process != self.process:
             self.ask()
         return Assigned(
-            self._serial, generation, self.epoch, self.tasks, added, revoked, assignment.cluster, assignment.waits
+            self._serial,
+            generation,
+            self.epoch,
+            self.tasks,
+            added,
+            revoked,
+            assignment.cluster,
+            assignment.waits,
         )
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
@@ -149,7 +162,11 @@ class Holdings:
         """
         before = len(self.closing)
         done = set(tasks)
-        self.closing = {task: at for task, at in self.closing.items() if task not in done or at > seen}
+        self.closing = {
+            task: at
+            for task, at in self.closing.items()
+            if task not in done or at > seen
+        }
         if before and not self.closing and not self._settled:
             self.ask()
 

@@ -117,7 +117,10 @@ class Coordinator(Protocol):
         """Send a heartbeat soon, to learn whether this is still a member."""
 
     def commit_offsets(
-        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+        self,
+        fence: GroupFence,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        timeout_ms: int | None = None,
     ) -> None:
         """Commit offsets, as the member and generation of the fence.
 
@@ -126,7 +129,9 @@ class Coordinator(Protocol):
             LogError: it refused, or did not answer in time; the message has the reason.
         """
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         """Return the group's offsets (None: all). `stable`: without those that an open transaction may still change.
 
         Raises:
@@ -134,7 +139,9 @@ class Coordinator(Protocol):
         """
         ...
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         """Abort the open transaction of that id, and fence its producer.
 
         Raises:

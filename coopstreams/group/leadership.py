@@ -84,7 +84,10 @@ def choose_each(
 ) -> Choices:
     """Return the leaders of partitions. `views`: by broker. `min_isr`: by topic, where it is known."""
     choices = {
-        at: choose({broker: known.get(at) for broker, known in views.items()}, min_isr.get(at.topic, NOT_TOLD))
+        at: choose(
+            {broker: known.get(at) for broker, known in views.items()},
+            min_isr.get(at.topic, NOT_TOLD),
+        )
         for at in partitions
     }
     known = {at: choice for at, choice in choices.items() if choice is not None}
@@ -96,7 +99,8 @@ def choose_each(
 
 
 def silent_replicas(
-    views: Mapping[int, Mapping[TopicPartition, BrokerView]], partitions: Collection[TopicPartition]
+    views: Mapping[int, Mapping[TopicPartition, BrokerView]],
+    partitions: Collection[TopicPartition],
 ) -> dict[TopicPartition, frozenset[int]]:
     """Return the brokers of in-sync replicas that have not answered; partitions without one are left out.
 
@@ -123,16 +127,26 @@ def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | N
     epoch = max(view.epoch for view in views)
     newest = [view for view in views if view.epoch == epoch]
     leader = max(view.leader for view in newest)
-    missing = frozenset().union(*(missing_answers(view, answers, min_isr) for view in newest))
+    missing = frozenset().union(
+        *(missing_answers(view, answers, min_isr) for view in newest)
+    )
     if len({view.topic_id for view in views}) > 1:
-        return Choice(leader, epoch, "the brokers do not agree which topic of that name it is")
+        return Choice(
+            leader, epoch, "the brokers do not agree which topic of that name it is"
+        )
     if missing:
         names = ", ".join(map(str, sorted(missing)))
-        return Choice(leader, epoch, f"broker {names} may know of a newer leader and has not answered")
+        return Choice(
+            leader,
+            epoch,
+            f"broker {names} may know of a newer leader and has not answered",
+        )
     return Choice(leader, epoch, "it has no leader" if leader == NO_LEADER else "")
 
 
-def missing_answers(view: BrokerView, answered: Collection[int], min_isr: int) -> frozenset[int]:
+def missing_answers(
+    view: BrokerView, answered: Collection[int], min_isr: int
+) -> frozenset[int]:
     """Return the replicas of the newest view whose answers are missing; empty: enough have answered."""
     silent = view.replicas.difference(answered)
     if len(silent) < min(min_isr, len(view.replicas)):

@@ -65,7 +65,9 @@ class MemberInfo:
 
     def __post_init__(self) -> None:
         if self.threads < 1:
-            raise ValueError(f"member {self.process} offers {self.threads} threads; it needs one at least")
+            raise ValueError(
+                f"member {self.process} offers {self.threads} threads; it needs one at least"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,9 @@ class Cluster:
     @property
     def transactional_ids(self) -> frozenset[str]:
         """The transactional ids of all producers of this generation."""
-        return frozenset(name for member in self.members for name in member.info.transactional_ids)
+        return frozenset(
+            name for member in self.members for name in member.info.transactional_ids
+        )
 
 
 @dataclass(frozen=True, slots=True)

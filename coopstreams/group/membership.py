@@ -26,7 +26,12 @@ from contextlib import contextmanager
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import requests
-from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
+from coopstreams.group.codec import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignments,
+    encode_subscription,
+)
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
 from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
@@ -36,7 +41,15 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, MembershipLostError
 from coopstreams.topology.task_id import TaskId
 
-__all__ = ["Assigned", "Assigner", "GroupEvent", "GroupMember", "Lost", "Refused", "Timings"]
+__all__ = [
+    "Assigned",
+    "Assigner",
+    "GroupEvent",
+    "GroupMember",
+    "Lost",
+    "Refused",
+    "Timings",
+]
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +112,9 @@ class GroupMember:
         self._lock = threading.RLock()
         self._holdings = Holdings(info().process)
         self._closed = False
-        self._coordinator = coordinator(group, instance_id, self._timings, _Hooks(self), predecessor)
+        self._coordinator = coordinator(
+            group, instance_id, self._timings, _Hooks(self), predecessor
+        )
 
     def start(self) -> None:
         """Join the group, in the background: `Assigned` follows, or `Refused`."""
@@ -180,7 +195,9 @@ class GroupMember:
             self._holdings.ask()
         self._coordinator.rejoin()
 
-    def subscribe(self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]) -> None:
+    def subscribe(
+        self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
+    ) -> None:
         """Read these topics from now on (see `__init__`); the group rebalances."""
         self._topics, self._sources = sorted(set(topics)), dict(sources)
         self.rejoin()
@@ -198,12 +215,16 @@ class GroupMember:
         coordinator = self._await_coordinator(epoch)
         self._gate.enter(self._timings.patience / 1000)
         try:
-            generation, member = self._coordinator.identity()  # before the epoch: see the module's invariants
+            generation, member = (
+                self._coordinator.identity()
+            )  # before the epoch: see the module's invariants
             if self.epoch != epoch or generation < 0 or not member:
                 raise MembershipLostError(
                     f"group {self.group} has removed this process since epoch {epoch}; uncommitted work is void"
                 )
-            yield GroupFence(self.group, generation, member, self._instance, coordinator)
+            yield GroupFence(
+                self.group, generation, member, self._instance, coordinator
+            )
         except (FencedError, MembershipLostError):
             self._coordinator.check()
             raise
@@ -213,15 +234,26 @@ class GroupMember:
     def _await_coordinator(self, epoch: int) -> int | None:
         """Return the broker that coordinates the group; None: none in time, or the membership of that epoch is over."""
         give_up = self._host.now() + self._timings.request / 1000
-        while (broker := self._coordinator.broker) is None and self._is_member(epoch) and self._host.now() < give_up:
+        while (
+            (broker := self._coordinator.broker) is None
+            and self._is_member(epoch)
+            and self._host.now() < give_up
+        ):
             self._host.sleep(LOOK_S)
         return broker
 
     def _is_member(self, epoch: int) -> bool:
-        return not self._closed and self._coordinator.identity()[0] >= 0 and self.epoch == epoch
+        return (
+            not self._closed
+            and self._coordinator.identity()[0] >= 0
+            and self.epoch == epoch
+        )
 
     def commit(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence, timeout_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        fence: GroupFence,
+        timeout_ms: int | None = None,
     ) -> None:
         """Commit offsets (with metadata) outside of any transaction, inside `fence`.
 
@@ -231,7 +263,9 @@ class GroupMember:
         """
         self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
-    def committed(self, partitions: Iterable[TopicPartition] | None, timeout_ms: int | None = None) -> requests.Offsets:
+    def committed(
+        self, partitions: Iterable[TopicPartition] | None, timeout_ms: int | None = None
+    ) -> requests.Offsets:
         """Return the committed offset of each partition (None: of all that have one).
 
         Waits for open transactions that would change it.
@@ -240,7 +274,11 @@ class GroupMember:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
         return settled_offsets(
-            self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host
+            self.fetch_offsets,
+            self.group,
+            partitions,
+            (timeout_ms or self._timings.request) / 1000,
+            self._host,
         )
 
     def fetch_offsets(
@@ -255,7 +293,9 @@ class GroupMember:
         """
         return self._coordinator.fetch_offsets(partitions, stable=stable)
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         """Abort the open transaction that a dead producer left under that id. A live producer is fenced.
 
         Raises:
@@ -263,9 +303,15 @@ class GroupMember:
         """
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
-    def open_transactions(self, prefix: str = "", timeout_ms: int = LIST_MS) -> frozenset[str]:
+    def open_transactions(
+        self, prefix: str = "", timeout_ms: int = LIST_MS
+    ) -> frozenset[str]:
         """Return the ids, with that prefix, of open transactions, of the brokers that answer within this time."""
-        return frozenset(id_ for id_ in self._coordinator.open_transactions(timeout_ms) if id_.startswith(prefix))
+        return frozenset(
+            id_
+            for id_ in self._coordinator.open_transactions(timeout_ms)
+            if id_.startswith(prefix)
+        )
 
 
 class _Hooks:
@@ -297,9 +343,16 @@ class _Hooks:
                 log.error("%s It gets no tasks.", error)
         given = dict(member._assign(states))
         cluster = next((assignment.cluster for assignment in given.values()), Cluster())
-        given |= {id_: Assignment("", cluster=cluster, error=str(error)) for id_, error in strangers.items()}
+        given |= {
+            id_: Assignment("", cluster=cluster, error=str(error))
+            for id_, error in strangers.items()
+        }
         here = member._holdings.process
-        waits = any(assignment.waits for assignment in given.values() if assignment.process == here)
+        waits = any(
+            assignment.waits
+            for assignment in given.values()
+            if assignment.process == here
+        )
         encoded = encode_assignments(
             given, {} if waits else member._sources
         )  # in the active version its numbers mean other sub-topologies
@@ -336,7 +389,9 @@ class _Hooks:
             else Assignment(member._holdings.process)
         )
         if given.error:
-            raise GroupError(f"the leader of group {member.group} gives this process nothing: {given.error}")
+            raise GroupError(
+                f"the leader of group {member.group} gives this process nothing: {given.error}"
+            )
         with member._lock:
             event = member._holdings.assigned(generation, given)
             again = member._holdings.wants_rebalance

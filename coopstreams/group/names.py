@@ -39,7 +39,12 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
         with _lock:
             if (lookup := _lookups.get((host, port))) is None:
                 lookup = _lookups[host, port] = Future()
-                threading.Thread(target=_look_up, args=(lookup, host, port), name="names", daemon=True).start()
+                threading.Thread(
+                    target=_look_up,
+                    args=(lookup, host, port),
+                    name="names",
+                    daemon=True,
+                ).start()
         try:
             found = lookup.result(PATIENCE_S)
         except TimeoutError:
@@ -52,7 +57,9 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
 
 def _look_up(lookup: Future[_Addresses], host: str, port: int) -> None:
     try:
-        found: _Addresses = list(socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM))
+        found: _Addresses = list(
+            socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+        )
     except OSError:
         found = []
     lookup.set_result(found)

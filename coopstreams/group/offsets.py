@@ -33,13 +33,19 @@ def settled_offsets(
     Raises:
         LogError: retryable: a transaction stayed open; names the partitions.
     """
-    left: Collection[TopicPartition] | None = None if partitions is None else set(partitions)
+    left: Collection[TopicPartition] | None = (
+        None if partitions is None else set(partitions)
+    )
     found: Offsets = {}
     give_up = host.now() + timeout_s
     while True:
         answer = fetch(left)
         found |= answer.offsets
-        left = {partition for partition in answer.unstable if partition.topic != COMMIT_TOPIC}
+        left = {
+            partition
+            for partition in answer.unstable
+            if partition.topic != COMMIT_TOPIC
+        }
         if not left:
             return found
         if host.now() > give_up:

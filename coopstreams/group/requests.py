@@ -15,8 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest, ListTransactionsRequest
-from kafka.protocol.consumer import LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.admin import (
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    ListTransactionsRequest,
+)
+from kafka.protocol.consumer import (
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
@@ -49,7 +57,11 @@ class FetchedOffset:
 
 _T = TypeVar("_T")
 
-LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.FencedInstanceIdError)
+LOST = (
+    errors.IllegalGenerationError,
+    errors.UnknownMemberIdError,
+    errors.FencedInstanceIdError,
+)
 """The broker does not know this process as a member of this generation."""
 
 _STALE_COORDINATOR = (
@@ -89,7 +101,11 @@ class DescribedGroup:
     def members_text(self) -> str:
         """The members in words, with their number as far as it is known; empty: there are none."""
         if self.protocol != "classic":
-            return "" if self.state in ("Empty", "Dead") else f"members (of the protocol {self.protocol})"
+            return (
+                ""
+                if self.state in ("Empty", "Dead")
+                else f"members (of the protocol {self.protocol})"
+            )
         return f"{len(self.members)} members" if self.members else ""
 
 
@@ -104,14 +120,19 @@ class Exchange(Generic[_T]):
     """The ACLs that the request needs; the connection adds the login."""
 
 
-def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]) -> Exchange[None]:
+def commit_offsets(
+    fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]
+) -> Exchange[None]:
     """Ask the group coordinator to commit offsets, as the member and generation of the fence."""
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     committed: dict[str, list[Any]] = {}
     for (topic, partition), (offset, metadata) in sorted(offsets.items()):
         entry = partition_type(
-            partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+            partition_index=partition,
+            committed_offset=offset,
+            committed_leader_epoch=-1,
+            committed_metadata=metadata,
         )
         committed.setdefault(topic, []).append(entry)
     request = OffsetCommitRequest(
@@ -120,7 +141,10 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
         generation_id_or_member_epoch=fence.generation,
         member_id=fence.member,
         group_instance_id=fence.instance,
-        topics=[topic_type(name=topic, partitions=partitions) for topic, partitions in committed.items()],
+        topics=[
+            topic_type(name=topic, partitions=partitions)
+            for topic, partitions in committed.items()
+        ],
     )
 
     def read(response: Any) -> None:
@@ -147,7 +171,10 @@ def fetch_offsets(
         ]
     )
     request = OffsetFetchRequest(
-        min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=stable
+        min_version=8,
+        max_version=8,
+        groups=[group_type(group_id=group, topics=topics)],
+        require_stable=stable,
     )
 
     def read(response: Any) -> FetchedOffset:
@@ -158,13 +185,20 @@ def fetch_offsets(
         for topic in answer.topics:
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)
-                if errors.for_code(entry.error_code) is errors.UnstableOffsetCommitError:
+                if (
+                    errors.for_code(entry.error_code)
+                    is errors.UnstableOffsetCommitError
+                ):
                     unstable.add(partition)
                     continue
                 check(entry.error_code, str(partition))
                 # librdkafka appends a NUL to the metadata of transactional commits.
                 metadata = (entry.metadata or "").rstrip("\0")
-                offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
+                offsets[partition] = (
+                    (entry.committed_offset, metadata)
+                    if entry.committed_offset >= 0
+                    else None
+                )
         return FetchedOffset(offsets, frozenset(unstable))
 
     needs = Attempt(operation="Describe", topics=", ".join(numbers), group=group)
@@ -173,10 +207,15 @@ def fetch_offsets(
 
 def leave_group(group: str, member: str) -> Exchange[None]:
     """Ask the group coordinator to remove a member."""
-    identity = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason="closed")
+    identity = LeaveGroupRequest.MemberIdentity(
+        member_id=member, group_instance_id=None, reason="closed"
+    )
     request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
     return Exchange(
-        f"leaving group {group}", request, lambda response: check(response.error_code, group), Attempt(group=group)
+        f"leaving group {group}",
+        request,
+        lambda response: check(response.error_code, group),
+        Attempt(group=group),
     )
 
 
@@ -221,7 +260,9 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
 
     return Exchange(
         f"describing group {group}",
-        DescribeGroupsRequest(max_version=5, groups=[group], include_authorized_operations=False),
+        DescribeGroupsRequest(
+            max_version=5, groups=[group], include_authorized_operations=False
+        ),
         read,
         Attempt(group=group),
     )
@@ -238,7 +279,9 @@ def list_group(group: str) -> Exchange[DescribedGroup]:
         found = next((one for one in response.groups if one.group_id == group), None)
         if found is None:
             return DescribedGroup("Dead", ())
-        return DescribedGroup(found.group_state, (), (found.group_type or "classic").lower())
+        return DescribedGroup(
+            found.group_state, (), (found.group_type or "classic").lower()
+        )
 
     request = ListGroupsRequest(min_version=4, states_filter=[], types_filter=[])
     return Exchange(f"listing group {group}", request, read, Attempt(group=group))
@@ -266,10 +309,14 @@ def list_open_transactions() -> Exchange[frozenset[str]]:
 
     def read(response: Any) -> frozenset[str]:
         check(response.error_code, "ListTransactions")
-        return frozenset(entry.transactional_id for entry in response.transaction_states)
+        return frozenset(
+            entry.transactional_id for entry in response.transaction_states
+        )
 
     return Exchange(
-        "listing open transactions", ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[]), read
+        "listing open transactions",
+        ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[]),
+        read,
     )
 
 
@@ -281,7 +328,9 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return numbers
 
 
-def outcomes(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any, errors.KafkaError | None]]:
+def outcomes(
+    topics: Iterable[Any],
+) -> Iterator[tuple[TopicPartition, Any, errors.KafkaError | None]]:
     """Yield what an answer says of each partition, and the error with which it was refused, if it was."""
     for topic in topics:
         for partition in topic.partitions:
@@ -310,7 +359,9 @@ def passes(error: errors.KafkaError) -> bool:
     """Whether the same request may succeed in a moment, without any change by a user."""
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return False
-    return bool(error.retriable) or isinstance(error, (errors.RebalanceInProgressError, errors.UnknownBrokerIdError))
+    return bool(error.retriable) or isinstance(
+        error, (errors.RebalanceInProgressError, errors.UnknownBrokerIdError)
+    )
 
 
 def coordinator_moved(error: errors.KafkaError) -> bool:
@@ -318,22 +369,32 @@ def coordinator_moved(error: errors.KafkaError) -> bool:
     return isinstance(error, _STALE_COORDINATOR)
 
 
-def translated(what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOTHING) -> CoopStreamsError:
+def translated(
+    what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOTHING
+) -> CoopStreamsError:
     """Return our error for an error of kafka-python that is final; `attempt`: which ACLs it needs."""
     text = f"{what}: {error}"
     if missing := attempt.missing(_name(error)):
         return AccessDeniedError(f"{text}. {missing}")
     if isinstance(error, LOST):
-        return MembershipLostError(f"{text}. The group has removed this member; uncommitted work is void")
+        return MembershipLostError(
+            f"{text}. The group has removed this member; uncommitted work is void"
+        )
     if isinstance(error, errors.UnknownTopicOrPartitionError):
-        return UnknownTopicError(f"{text}. The topic, or this partition of it, does not exist")
+        return UnknownTopicError(
+            f"{text}. The topic, or this partition of it, does not exist"
+        )
     if isinstance(error, errors.OffsetMetadataTooLargeError):
         text += ". Have the brokers' offset.metadata.max.bytes raised, to its default of 4096"
     return LogError(text)
 
 
 def refusal(
-    error: errors.KafkaError, group: str, instance: str | None, session_ms: int, login: Login
+    error: errors.KafkaError,
+    group: str,
+    instance: str | None,
+    session_ms: int,
+    login: Login,
 ) -> GroupError | None:
     """Return why Kafka refuses this member for good, with the cure; None: a later attempt may succeed."""
     if missing := Attempt(login, group=group).missing(_name(error)):
@@ -355,13 +416,17 @@ def refusal(
             "and group.max.session.timeout.ms)."
         )
     if isinstance(error, errors.GroupMaxSizeReachedError):
-        return GroupError(f"group {group} has as many members as the brokers allow (their group.max.size).")
+        return GroupError(
+            f"group {group} has as many members as the brokers allow (their group.max.size)."
+        )
     if isinstance(error, errors.InvalidGroupIdError):
         return GroupError(f"group {group}: {error}. Choose another id.")
     if (shut := not_let_in(error, login)) is not None:
         return shut
     if isinstance(error, errors.UnsupportedVersionError):
-        return GroupError(f"the brokers are too old: {error}. Kafka 3.0 or later is needed.")
+        return GroupError(
+            f"the brokers are too old: {error}. Kafka 3.0 or later is needed."
+        )
     return None
 
 
@@ -378,7 +443,10 @@ def likely_cause(error: errors.KafkaError) -> str:
 
 def not_let_in(error: errors.KafkaError, login: Login) -> GroupError | None:
     """Return why the brokers do not let this process in, or it does not trust them, with the cure; None: they do."""
-    if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
+    if isinstance(
+        error,
+        (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError),
+    ):
         return GroupError(
             f"the brokers do not let in {login}: {error}. Check sasl.mechanism, and the user with its password, token "
             "or certificate."

@@ -33,14 +33,18 @@ def _servers(value: Any) -> list[str]:
     """Return the servers as host:port. A protocol in front is dropped, which librdkafka ignores as well."""
     listed = value if isinstance(value, str) else ",".join(value)
     try:
-        return [server.strip().rpartition("://")[2] for server in servers(listed).split(",")]
+        return [
+            server.strip().rpartition("://")[2] for server in servers(listed).split(",")
+        ]
     except ValueError as error:
         raise ValueError(f"{listed!r} must be {error}") from None
 
 
 def _lookup(value: Any) -> str:
     if value not in ("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"):
-        raise ValueError(f"{value!r} is not one of use_all_dns_ips, resolve_canonical_bootstrap_servers_only")
+        raise ValueError(
+            f"{value!r} is not one of use_all_dns_ips, resolve_canonical_bootstrap_servers_only"
+        )
     return str(value)
 
 
@@ -77,7 +81,9 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a value that cannot be read, or a setting without a counterpart in kafka-python; has the cure.
     """
     ours = {
-        name: value for name, value in settings.items() if not name.startswith(("consumer.", "producer.", "admin."))
+        name: value
+        for name, value in settings.items()
+        if not name.startswith(("consumer.", "producer.", "admin."))
     }
     arguments: dict[str, Any] = {}
     options: list[tuple[int, int, int]] = []
@@ -94,9 +100,17 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 "wanted family in bootstrap.servers."
             )
     if "bootstrap_servers" not in arguments:
-        raise ConfigError("bootstrap.servers is missing: HOST:PORT of the brokers, separated by commas")
+        raise ConfigError(
+            "bootstrap.servers is missing: HOST:PORT of the brokers, separated by commas"
+        )
     security = Security.of(settings)
-    return arguments | _idle(arguments) | _socket_options(options) | security.kafka_python() | {"login": security.login}
+    return (
+        arguments
+        | _idle(arguments)
+        | _socket_options(options)
+        | security.kafka_python()
+        | {"login": security.login}
+    )
 
 
 def _read(name: str, value: Any, read: Callable[[Any], Any]) -> Any:
@@ -108,15 +122,30 @@ def _read(name: str, value: Any, read: Callable[[Any], Any]) -> Any:
 
 def _idle(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the idle time-out for 0, which means never, as in librdkafka."""
-    return {"connections_max_idle_ms": 1 << 40} if arguments.get("connections_max_idle_ms") == 0 else {}
+    return (
+        {"connections_max_idle_ms": 1 << 40}
+        if arguments.get("connections_max_idle_ms") == 0
+        else {}
+    )
 
 
 def _socket_options(options: list[tuple[int, int, int]]) -> dict[str, Any]:
     """Return kafka-python's own two socket options, overridden by ours."""
-    merged = {(socket.IPPROTO_TCP, socket.TCP_NODELAY): 1, (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1}
+    merged = {
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    }
     merged |= {
         (level, option): value
         for level, option, value in options
         if value or option in (socket.TCP_NODELAY, socket.SO_KEEPALIVE)
     }
-    return {"socket_options": [(level, option, value) for (level, option), value in merged.items()]} if options else {}
+    return (
+        {
+            "socket_options": [
+                (level, option, value) for (level, option), value in merged.items()
+            ]
+        }
+        if options
+        else {}
+    )

@@ -87,6 +87,10 @@ class Layout:
     @cached_property
     def sizes(self) -> tuple[Fraction, Fraction]:
         """The smallest and the largest size a cell can have, in partitions."""
-        small = min(Fraction(self.ranges_of(k) // k, self.ranges_of(k)) for k in self.counts)
-        large = max(Fraction(-(-self.ranges_of(k) // k), self.ranges_of(k)) for k in self.counts)
+        small = min(
+            Fraction(self.ranges_of(k) // k, self.ranges_of(k)) for k in self.counts
+        )
+        large = max(
+            Fraction(-(-self.ranges_of(k) // k), self.ranges_of(k)) for k in self.counts
+        )
         return small, large

@@ -14,7 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import errors
-from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
@@ -32,7 +36,9 @@ class PartitionAnswers:
     errors: Mapping[TopicPartition, errors.KafkaError]
 
 
-def describe_transaction(transactional_id: str) -> Exchange[TransactionDescription | None]:
+def describe_transaction(
+    transactional_id: str,
+) -> Exchange[TransactionDescription | None]:
     """Ask the transaction's coordinator for its description; None: it does not know the transactional id."""
 
     def read(response: Any) -> TransactionDescription | None:
@@ -41,7 +47,9 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
             return None
         check(found.error_code, transactional_id)
         partitions = frozenset(
-            TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions
+            TopicPartition(topic.topic, partition)
+            for topic in found.topics
+            for partition in topic.partitions
         )
         return TransactionDescription(
             found.transaction_state,
@@ -51,7 +59,9 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
         )
 
     request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-    return Exchange(f"asking for the state of transaction {transactional_id}", request, read)
+    return Exchange(
+        f"asking for the state of transaction {transactional_id}", request, read
+    )
 
 
 def find_leaders(topics: Collection[str]) -> Exchange[Views]:
@@ -64,13 +74,20 @@ def list_ended() -> Exchange[dict[int, str]]:
 
     def read(response: Any) -> dict[int, str]:
         check(response.error_code, "ListTransactions")
-        return {int(entry.producer_id): str(entry.transactional_id) for entry in response.transaction_states}
+        return {
+            int(entry.producer_id): str(entry.transactional_id)
+            for entry in response.transaction_states
+        }
 
-    request = ListTransactionsRequest(state_filters=sorted(ENDED), producer_id_filters=[])
+    request = ListTransactionsRequest(
+        state_filters=sorted(ENDED), producer_id_filters=[]
+    )
     return Exchange("listing transactions that have ended", request, read)
 
 
-def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[PartitionAnswers]:
+def describe_producers(
+    partitions: Iterable[TopicPartition],
+) -> Exchange[PartitionAnswers]:
     """Ask a broker for the open transactions in partitions that it leads."""
     topics = [
         DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
@@ -85,16 +102,25 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Partiti
                 refused[at] = error
             else:
                 found[at] = tuple(
-                    Open(one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset)
+                    Open(
+                        one.producer_id,
+                        one.producer_epoch,
+                        one.coordinator_epoch,
+                        one.current_txn_start_offset,
+                    )
                     for one in partition.active_producers
                     if one.current_txn_start_offset >= 0
                 )
         return PartitionAnswers(found, refused)
 
-    return Exchange("asking for open transactions", DescribeProducersRequest(topics=topics), read)
+    return Exchange(
+        "asking for open transactions", DescribeProducersRequest(topics=topics), read
+    )
 
 
-def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
+def write_markers(
+    markers: Mapping[TopicPartition, Marker],
+) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
     """Write the end of a transaction to the leader of partitions, as a coordinator does; return the refusals."""
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
     topic_type = marker_type.WritableTxnMarkerTopic
@@ -106,7 +132,10 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
             producer_id=marker.producer,
             producer_epoch=marker.epoch,
             transaction_result=marker.commit,
-            topics=[topic_type(name=topic, partition_indexes=numbers) for topic, numbers in by_topic(where).items()],
+            topics=[
+                topic_type(name=topic, partition_indexes=numbers)
+                for topic, numbers in by_topic(where).items()
+            ],
             coordinator_epoch=marker.coordinator_epoch,
         )
         for marker, where in by_marker.items()
@@ -117,17 +146,26 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
         return {at: error for at, _, error in found if error is not None}
 
     return Exchange(
-        "ending a transaction in its partitions", WriteTxnMarkersRequest(max_version=1, markers=written), read
+        "ending a transaction in its partitions",
+        WriteTxnMarkersRequest(max_version=1, markers=written),
+        read,
     )
 
 
 def newest_metadata() -> Exchange[int]:
     """Ask a broker for the newest metadata version that it supports, which reveals its version without the patch."""
-    request = ApiVersionsRequest(client_software_name="coopstreams", client_software_version="1")
+    request = ApiVersionsRequest(
+        client_software_name="coopstreams", client_software_version="1"
+    )
 
     def read(response: Any) -> int:
         return next(
-            (int(one.max_version) for one in response.supported_features or () if one.name == "metadata.version"), 0
+            (
+                int(one.max_version)
+                for one in response.supported_features or ()
+                if one.name == "metadata.version"
+            ),
+            0,
         )
 
     return Exchange("asking for a broker's version", request, read)

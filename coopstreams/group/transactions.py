@@ -68,7 +68,9 @@ class Transactions:
         self._hidden: set[str] = set()
         """The topics of `_unseen`, for which a warning was logged."""
 
-    def open_partitions(self, transactional_id: str, timeout_s: float) -> frozenset[TopicPartition] | None:
+    def open_partitions(
+        self, transactional_id: str, timeout_s: float
+    ) -> frozenset[TopicPartition] | None:
         """Return the partitions of the open transaction, for `settle` after its end.
 
         None: its coordinator never skips markers, so `settle` is not needed.
@@ -79,10 +81,15 @@ class Transactions:
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if not skips and time.monotonic() < until:
             return None  # called at each commit: do not wake the I/O thread
-        return self._connection.run(self._open_partitions, transactional_id, time.monotonic() + timeout_s)
+        return self._connection.run(
+            self._open_partitions, transactional_id, time.monotonic() + timeout_s
+        )
 
     def settle(
-        self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float
+        self,
+        transactional_id: str,
+        partitions: Collection[TopicPartition],
+        timeout_s: float,
     ) -> frozenset[TopicPartition]:
         """Wait until the last transaction has ended in these partitions; return the partitions of an ongoing one.
 
@@ -92,7 +99,9 @@ class Transactions:
             LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this
                 principal may not end it; the message has the danger and the cure.
         """
-        return self._connection.run(self._settled, transactional_id, partitions, time.monotonic() + timeout_s)
+        return self._connection.run(
+            self._settled, transactional_id, partitions, time.monotonic() + timeout_s
+        )
 
     def settle_topics(
         self, transactional_id: str, topics: Collection[str], timeout_s: float
@@ -103,22 +112,33 @@ class Transactions:
         coordinator never skips markers. With such a coordinator a partition that does not answer is left out: only a
         transaction of an earlier coordinator can hang there.
         """
-        return self._connection.run(self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s)
+        return self._connection.run(
+            self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s
+        )
 
-    def settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float) -> None:
+    def settle_dead(
+        self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float
+    ) -> None:
         """End hanging transactions of unused transactional ids in these topics, and in groups' offsets.
 
         Raises:
             LogError: as `settle`.
         """
-        self._connection.run(self._settle_dead, dead, topics, time.monotonic() + timeout_s)
+        self._connection.run(
+            self._settle_dead, dead, topics, time.monotonic() + timeout_s
+        )
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
     async def _settled(
-        self, transactional_id: str, partitions: Collection[TopicPartition], give_up: float, *, everywhere: bool = True
+        self,
+        transactional_id: str,
+        partitions: Collection[TopicPartition],
+        give_up: float,
+        *,
+        everywhere: bool = True,
     ) -> frozenset[TopicPartition]:
         """See `settle`; `everywhere`: wait for each of these partitions to answer."""
         while True:
@@ -128,13 +148,15 @@ class Transactions:
             if told.state == ONGOING:
                 return told.partitions
             if told.state not in ENDING:
-                answers = await self._producers(partitions, give_up, everywhere=everywhere)
+                answers = await self._producers(
+                    partitions, give_up, everywhere=everywhere
+                )
                 missing = missing_markers(told, answers.open)
                 if not missing:
                     return frozenset()
-                if await self._told(transactional_id, give_up) == told and await self._is_coordinator(
+                if await self._told(
                     transactional_id, give_up
-                ):
+                ) == told and await self._is_coordinator(transactional_id, give_up):
                     await self._write(transactional_id, told, missing, answers, give_up)
             elif time.monotonic() > give_up:
                 raise LogError(
@@ -150,35 +172,71 @@ class Transactions:
         if await self._told(transactional_id, give_up) is None:
             return frozenset()
         leaders = await self._leaders(topics, give_up)
-        ongoing = await self._settled(transactional_id, leaders.of.keys(), give_up, everywhere=skips)
+        ongoing = await self._settled(
+            transactional_id, leaders.of.keys(), give_up, everywhere=skips
+        )
         return ongoing if skips else frozenset()
 
-    async def _settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], give_up: float) -> None:
+    async def _settle_dead(
+        self, dead: Callable[[str], bool], topics: Collection[str], give_up: float
+    ) -> None:
         leaders, ids = await self._leaders(topics, give_up), dict[int, str]()
         for broker in sorted(leaders.brokers):
             try:
-                ended = await self._connection.once(transaction_requests.list_ended(), broker)
+                ended = await self._connection.once(
+                    transaction_requests.list_ended(), broker
+                )
             except errors.KafkaError as error:
-                log.info("broker %d does not say which transactions have ended: %s", broker, error)
+                log.info(
+                    "broker %d does not say which transactions have ended: %s",
+                    broker,
+                    error,
+                )
             else:
-                ids.update((producer, id_) for producer, id_ in ended.items() if dead(id_))
-        found = (await self._producers(leaders.of.keys(), give_up, everywhere=False)).open if ids else {}
-        for producer in {one.producer for all_ in found.values() for one in all_} & ids.keys():
-            where = {at for at, all_ in found.items() if any(one.producer == producer for one in all_)}
+                ids.update(
+                    (producer, id_) for producer, id_ in ended.items() if dead(id_)
+                )
+        found = (
+            (await self._producers(leaders.of.keys(), give_up, everywhere=False)).open
+            if ids
+            else {}
+        )
+        for producer in {
+            one.producer for all_ in found.values() for one in all_
+        } & ids.keys():
+            where = {
+                at
+                for at, all_ in found.items()
+                if any(one.producer == producer for one in all_)
+            }
             await self._settled(ids[producer], where, give_up)
 
     async def _leaders(self, topics: Collection[str], give_up: float) -> Views:
         """Return the leaders of the partitions of these topics and of the groups' offsets; only of visible topics."""
-        wanted, unknown_until = {*topics, OFFSETS_TOPIC}, time.monotonic() + UNKNOWN_FOR_S
+        wanted, unknown_until = (
+            {*topics, OFFSETS_TOPIC},
+            time.monotonic() + UNKNOWN_FOR_S,
+        )
         leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
-        while wanted - leaders.hidden - {at.topic for at in leaders.of} and time.monotonic() < unknown_until:
+        while (
+            wanted - leaders.hidden - {at.topic for at in leaders.of}
+            and time.monotonic() < unknown_until
+        ):
             await self._connection.sleep(PAUSE_S)
-            leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
+            leaders = await self._ask(
+                transaction_requests.find_leaders(wanted), give_up
+            )
         self._say_hidden(leaders.hidden)
         return leaders
 
-    async def _open_partitions(self, transactional_id: str, give_up: float) -> frozenset[TopicPartition] | None:
-        told = await self._told(transactional_id, give_up) if await self._may_skip(transactional_id, give_up) else None
+    async def _open_partitions(
+        self, transactional_id: str, give_up: float
+    ) -> frozenset[TopicPartition] | None:
+        told = (
+            await self._told(transactional_id, give_up)
+            if await self._may_skip(transactional_id, give_up)
+            else None
+        )
         return None if told is None else told.partitions
 
     async def _may_skip(self, transactional_id: str, give_up: float) -> bool:
@@ -187,15 +245,21 @@ class Transactions:
         if time.monotonic() > until:
             self._coordinators.pop(transactional_id, None)
             skips = (
-                await self._ask_coordinator(transactional_id, transaction_requests.newest_metadata(), give_up)
+                await self._ask_coordinator(
+                    transactional_id, transaction_requests.newest_metadata(), give_up
+                )
                 in SKIPPING_METADATA
             )
             self._skips[transactional_id] = skips, time.monotonic() + LOOK_AGAIN_S
         return skips
 
-    async def _told(self, transactional_id: str, give_up: float) -> TransactionDescription | None:
+    async def _told(
+        self, transactional_id: str, give_up: float
+    ) -> TransactionDescription | None:
         return await self._ask_coordinator(
-            transactional_id, transaction_requests.describe_transaction(transactional_id), give_up
+            transactional_id,
+            transaction_requests.describe_transaction(transactional_id),
+            give_up,
         )
 
     async def _producers(
@@ -209,7 +273,12 @@ class Transactions:
         reasons: Mapping[TopicPartition, object] = {}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
         while left:
-            leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in left}), give_up)).leaders
+            leaders = (
+                await self._ask(
+                    transaction_requests.find_leaders({at.topic for at in left}),
+                    give_up,
+                )
+            ).leaders
             if time.monotonic() > unknown_until:
                 left &= leaders.keys()  # the others were deleted
             reasons = dict.fromkeys(left, "it has no leader")
@@ -217,17 +286,23 @@ class Transactions:
                 theirs = {at for at in left if leaders.get(at) == node}
                 try:
                     answers = await self._connection.once(
-                        transaction_requests.describe_producers(theirs), node, SLICE_MS if everywhere else GLANCE_MS
+                        transaction_requests.describe_producers(theirs),
+                        node,
+                        SLICE_MS if everywhere else GLANCE_MS,
                     )
                 except errors.KafkaError as error:
                     if not requests.passes(error):
-                        raise requests.translated("asking for open transactions", error) from error
+                        raise requests.translated(
+                            "asking for open transactions", error
+                        ) from error
                     reasons |= dict.fromkeys(theirs, error)
                     continue
                 found = PartitionAnswers({**found.open, **answers.open}, {})
                 self._hide(answers)
                 left -= answers.open.keys() | self._unseen
-                reasons |= {at: error for at, error in answers.errors.items() if at in left}
+                reasons |= {
+                    at: error for at, error in answers.errors.items() if at in left
+                }
             if not everywhere:
                 break
             if left and time.monotonic() > give_up:
@@ -243,7 +318,11 @@ class Transactions:
 
     def _hide(self, answers: PartitionAnswers) -> None:
         """Stop asking for partitions that this principal may not describe."""
-        hidden = {at for at, error in answers.errors.items() if isinstance(error, errors.AuthorizationError)}
+        hidden = {
+            at
+            for at, error in answers.errors.items()
+            if isinstance(error, errors.AuthorizationError)
+        }
         self._unseen |= hidden
         self._say_hidden({at.topic for at in hidden})
 
@@ -266,12 +345,20 @@ class Transactions:
         give_up: float,
     ) -> None:
         """Write the missing markers where there is a leader; `_settled` then checks again."""
-        leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).leaders
+        leaders = (
+            await self._ask(
+                transaction_requests.find_leaders({at.topic for at in missing}), give_up
+            )
+        ).leaders
         last: errors.KafkaError | None = None
         for node in {leaders.get(at, NO_LEADER) for at in missing} - {NO_LEADER}:
-            theirs = {at: marker for at, marker in missing.items() if leaders.get(at) == node}
+            theirs = {
+                at: marker for at, marker in missing.items() if leaders.get(at) == node
+            }
             try:
-                refused = await self._connection.once(transaction_requests.write_markers(theirs), node)
+                refused = await self._connection.once(
+                    transaction_requests.write_markers(theirs), node
+                )
             except errors.KafkaError as error:
                 refused = dict.fromkeys(theirs, error)
             for at in sorted(theirs.keys() - refused.keys()):
@@ -285,7 +372,14 @@ class Transactions:
             for reason in refused.values():
                 if isinstance(reason, errors.AuthorizationError):
                     raise LogError(
-                        refusal(transactional_id, told, missing, answers.open, str(reason), self._connection.login)
+                        refusal(
+                            transactional_id,
+                            told,
+                            missing,
+                            answers.open,
+                            str(reason),
+                            self._connection.login,
+                        )
                     )
                 last = reason
         if time.monotonic() > give_up:
@@ -303,11 +397,17 @@ class Transactions:
         Raises:
             LogError: retryable: they do not, or none answers, and the time is over.
         """
-        told_by, brokers, named = self._coordinators.get(transactional_id), self._connection.brokers(), dict[int, int]()
+        told_by, brokers, named = (
+            self._coordinators.get(transactional_id),
+            self._connection.brokers(),
+            dict[int, int](),
+        )
         for broker in brokers:
             with suppress(errors.KafkaError):
                 named[broker] = await self._connection.once(
-                    requests.transaction_coordinator(transactional_id), broker, GLANCE_MS
+                    requests.transaction_coordinator(transactional_id),
+                    broker,
+                    GLANCE_MS,
                 )
         if believed(told_by, brokers, named):
             return True
@@ -326,7 +426,9 @@ class Transactions:
 
         return await self._connection.ask(exchange, any_broker, _left_ms(give_up))
 
-    async def _ask_coordinator(self, transactional_id: str, exchange: requests.Exchange[_T], give_up: float) -> _T:
+    async def _ask_coordinator(
+        self, transactional_id: str, exchange: requests.Exchange[_T], give_up: float
+    ) -> _T:
         async def node() -> int:
             if transactional_id not in self._coordinators:
                 self._coordinators[transactional_id] = await self._connection.once(

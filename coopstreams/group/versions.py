@@ -24,7 +24,15 @@ from typing import TypeAlias
 from xxhash import xxh64_hexdigest
 
 from coopstreams.group.assignor import assign
-from coopstreams.group.members import NO_GENERATION, Assignment, Cluster, Member, MemberInfo, MemberState, Runs
+from coopstreams.group.members import (
+    NO_GENERATION,
+    Assignment,
+    Cluster,
+    Member,
+    MemberInfo,
+    MemberState,
+    Runs,
+)
 
 Version: TypeAlias = tuple[str, ...]
 Members: TypeAlias = Mapping[str, MemberState]
@@ -42,12 +50,20 @@ def short(version: Version) -> str:
 
 def active_version(members: Members) -> Version:
     """Return the version that gets all tasks; empty: no member announces one."""
-    counts = Counter(version for state in members.values() if (version := version_of(state.info)))
+    counts = Counter(
+        version for state in members.values() if (version := version_of(state.info))
+    )
 
     def order(version: Version) -> tuple[int, int, int]:
-        mine = [state for state in members.values() if version_of(state.info) == version]
-        promised = max((state.generation for state in mine if state.target), default=NO_GENERATION)
-        held = max((state.generation for state in mine if state.tasks), default=NO_GENERATION)
+        mine = [
+            state for state in members.values() if version_of(state.info) == version
+        ]
+        promised = max(
+            (state.generation for state in mine if state.target), default=NO_GENERATION
+        )
+        held = max(
+            (state.generation for state in mine if state.tasks), default=NO_GENERATION
+        )
         return counts[version], promised, held
 
     return max(sorted(counts), key=order, default=())
@@ -56,11 +72,16 @@ def active_version(members: Members) -> Version:
 def still_held(members: Members, active: Version) -> bool:
     """Whether members of other versions rightly hold tasks: then no task may be granted."""
     newest = max(
-        (state.generation for state in members.values() if state.tasks and version_of(state.info) == active),
+        (
+            state.generation
+            for state in members.values()
+            if state.tasks and version_of(state.info) == active
+        ),
         default=NO_GENERATION,
     )
     return any(
-        state.tasks and version_of(state.info) != active and state.generation >= newest for state in members.values()
+        state.tasks and version_of(state.info) != active and state.generation >= newest
+        for state in members.values()
     )
 
 
@@ -71,15 +92,26 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
         ValueError, AssignmentError: see `assign`.
     """
     active = active_version(members)
-    able = {id_: state for id_, state in members.items() if active and version_of(state.info) == active}
+    able = {
+        id_: state
+        for id_, state in members.items()
+        if active and version_of(state.info) == active
+    }
     topology = _most(able)
     held = still_held(members, active)
-    partitions = {number: part.partitions for number, part in enumerate(topology) if part.partitions}
+    partitions = {
+        number: part.partitions
+        for number, part in enumerate(topology)
+        if part.partitions
+    }
     whole = [number for number, part in enumerate(topology) if not part.divisible]
     given = assign(partitions, able, ranges=ranges, whole=whole, withheld=held)
     granted = {id_: given[id_].tasks if id_ in given else () for id_ in sorted(members)}
     cluster = Cluster(
-        members=tuple(Member(id_, members[id_].info, tasks) for id_, tasks in granted.items()), partitions=partitions
+        members=tuple(
+            Member(id_, members[id_].info, tasks) for id_, tasks in granted.items()
+        ),
+        partitions=partitions,
     )
     assignments = {}
     for id_, state in members.items():
@@ -87,11 +119,16 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
             assignments[id_] = replace(given[id_], cluster=cluster)
         elif not state.info.topology:
             assignments[id_] = Assignment(
-                state.info.process, settled=not held, cluster=cluster, error=_STRANGER.format(id_)
+                state.info.process,
+                settled=not held,
+                cluster=cluster,
+                error=_STRANGER.format(id_),
             )
         else:
             why = _why(state.info.topology, topology, len(able), len(members))
-            assignments[id_] = Assignment(state.info.process, settled=not held, cluster=cluster, waits=why)
+            assignments[id_] = Assignment(
+                state.info.process, settled=not held, cluster=cluster, waits=why
+            )
     return assignments
 
 
@@ -109,13 +146,20 @@ def _most(able: Members) -> tuple[Runs, ...]:
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(
-        max(column, key=lambda part: part.partitions)._replace(divisible=all(part.divisible for part in column))
+        max(column, key=lambda part: part.partitions)._replace(
+            divisible=all(part.divisible for part in column)
+        )
         for column in columns
     )
 
 
-def _why(mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: int) -> str:
-    here, there = (short(tuple(part.fingerprint for part in topology)) for topology in (mine, active))
+def _why(
+    mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: int
+) -> str:
+    here, there = (
+        short(tuple(part.fingerprint for part in topology))
+        for topology in (mine, active)
+    )
     return (
         f"it runs version {here} of the topology, and the group runs {there} ({able} of {members} members): "
         f"{_difference(mine, active)}. It takes over when most members run its version, or the others have left"
@@ -125,10 +169,14 @@ def _why(mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: i
 def _difference(mine: tuple[Runs, ...], active: tuple[Runs, ...]) -> str:
     if len(mine) != len(active):
         return f"{len(mine)} sub-topologies, not {len(active)}"
-    if sorted(part.fingerprint for part in mine) == sorted(part.fingerprint for part in active):
+    if sorted(part.fingerprint for part in mine) == sorted(
+        part.fingerprint for part in active
+    ):
         return "its sub-topologies have other numbers"
     others = [
-        (number, a, b) for number, (a, b) in enumerate(zip(mine, active, strict=True)) if a.fingerprint != b.fingerprint
+        (number, a, b)
+        for number, (a, b) in enumerate(zip(mine, active, strict=True))
+        if a.fingerprint != b.fingerprint
     ]
     counts = ", ".join(
         f"{number} has {a.partitions} partitions, not {b.partitions}"

@@ -151,7 +151,13 @@ class CoopStreams:
     def status(self) -> dict[str, Any] | None:
         """Return the status of this instance, as `/v1/status` reports each; None before it runs. Any thread."""
         serving = self._serving
-        return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
+        return (
+            None
+            if serving is None
+            else reports.instance_status(
+                serving.placement(), self.url, serving.status()
+            )
+        )
 
     def store(self, name: str) -> ReadOnlyStore:
         """Return a store of this instance, to be read without HTTP: the keys that this instance owns.
@@ -205,28 +211,48 @@ class CoopStreams:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._block is not None
         self._block.entered = False
         self.stop()
         await self._block.ended.wait()
         await self._block.close()
-        self._raise_or_tell(None if error is not None and self._block.was_cancelled(error) else error)
+        self._raise_or_tell(
+            None if error is not None and self._block.was_cancelled(error) else error
+        )
 
     async def _mount(self, block: _Block) -> None:
-        if self._mounted is not None and self._instance is not None and self._serving is not None:
+        if (
+            self._mounted is not None
+            and self._instance is not None
+            and self._serving is not None
+        ):
             from coopstreams.query.app import QueryApp
 
-            metrics, access = self._instance.components.metrics, Access.of(self.config.values)
+            metrics, access = (
+                self._instance.components.metrics,
+                Access.of(self.config.values),
+            )
             await block.serve(
-                self._mounted, QueryApp(self._serving, metrics, replace(self._limits, cpu_share=None), access)
+                self._mounted,
+                QueryApp(
+                    self._serving,
+                    metrics,
+                    replace(self._limits, cpu_share=None),
+                    access,
+                ),
             )
 
     def __enter__(self) -> Self:
         self._check_new()
         self._thread = threading.Thread(
-            target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True
+            target=self._run_quietly,
+            name=f"coopstreams-{self.config['application.id']}",
+            daemon=True,
         )
         try:
             self._thread.start()
@@ -241,7 +267,10 @@ class CoopStreams:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
         if self._thread is not None:
@@ -253,7 +282,9 @@ class CoopStreams:
         if self._error is not None and error is None:
             raise self._error
         if self._error is not None and error is not None:
-            error.add_note(f"{self._name} had ended by {type(self._error).__name__}: {self._error}")
+            error.add_note(
+                f"{self._name} had ended by {type(self._error).__name__}: {self._error}"
+            )
 
     @property
     def _name(self) -> str:
@@ -272,7 +303,9 @@ class CoopStreams:
         except BaseException as error:  # noqa: BLE001 raised again by the thread that uses the context manager
             self._error = error
             if self._started.is_set():  # the block may go on for long
-                log.error("%s has ended by %s: %s", self._name, type(error).__name__, error)
+                log.error(
+                    "%s has ended by %s: %s", self._name, type(error).__name__, error
+                )
         finally:
             self._started.set()
             if self._block is not None:
@@ -291,9 +324,13 @@ class CoopStreams:
         try:
             self._run_instance()
         except CoopStreamsError as error:
-            if not self._stopped.is_set() or (self._instance is not None and self._instance.begun):
+            if not self._stopped.is_set() or (
+                self._instance is not None and self._instance.begun
+            ):
                 raise
-            log.info("it was asked to end while it started, and would have failed: %s", error)
+            log.info(
+                "it was asked to end while it started, and would have failed: %s", error
+            )
 
     def _run_instance(self) -> None:
         if self.config["http.listen"]:
@@ -325,7 +362,11 @@ class CoopStreams:
                 scheme = "https" if config["http.ssl.certificate.location"] else "http"
                 self.url = instance.url = url_of(config["application.server"], scheme)
             return None
-        server = QueryServer(config["http.listen"], config["application.server"], Access.of(config.values))
+        server = QueryServer(
+            config["http.listen"],
+            config["application.server"],
+            Access.of(config.values),
+        )
         self.url = instance.url = server.url
         server.start(serving, instance.components.metrics, self._limits)
         log.info("queries are answered at %s", server.url)
@@ -334,7 +375,9 @@ class CoopStreams:
     @property
     def _limits(self) -> RequestLimits:
         share = self.config["http.cpu.share"]
-        return RequestLimits(connections=self.config["http.max.connections"], cpu_share=share)
+        return RequestLimits(
+            connections=self.config["http.max.connections"], cpu_share=share
+        )
 
 
 class _Block:
@@ -350,7 +393,9 @@ class _Block:
 
     def end(self, *, failed: bool) -> None:
         """Note that the instance has ended. Any thread."""
-        with suppress(RuntimeError):  # the loop is closed: the block was given up before the instance had drained
+        with suppress(
+            RuntimeError
+        ):  # the loop is closed: the block was given up before the instance had drained
             self._loop.call_soon_threadsafe(self._end, failed)
 
     def was_cancelled(self, error: BaseException) -> bool:
@@ -401,4 +446,7 @@ def _on_signals(stop: Any) -> dict[int, Any]:
         log.info("%s: draining", signal.Signals(number).name)
         stop()
 
-    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }

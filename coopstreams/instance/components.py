@@ -50,7 +50,11 @@ from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.resolved_topology import ResolvedTopology, as_it_runs, resolve_topology
+from coopstreams.tasks.resolved_topology import (
+    ResolvedTopology,
+    as_it_runs,
+    resolve_topology,
+)
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -126,13 +130,21 @@ class Components:
         if config["tracing.ratio"] is not None:
             need_otel("tracing.ratio")
         with ExitStack() as closing:
-            check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
+            check_store_types(
+                (spec for s in topology.subtopologies for spec in s.stores),
+                config["default.dsl.store"],
+            )
             closing.enter_context(schemas_bound(topology, config))
             directory = StateDirectory(
-                config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"]
+                config["state.dir"],
+                application,
+                config["instance"],
+                store_type=config["default.dsl.store"],
             )
             closing.callback(directory.close)
-            cluster = wiring.cluster(client_settings(config), config["connect.timeout.ms"] / 1000)
+            cluster = wiring.cluster(
+                client_settings(config), config["connect.timeout.ms"] / 1000
+            )
             closing.callback(cluster.close)
             watching = wiring.cluster(client_settings(config), WATCHING_S)
             closing.callback(watching.close)
@@ -140,36 +152,70 @@ class Components:
             counts = cluster.partitions()
             deployed.check(as_it_runs(topology, counts, config), counts)
             check_share_group(topology, config)
-            resolved = resolve_topology(cluster, topology, config, had=deployed.changelogs)
+            resolved = resolve_topology(
+                cluster, topology, config, had=deployed.changelogs
+            )
             check_published(config, cluster.partitions(), resolved.topics.partitions)
-            check_own(cluster, application, resolved.topics, topic_spec(application), counts)
-            subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
+            check_own(
+                cluster, application, resolved.topics, topic_spec(application), counts
+            )
+            subtopologies = {
+                subtopology.id: subtopology
+                for subtopology in resolved.topology.subtopologies
+            }
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
             databases = Databases(
                 directory,
                 subtopologies,
                 task_buffer_bytes(config, resolved.topics.tasks),
-                lambda part: native_tables(part, config, caching=config["statestore.cache.max.bytes"] > 0),
+                lambda part: native_tables(
+                    part, config, caching=config["statestore.cache.max.bytes"] > 0
+                ),
             )
-            follower = Follower(cluster, application, replication=config["replication.factor"])
+            follower = Follower(
+                cluster, application, replication=config["replication.factor"]
+            )
             follower.check_policy()
             metrics = Metrics(application, process)
             sayings, tallies = Sayings(host), Tallies(metrics, host)
             closing.callback(sayings.close)
             tables = Globals(
-                cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host
+                cluster,
+                topology.global_tables,
+                resolved.topics.partitions,
+                config,
+                tallies.failure,
+                sayings,
+                host,
             )
             closing.callback(tables.stop)
-            shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
+            shared = (
+                Refusals(cluster, config, host),
+                tallies,
+                sayings,
+                Outlasting.of(config),
+                deployed,
+            )
             made = resolved, directory, databases, metrics, follower, tables, process
-            components = Components(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
+            components = Components(
+                wiring,
+                config,
+                topology,
+                cluster,
+                watching,
+                *made,
+                *shared,
+                closing.pop_all(),
+            )
             components.restrictions.look()
             components.restrictions.close()  # the watcher continues to read, on its own thread
             return components
 
     def __post_init__(self) -> None:
         self.tracing = _tracing(self.config)
-        self.restrictions = Restrictions(self.watching, lambda: self.resolved, self.host)
+        self.restrictions = Restrictions(
+            self.watching, lambda: self.resolved, self.host
+        )
         self._closing.callback(self.restrictions.close)
 
     def __enter__(self) -> Self:
@@ -206,7 +252,12 @@ class Components:
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
         """Return the timestamp extractor of a source topic, for the reader."""
         return next(
-            (program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None
+            (
+                program.timestamp_of[topic]
+                for program in self.programs.values()
+                if topic in program.timestamp_of
+            ),
+            None,
         )
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
@@ -251,7 +302,11 @@ class Components:
 
         def info() -> MemberInfo:
             threads, numbers = capacity()
-            ids = tuple(self.transactional_id(number) for number in numbers) if self.config.exactly_once else ()
+            ids = (
+                tuple(self.transactional_id(number) for number in numbers)
+                if self.config.exactly_once
+                else ()
+            )
             return MemberInfo(
                 self.process,
                 self.host.called(),
@@ -297,21 +352,34 @@ class Components:
         """
         read = {topic for topics in self.source_topics.values() for topic in topics}
         return sorted(
-            {*self.topology.source_topics, *read, self.follower.partition.topic} - {*self.topology.unordered_topics}
+            {*self.topology.source_topics, *read, self.follower.partition.topic}
+            - {*self.topology.unordered_topics}
         )
 
     @property
     def source_topics(self) -> dict[int, tuple[str, ...]]:
         """The topics that each sub-topology reads in order."""
-        return {part.id: part.topics for part in self.topology.subtopologies if not part.unordered}
+        return {
+            part.id: part.topics
+            for part in self.topology.subtopologies
+            if not part.unordered
+        }
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that watches for new topics, not yet started."""
         return PatternSubscription(
-            self.log, self.built, self.config, self.resolved, emit, self.host, lambda: self.deployed.changelogs
+            self.log,
+            self.built,
+            self.config,
+            self.resolved,
+            emit,
+            self.host,
+            lambda: self.deployed.changelogs,
         )
 
-    def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
+    def thread(
+        self, number: int, member: GroupMember, emit: Callable[[Event], None]
+    ) -> StreamThread:
         """Return a stream thread, not yet started."""
         committer = Committer(
             number,
@@ -326,29 +394,55 @@ class Components:
             self.refusals,
             self.host,
         )
-        return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
+        return StreamThread(
+            number,
+            committer,
+            emit,
+            self.config.commit_interval_s,
+            self.outlasting,
+            host=self.host,
+        )
 
     def written(self) -> frozenset[str]:
         """Return all topics that the application writes to."""
-        marked = {topic for program in self.programs.values() for topic in program.idle_ms}
+        marked = {
+            topic for program in self.programs.values() for topic in program.idle_ms
+        }
         return self.results() | marked | {self.follower.partition.topic}
 
     def results(self) -> frozenset[str]:
         """Return those of them that have records of its program, internal ones and dead letters included."""
         internal = {plan.name for plan in self.topics.internal}
-        return frozenset({*self.topology.sink_topics, *internal, *dead_letter_topics(self.topology, self.config)})
+        return frozenset(
+            {
+                *self.topology.sink_topics,
+                *internal,
+                *dead_letter_topics(self.topology, self.config),
+            }
+        )
 
     def purged(self) -> frozenset[str]:
         """Return the repartition topics: their records are deleted when they have been processed."""
         nodes = (node for part in self.topology.subtopologies for node in part.nodes)
-        return frozenset(node.topic for node in nodes if isinstance(node, Sink) and node.internal)
+        return frozenset(
+            node.topic for node in nodes if isinstance(node, Sink) and node.internal
+        )
 
     def opener(
-        self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener
+        self,
+        member: GroupMember,
+        emit: Callable[[Event], None],
+        moved: Callable[[], None],
+        listener: RestoreListener,
     ) -> Opener:
         """Return the thread that opens tasks, not yet started."""
         begun = Begun(
-            self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun
+            self.application,
+            self.log,
+            member,
+            lambda: self.resolved,
+            self.changelog,
+            lambda: self.deployed.begun,
         )
         positions = Positions(
             self.log,
@@ -362,10 +456,19 @@ class Components:
             host=self.host,
         )
         place = self.config["snapshots.dir"]
-        snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
-        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
+        snapshots = (
+            Snapshots(place, self.application, self.directory.folder / "snapshots")
+            if place
+            else None
+        )
+        restoring = Restoring(
+            self.log, self.changelog, snapshots, self.metrics, listener, self.host
+        )
         # Match the whole id: the id of another application may have the same beginning.
-        form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
+        form = re.compile(
+            re.escape(self.application)
+            + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+"
+        )
         return Opener(
             member,
             self.follower,
@@ -374,7 +477,9 @@ class Components:
             self.databases,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self.written()),
-            lambda: self.directory.begin(self.deployed.take_over(self.topology, self.topics.partitions)),
+            lambda: self.directory.begin(
+                self.deployed.take_over(self.topology, self.topics.partitions)
+            ),
             emit,
             moved,
             SinkOpenings(self.application, self.log, self.follower.wake, self.host),
@@ -394,12 +499,30 @@ class Components:
         `all_read`: `Dispatcher.all_read`.
         """
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
-        rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
+        rests_s = (
+            self.config.commit_interval_s
+            + max(0, self.config["max.task.idle.ms"]) / 1000
+        )
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
-        looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
-        looks = self.restrictions.look, lambda: grown(self.topology, self.topics.partitions, self.watching.partitions())
+        looked_at = (
+            self.watching,
+            self.log.silent_replicas,
+            self.metrics,
+            self.tallies,
+            self.sayings,
+            registry,
+            tasks,
+        )
+        looks = (
+            self.restrictions.look,
+            lambda: grown(
+                self.topology, self.topics.partitions, self.watching.partitions()
+            ),
+        )
         asked = emit, self.changelog, self.globals.topic_ids, *looks, paused, all_read
-        return Watcher(*looked_at, self.purged(), purge_every_s, rests_s, *asked, self.host)
+        return Watcher(
+            *looked_at, self.purged(), purge_every_s, rests_s, *asked, self.host
+        )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
@@ -428,7 +551,11 @@ class Components:
             host=self.host,
             spans=None if self.tracing is None else self.tracing(opened.id),
             exactly_once=self.config.exactly_once,
-            placing=Placing(self.subtopology(opened.id.subtopology), self.topics.partitions, self.misplaced),
+            placing=Placing(
+                self.subtopology(opened.id.subtopology),
+                self.topics.partitions,
+                self.misplaced,
+            ),
         )
 
     def partitions(self, topic: str) -> int:
@@ -459,7 +586,9 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
 
     from coopstreams.tasks.spans import RecordSpans
 
-    return partial(RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"])
+    return partial(
+        RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"]
+    )
 
 
 def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
@@ -469,7 +598,10 @@ def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
     as there are threads for it.
     """
     # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
-    of_process: int = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
+    of_process: int = (
+        config["statestore.cache.max.bytes"]
+        or SETTINGS["statestore.cache.max.bytes"][1]
+    )
     threads, ranges = config["num.stream.threads"], config["ranges.per.partition"]
     tasks: int = sum(max(count * ranges, threads) for count in partitions if count)
     return max(1 << 20, of_process // max(1, tasks))
@@ -480,10 +612,15 @@ def client_settings(config: Config) -> dict[str, Any]:
     own = {
         "producer.transaction.timeout.ms": config["transaction.timeout.ms"],
         # Below the flush time-out: otherwise a deleted topic looks like an unreachable Kafka, for ever.
-        "producer.topic.metadata.propagation.max.ms": min(10_000, config["transaction.timeout.ms"] // 3),
+        "producer.topic.metadata.propagation.max.ms": min(
+            10_000, config["transaction.timeout.ms"] // 3
+        ),
     }
     given = {name.removeprefix("producer.") for name in config.client}
-    if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
+    if not config.exactly_once and not given & {
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+    }:
         # A process that was suspended for longer has a successor: its unsent records would overwrite the successor's in
         # the changelog.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]

@@ -32,7 +32,13 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
-from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, weighed, word_of
+from coopstreams.topology.graph.changes import (
+    TopologyChange,
+    Verdict,
+    changes,
+    weighed,
+    word_of,
+)
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.partitions import unchecked
 from coopstreams.topology.graph.topology import Topology
@@ -51,7 +57,12 @@ _BATCH = 1000
 
 def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
     """Return the specification of the topic."""
-    return TopicSpec(topology_topic(application_id), 1, {"cleanup.policy": "compact", **BROKERS_TIME}, replication)
+    return TopicSpec(
+        topology_topic(application_id),
+        1,
+        {"cleanup.policy": "compact", **BROKERS_TIME},
+        replication,
+    )
 
 
 class Deployed:
@@ -81,7 +92,14 @@ class Deployed:
         at = TopicPartition(self.topic, 0)
         told: bytes | None = None
         for batch in self._to_end({at: self._log.start_offset(at)}):
-            told = next((value for value in reversed(batch.columns.values) if value is not None), told)
+            told = next(
+                (
+                    value
+                    for value in reversed(batch.columns.values)
+                    if value is not None
+                ),
+                told,
+            )
         if told is None:
             return None
         last = read_outline(told)
@@ -122,14 +140,28 @@ class Deployed:
 
     def _check(self, last: Outline, mine: Outline) -> None:
         found = changes(last, mine)
-        refused = [change for change in weighed(found, self.holds) if change.verdict.severity == 2]
+        refused = [
+            change
+            for change in weighed(found, self.holds)
+            if change.verdict.severity == 2
+        ]
         if not refused:
             return
         word = word_of(found)
         if self._config[ACCEPT] != word:
-            raise TopologyChangedError(refusal(self._config["application.id"], refused, word))
+            raise TopologyChangedError(
+                refusal(self._config["application.id"], refused, word)
+            )
         for change in refused:
-            log.warning("%s=%s: %s %s is %s: %s", ACCEPT, word, change.what, change.name, change.verdict, change.why)
+            log.warning(
+                "%s=%s: %s %s is %s: %s",
+                ACCEPT,
+                word,
+                change.what,
+                change.name,
+                change.verdict,
+                change.why,
+            )
 
     def _tell(self, last: Outline | None, mine: Outline, topology: Topology) -> None:
         for change in () if last is None else changes(last, mine):
@@ -141,13 +173,27 @@ class Deployed:
                     _is(change.verdict),
                     change.why,
                 )
-        new = frozenset() if last is None else frozenset(mine.repartitions.keys() - last.repartitions.keys())
+        new = (
+            frozenset()
+            if last is None
+            else frozenset(mine.repartitions.keys() - last.repartitions.keys())
+        )
         self.begun = new or self.begun & mine.repartitions.keys()
-        more = {_BEGUN: sorted(self.begun)} | ({_PARTITIONS: mine.partitions} if mine.partitions else {})
+        more = {_BEGUN: sorted(self.begun)} | (
+            {_PARTITIONS: mine.partitions} if mine.partitions else {}
+        )
         told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
-        self._log.create_topics([topic_spec(self._config["application.id"], self._config["replication.factor"])])
+        self._log.create_topics(
+            [
+                topic_spec(
+                    self._config["application.id"], self._config["replication.factor"]
+                )
+            ]
+        )
         with closing(self._log.writer()) as writer:
-            writer.append(self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0)
+            writer.append(
+                self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0
+            )
             writer.flush(_TIMEOUT_S)
 
     def holds(self, change: TopologyChange) -> bool:
@@ -155,13 +201,23 @@ class Deployed:
         assert change.topic is not None
         partitions = [
             TopicPartition(change.topic, number)
-            for number in range(self._log.partitions([change.topic]).get(change.topic, 0))
+            for number in range(
+                self._log.partitions([change.topic]).get(change.topic, 0)
+            )
         ]
         if change.what != "repartition topic":
-            return any(self._log.end_offset(at) > self._log.start_offset(at) for at in partitions)
-        return any(len(batch.columns.offsets) for batch in self._to_end(self._unprocessed(partitions)))
+            return any(
+                self._log.end_offset(at) > self._log.start_offset(at)
+                for at in partitions
+            )
+        return any(
+            len(batch.columns.offsets)
+            for batch in self._to_end(self._unprocessed(partitions))
+        )
 
-    def _unprocessed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def _unprocessed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return, for each partition, the offset from which on some key range has not processed the records."""
         application = self._config["application.id"]
         with (
@@ -170,7 +226,10 @@ class Deployed:
         ):
             stand = group_offsets(admin, follower, partitions)
         starts = {at: self._log.start_offset(at) for at in stand}
-        return {at: start if (known := stand[at]) is None else max(start, known.offset) for at, start in starts.items()}
+        return {
+            at: start if (known := stand[at]) is None else max(start, known.offset)
+            for at, start in starts.items()
+        }
 
     def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[RecordBatch]:
         """Yield the committed records of these partitions from these offsets on, up to their ends.
@@ -215,8 +274,16 @@ def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> s
 
 
 def _changelogs(version: Outline) -> frozenset[str]:
-    return frozenset(store.changelog for store in version.stores.values() if store.changelog is not None)
+    return frozenset(
+        store.changelog
+        for store in version.stores.values()
+        if store.changelog is not None
+    )
 
 
 def _is(verdict: Verdict) -> str:
-    return str(verdict) if verdict in (Verdict.EMPTY, Verdict.UNREADABLE) else f"is {verdict}"
+    return (
+        str(verdict)
+        if verdict in (Verdict.EMPTY, Verdict.UNREADABLE)
+        else f"is {verdict}"
+    )

@@ -91,9 +91,14 @@ class Dispatcher:
         """Route the records of a task's range to it from now on, from the position it was opened at."""
         for source in task.sources:
             partition = self._partitions.setdefault(source, _Partition())
-            partition.routes.append(_Route(task, thread, task.progress.position(source)))
+            partition.routes.append(
+                _Route(task, thread, task.progress.position(source))
+            )
             task.queues.hold(source, partition.held)
-            if partition.silence is None and (idle_ms := task.idle_ms.get(source.topic)) is not None:
+            if (
+                partition.silence is None
+                and (idle_ms := task.idle_ms.get(source.topic)) is not None
+            ):
                 partition.silence = Silence(idle_ms)
         self._place(task.sources)
 
@@ -103,7 +108,9 @@ class Dispatcher:
             partition = self._partitions.get(source)
             if partition is None:
                 continue
-            partition.routes = [route for route in partition.routes if route.task is not task]
+            partition.routes = [
+                route for route in partition.routes if route.task is not task
+            ]
             if not partition.routes:
                 del self._partitions[source]
         self._place(task.sources)
@@ -116,7 +123,9 @@ class Dispatcher:
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
-        wait_s = min(self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s)
+        wait_s = min(
+            self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s
+        )
         batches = self._reader.fetch(FETCH_RECORDS, wait_s)
         self._read_at = self._host.now()
         for batch in batches:
@@ -125,21 +134,28 @@ class Dispatcher:
                 continue
             if partition.silence is not None:
                 partition.silence.heard(batch, self._host.now())
-            partition.at, partition.at_end = Position(batch.next_offset, batch.stream_time), batch.at_end
+            partition.at, partition.at_end = (
+                Position(batch.next_offset, batch.stream_time),
+                batch.at_end,
+            )
             route = partition.routes[batch.slot]
             if batch.next_offset > route.next.offset:
                 route.next = partition.at
             if len(batch.columns):
                 moved += len(batch.columns)
                 partition.record_bytes = _record_bytes(batch.columns)
-                self._metrics.consumed(route.task.id, batch.partition.topic, len(batch.columns))
+                self._metrics.consumed(
+                    route.task.id, batch.partition.topic, len(batch.columns)
+                )
             route.thread.deliver(route.task, batch)
         return moved
 
     @property
     def behind(self) -> bool:
         """Whether the log has more of a partition than was fetched. Any thread."""
-        return not all(partition.at_end for partition in list(self._partitions.values()))
+        return not all(
+            partition.at_end for partition in list(self._partitions.values())
+        )
 
     @property
     def asking_for(self) -> str:
@@ -159,7 +175,11 @@ class Dispatcher:
     def silent_s(self, source: TopicPartition) -> float | None:
         """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
         partition = self._partitions.get(source)
-        since = partition.silence.since if partition is not None and partition.silence is not None else None
+        since = (
+            partition.silence.since
+            if partition is not None and partition.silence is not None
+            else None
+        )
         return None if since is None else self._host.now() - since
 
     def position(self, source: TopicPartition) -> Position | None:
@@ -173,7 +193,11 @@ class Dispatcher:
         False if the reader was not asked lately: a control thread that is stuck would hide behind its last answer.
         """
         partition = self._partitions.get(source)
-        if partition is None or partition.at is None or self._host.now() - self._read_at > FRESH_S:
+        if (
+            partition is None
+            or partition.at is None
+            or self._host.now() - self._read_at > FRESH_S
+        ):
             return False
         return partition.at_end and partition.at.offset <= position
 
@@ -188,14 +212,19 @@ class Dispatcher:
             if partition is None:
                 continue
             partition.routes.sort(key=lambda route: route.task.id)
-            first = min((route.next for route in partition.routes), key=lambda at: at.offset)
+            first = min(
+                (route.next for route in partition.routes), key=lambda at: at.offset
+            )
             # Seek forward, too: the owner of the records in between may have processed and deleted them.
             if partition.at is None or first.offset != partition.at.offset:
                 partition.at, partition.at_end = first, False
                 if partition.silence is not None:
                     partition.silence.broken()
         self._reader.assign(
-            {source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()}
+            {
+                source: partition.at or Position(0, NO_STREAM_TIME)
+                for source, partition in self._partitions.items()
+            }
         )
         for source in sources:
             partition = self._partitions.get(source)
@@ -203,30 +232,55 @@ class Dispatcher:
                 continue
             ranges = [route.task.id.key_range for route in partition.routes]
             for route in partition.routes:
-                route.task.program.elsewhere = not route.task.id.key_range.is_whole or bool(route.task.idle_ms)
+                route.task.program.elsewhere = (
+                    not route.task.id.key_range.is_whole or bool(route.task.idle_ms)
+                )
             operator_times = (
                 self._noting(source, self._operator_times_of(source.topic))
                 if any(route.task.program.shared for route in partition.routes)
                 else None
             )
-            timestamps, marked = self._timestamp_of(source.topic), partition.silence is not None
+            timestamps, marked = (
+                self._timestamp_of(source.topic),
+                partition.silence is not None,
+            )
             advances = any(route.task.program.foresees for route in partition.routes)
-            self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked, advances=advances)
+            self._reader.route(
+                source,
+                ranges,
+                timestamps,
+                operator_times,
+                time_marks=marked,
+                advances=advances,
+            )
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
-                    route.thread.deliver(route.task, RecordBatch.ended(source, slot, partition.at))
+                    route.thread.deliver(
+                        route.task, RecordBatch.ended(source, slot, partition.at)
+                    )
 
-    def _noting(self, source: TopicPartition, reached: OperatorTimeColumns | None) -> OperatorTimeColumns | None:
+    def _noting(
+        self, source: TopicPartition, reached: OperatorTimeColumns | None
+    ) -> OperatorTimeColumns | None:
         """Return the same function, noting the record of each call of the program's functions."""
         if reached is None:
             return None
 
         def noting(records: Columns) -> list[Arrivals]:
-            return [arrives and partial(self._ask, source, records, arrives) for arrives in reached(records)]
+            return [
+                arrives and partial(self._ask, source, records, arrives)
+                for arrives in reached(records)
+            ]
 
         return noting
 
-    def _ask(self, source: TopicPartition, records: Columns, arrives: Callable[[int], bool], at: int) -> bool:
+    def _ask(
+        self,
+        source: TopicPartition,
+        records: Columns,
+        arrives: Callable[[int], bool],
+        at: int,
+    ) -> bool:
         self._asking = source, records.offsets[at], self._host.now(), get_ident()
         try:
             return arrives(at)
@@ -249,8 +303,14 @@ class Dispatcher:
 
     def _hold(self) -> None:
         for source, partition in self._partitions.items():
-            waiting = max(max(route.thread.backlog, route.task.queues.waiting(source)) for route in partition.routes)
-            limit = min(MOST_WAITING, self._most_bytes // (partition.record_bytes * len(self._partitions)))
+            waiting = max(
+                max(route.thread.backlog, route.task.queues.waiting(source))
+                for route in partition.routes
+            )
+            limit = min(
+                MOST_WAITING,
+                self._most_bytes // (partition.record_bytes * len(self._partitions)),
+            )
             if (waiting > (limit // 2 if partition.held else limit)) != partition.held:
                 partition.held = not partition.held
                 self._reader.hold(source, partition.held)
@@ -260,9 +320,18 @@ class Dispatcher:
         """Tell tasks that a source is held, or not: some may wait for its records with those of another source."""
         for slot, route in enumerate(partition.routes):
             route.task.queues.hold(source, partition.held)
-            if partition.held and partition.at is not None and len(route.task.sources) > 1:
+            if (
+                partition.held
+                and partition.at is not None
+                and len(route.task.sources) > 1
+            ):
                 batch = RecordBatch(
-                    source, slot, NO_RECORDS, partition.at.offset, partition.at.stream_time, partition.at_end
+                    source,
+                    slot,
+                    NO_RECORDS,
+                    partition.at.offset,
+                    partition.at.stream_time,
+                    partition.at_end,
                 )
                 route.thread.deliver(route.task, batch)
 
@@ -270,4 +339,6 @@ class Dispatcher:
 def _record_bytes(columns: Columns) -> int:
     """Return the approximate size of a batch's records, by a sample."""
     some = columns.values[:: 1 + len(columns) // 32]
-    return RECORD_BYTES + sum(len(value) for value in some if value is not None) // len(some)
+    return RECORD_BYTES + sum(len(value) for value in some if value is not None) // len(
+        some
+    )

@@ -43,25 +43,43 @@ def excuse(
     if why := detector.away(task, now):
         return why
     if trouble is not None and now - trouble[1] <= asking.answer_s:
-        return f"the brokers failed its commit {now - trouble[1]:.0f} s ago: {trouble[0]}"
+        return (
+            f"the brokers failed its commit {now - trouble[1]:.0f} s ago: {trouble[0]}"
+        )
     if asked_at is not None:
         if now - asked_at <= asking.answer_s:
             return "the brokers have not answered yet"
-        if detector.away_at > asked_at and (ago := now - detector.away_at) <= asking.answer_s:
-            return detector.any_away(now) or f"brokers did not answer until {ago:.0f} s ago"
+        if (
+            detector.away_at > asked_at
+            and (ago := now - detector.away_at) <= asking.answer_s
+        ):
+            return (
+                detector.any_away(now)
+                or f"brokers did not answer until {ago:.0f} s ago"
+            )
         return "" if group_answers else "the group does not answer"
     if why := detector.kept_back(task):
         return why
     if running is not None and _is_called(running, now - detector.stalled_s):
-        return "the time-out of a call is not over, and a new process would begin it anew"
-    busy = detector.busy([other for other, thread in homes.items() if thread is home and other != task], now)
+        return (
+            "the time-out of a call is not over, and a new process would begin it anew"
+        )
+    busy = detector.busy(
+        [other for other, thread in homes.items() if thread is home and other != task],
+        now,
+    )
     return "" if busy is None else f"its thread is busy with task {busy}"
 
 
 def _is_called(task: Task, since: float) -> bool:
     """Return whether the first record of a task has waited since then, for calls that are within their time-outs."""
     calls = task.calls
-    return calls is not None and (began := calls.oldest) is not None and began < since and calls.within_limits
+    return (
+        calls is not None
+        and (began := calls.oldest) is not None
+        and began < since
+        and calls.within_limits
+    )
 
 
 def wait_of(home: StreamThread | None, task: Task | None, now: float) -> str:
@@ -69,4 +87,8 @@ def wait_of(home: StreamThread | None, task: Task | None, now: float) -> str:
     if home is not None and (waiting := home.committer.asking.waiting) is not None:
         return f"; its thread has waited {now - waiting.since:.0f} s for {waiting.what}"
     since = None if task is None or task.calls is None else task.calls.oldest
-    return "" if since is None else f"; its first record has waited {now - since:.0f} s for a call"
+    return (
+        ""
+        if since is None
+        else f"; its first record has waited {now - since:.0f} s for a call"
+    )

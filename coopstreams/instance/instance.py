@@ -41,7 +41,11 @@ from coopstreams.tasks.events import (
     ThreadEnded,
     ThreadRemoved,
 )
-from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
+from coopstreams.tasks.lifecycle import (
+    Lifecycle,
+    StreamsState,
+    StreamThreadExceptionResponse,
+)
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
@@ -77,7 +81,9 @@ class Instance:
         self._stop = self._host.signal()
         self.begun = False
         """Whether the instance has asked, or is about to ask, to join the group: then `stop` has to drain."""
-        self._threaded = False  # whether threads were started, which close what they use
+        self._threaded = (
+            False  # whether threads were started, which close what they use
+        )
         self.url: str | None = None
         """The address of the query server; set before `run`, so that the group learns it."""
         self.began = self._host.now()
@@ -88,14 +94,20 @@ class Instance:
             self._tell,
         )
         self.member = components.member(
-            self._tell, self._alive, lambda: self.url, lambda: self._ending, self._threads.capacity
+            self._tell,
+            self._alive,
+            lambda: self.url,
+            lambda: self._ending,
+            self._threads.capacity,
         )
         self._threads.make()
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Dead stream threads: when the successor's back-off ends, and the error of the dead thread."""
-        self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
+        self.opener = components.opener(
+            self.member, self._tell, self._follower_moved, lifecycle.restore_listener
+        )
         self._dispatcher = Dispatcher(
             components.log.reader(),
             components.timestamp_of,
@@ -106,7 +118,13 @@ class Instance:
         )
         self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
-        watched = self.registry, self.tasks, self._tell, lambda: self.paused, self._dispatcher.all_read
+        watched = (
+            self.registry,
+            self.tasks,
+            self._tell,
+            lambda: self.paused,
+            self._dispatcher.all_read,
+        )
         self._watcher = components.watcher(*watched)
         self.stall_detector = self._watcher.stall_detector
 
@@ -122,7 +140,9 @@ class Instance:
         # after `begun`: either this thread sees the stop, or `stop` returns that there is something to drain
         if self._stop.is_set():
             return
-        self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
+        self.components.globals.follow(
+            lambda error: self._tell(Failed(error, "global tables"))
+        )
         self._threaded = True
         self.opener.start()
         self._threads.start()
@@ -140,8 +160,15 @@ class Instance:
                     if response is StreamThreadExceptionResponse.REPLACE_THREAD:
                         self._replace(failure)
                         failure = None
-            self.lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
-            if failure is not None and response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
+            self.lifecycle.to(
+                StreamsState.PENDING_SHUTDOWN
+                if failure is None
+                else StreamsState.PENDING_ERROR
+            )
+            if (
+                failure is not None
+                and response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
+            ):
                 self._end_application(failure.error)
         finally:
             self._close(clean=failure is None)
@@ -158,7 +185,11 @@ class Instance:
     def release(self) -> None:
         """Close the clients of threads that were not started, because `run` was not called, or did not begin."""
         if not self._threaded:
-            for close in (self._threads.release, self.opener.release, self._dispatcher.close_reader):
+            for close in (
+                self._threads.release,
+                self.opener.release,
+                self._dispatcher.close_reader,
+            ):
                 close()
 
     def pause(self, paused: bool) -> None:
@@ -174,7 +205,9 @@ class Instance:
     @property
     def busy(self) -> bool:
         """Whether records wait to be processed or fetched: fetching takes the interpreter, too. Any thread."""
-        return not self.paused and (any(thread.backlog for thread in self._threads) or self._dispatcher.behind)
+        return not self.paused and (
+            any(thread.backlog for thread in self._threads) or self._dispatcher.behind
+        )
 
     def add_thread(self) -> str | None:
         """Ask for one more stream thread; return its name. None: it does not run (yet, or any more). Any thread."""
@@ -190,7 +223,9 @@ class Instance:
 
     def doubts(self) -> list[str]:
         """Return a sentence for each error that is held until the group has confirmed this member. Any thread."""
-        return [f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held]
+        return [
+            f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held
+        ]
 
     def resting(self) -> list[str]:
         """Return a sentence for each stream thread that rests because its predecessor has died. Any thread."""
@@ -215,7 +250,11 @@ class Instance:
         """Return why share threads take no records now; empty: they do. Any thread."""
         if self.paused:
             return "processing is paused"
-        return "the group has not taken this process in yet" if self._assigned is None else self.waits
+        return (
+            "the group has not taken this process in yet"
+            if self._assigned is None
+            else self.waits
+        )
 
     def _turn(self) -> Failed | None:
         """Handle the events, then fetch once, unless an error is held. Return an error that counts."""
@@ -223,13 +262,19 @@ class Instance:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
                 wait_s = DOUBT_S if self._doubts.held else WAIT_S
-                event = self._inbox.get(timeout=wait_s) if block else self._inbox.get_nowait()
+                event = (
+                    self._inbox.get(timeout=wait_s)
+                    if block
+                    else self._inbox.get_nowait()
+                )
                 block = False
                 failure = self._handle(event)
                 if failure is not None and not self._doubtful(failure):
                     return failure
                 settled = self._settled()
-                self.lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
+                self.lifecycle.to(
+                    StreamsState.RUNNING if settled else StreamsState.REBALANCING
+                )
                 self._leftovers.note(self._takes_tasks(), self._host.now())
                 if settled and (moving := self._threads.to_move(self._homes)):
                     self._do(self.registry.reopen(moving))
@@ -266,7 +311,13 @@ class Instance:
             return False
         sure = self.member.sure(self._doubts.hold(failure, self.member.ask()).epoch)
         then = "the group is asked whether this process still is a member before that counts"
-        log.log(logging.INFO if sure else logging.WARNING, "%s: %s; %s", failure.where, failure.error, then)
+        log.log(
+            logging.INFO if sure else logging.WARNING,
+            "%s: %s; %s",
+            failure.where,
+            failure.error,
+            then,
+        )
         return True
 
     def _settle_doubts(self) -> Failed | None:
@@ -276,14 +327,24 @@ class Instance:
         """
         counts, void = self._doubts.settle(self.member.confirmed)
         for failure in void:
-            log.warning("%s: ignored, because the tasks of this error belong to another process by now", failure.where)
+            log.warning(
+                "%s: ignored, because the tasks of this error belong to another process by now",
+                failure.where,
+            )
             if failure.thread is not None:
                 self._replace(failure)
         return None if counts is None else self._watcher.explained(counts)
 
     def _failed_at_last(self) -> Failed | None:
         """Return the error of a stream thread that failed while the instance drained."""
-        if doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None):
+        if doubtful := next(
+            (
+                held.failure
+                for held in self._doubts.held
+                if held.failure.thread is not None
+            ),
+            None,
+        ):
             return doubtful
         with suppress(Empty):
             while True:
@@ -301,7 +362,14 @@ class Instance:
             case Assigned():
                 self._say_why(event.waits)
                 self._assigned, self._doubts.epoch = event, event.epoch
-                if ended := next((member.info for member in event.cluster.members if member.info.ending), None):
+                if ended := next(
+                    (
+                        member.info
+                        for member in event.cluster.members
+                        if member.info.ending
+                    ),
+                    None,
+                ):
                     why = f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
                     return Failed(ApplicationStoppedError(why), "group")
                 for message in self.components.twins(event.cluster):
@@ -317,8 +385,12 @@ class Instance:
                 self._change_threads(event)
             case Matched(resolved):
                 before, self.components.resolved = self.components.resolved, resolved
-                self.member.subscribe(self.components.subscribed, self.components.source_topics)
-                self._do(self.registry.reopen(self.registry.of(resolved.changed(before))))
+                self.member.subscribe(
+                    self.components.subscribed, self.components.source_topics
+                )
+                self._do(
+                    self.registry.reopen(self.registry.of(resolved.changed(before)))
+                )
             case PolicyChanged(announced, reopened):
                 if announced:
                     self.member.rejoin()
@@ -327,17 +399,23 @@ class Instance:
                 return Failed(error, "group")
             case Lost(epoch):
                 self._doubts.epoch = epoch
-                log.warning("the group has removed this process; uncommitted records are processed again")
+                log.warning(
+                    "the group has removed this process; uncommitted records are processed again"
+                )
                 self._do(self.registry.lost())
             case Opened(incarnation):
                 self._opened[incarnation.id] = incarnation
                 try:
                     self._do(self.registry.opened(incarnation.id))
-                except CoopStreamsError as error:  # an operator reads rows when it begins, as `suppress` does
+                except (
+                    CoopStreamsError
+                ) as error:  # an operator reads rows when it begins, as `suppress` does
                     return Failed(error, f"task {incarnation.id}")
             case Closed(task) if self.tasks.get(task.id) is task:
                 self._do(self.registry.closed(task.id))
-                self._forget([task])  # last: what has moved away is deleted while the database is open
+                self._forget(
+                    [task]
+                )  # last: what has moved away is deleted while the database is open
             case Aborted(tasks, held=held):
                 if held is not None:
                     self.opener.hold(held)
@@ -361,7 +439,15 @@ class Instance:
             case ThreadRemoved(number):
                 # The thread closes its tasks before it ends, because that message comes first; other threads open them.
                 if (leaves := self._threads.leaves(number)) is not None:
-                    self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
+                    self._do(
+                        self.registry.reopen(
+                            [
+                                task
+                                for task, home in self._homes.items()
+                                if home is leaves
+                            ]
+                        )
+                    )
                     leaves.retire()
                 self.member.rejoin()
             case ThreadEnded(number):
@@ -381,19 +467,33 @@ class Instance:
 
     def _settled(self) -> bool:
         """Whether this is a group member whose tasks are all open, and which the group does not refuse tasks."""
-        return self._takes_tasks() and all(state is State.RUNNING for state in self.registry.states.values())
+        return self._takes_tasks() and all(
+            state is State.RUNNING for state in self.registry.states.values()
+        )
 
     def _takes_tasks(self) -> bool:
         """Whether this is a group member that the group does not refuse tasks; not if the membership was lost since."""
-        return self._assigned is not None and self._assigned.epoch == self._doubts.epoch and not self.waits
+        return (
+            self._assigned is not None
+            and self._assigned.epoch == self._doubts.epoch
+            and not self.waits
+        )
 
     def _replace(self, failure: Failed) -> None:
         """Start a successor of a dead stream thread; its tasks are opened again from the log."""
         assert failure.thread is not None
         now = self._host.now()
         rests_s = self._back_off.died(now)
-        self._resting[failure.thread] = now + rests_s, f"{type(failure.error).__name__}: {failure.error}"
-        log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
+        self._resting[failure.thread] = (
+            now + rests_s,
+            f"{type(failure.error).__name__}: {failure.error}",
+        )
+        log.error(
+            "%s has died; another takes its place in %g s",
+            failure.where,
+            rests_s,
+            exc_info=failure.error,
+        )
         dead = self._threads.replace(failure.thread, rests_s)
         tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
         for task in tasks:
@@ -411,7 +511,9 @@ class Instance:
                 event = self._inbox.get(timeout=left)
             except Empty:
                 break
-            if isinstance(event, Assigned) and any(member.info.ending for member in event.cluster.members):
+            if isinstance(event, Assigned) and any(
+                member.info.ending for member in event.cluster.members
+            ):
                 return
         log.error("the other instances could not be told to stop; they go on")
 
@@ -439,7 +541,9 @@ class Instance:
                     self._dispatcher.close(task)
                     closing.setdefault(self._homes[action.task], []).append(task)
                 case Do.RELEASE:
-                    self.components.databases.moved_away(action.task, self.registry.here)
+                    self.components.databases.moved_away(
+                        action.task, self.registry.here
+                    )
                     released.append(action.task)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
@@ -458,13 +562,26 @@ class Instance:
     def waiting_for(self, task: TaskId) -> str:
         """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
         why = self._dispatcher.asking_for
-        return f"; {why}" if why else wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
+        return (
+            f"; {why}"
+            if why
+            else wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
+        )
 
     def excuse(self, task: TaskId) -> str:
         """Return why a restart would not move a task that stands still; empty: it may. Any thread."""
-        stuck, answers = self._dispatcher.asking_for, self.member.sure(self.member.epoch)
+        stuck, answers = (
+            self._dispatcher.asking_for,
+            self.member.sure(self.member.epoch),
+        )
         homes, now = self._homes.copy(), self._host.now()
-        return "" if stuck else excuse(task, self.tasks.get(task), homes, answers, self.stall_detector, now)
+        return (
+            ""
+            if stuck
+            else excuse(
+                task, self.tasks.get(task), homes, answers, self.stall_detector, now
+            )
+        )
 
     def silent_s(self, source: TopicPartition) -> float | None:
         """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
@@ -473,8 +590,14 @@ class Instance:
     def _known_threads(self, cluster: Cluster) -> list[int]:
         """Return the numbers of the stream threads whose transactional ids all members of a generation know."""
         _, numbers = self._threads.capacity()
-        known = cluster.transactional_ids if self.components.config.exactly_once else None
-        return [n for n in numbers if known is None or self.components.transactional_id(n) in known]
+        known = (
+            cluster.transactional_ids if self.components.config.exactly_once else None
+        )
+        return [
+            n
+            for n in numbers
+            if known is None or self.components.transactional_id(n) in known
+        ]
 
     def _forget(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -485,16 +608,27 @@ class Instance:
     def _alive(self) -> bool:
         """Whether every stream thread has moved lately; otherwise this member leaves (`max.poll.interval.ms`)."""
         limit = self.components.config["max.poll.interval.ms"] / 1000
-        return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
+        return all(
+            self._host.now() - thread.moved_at < limit for thread in self._threads
+        )
 
     def _close(self, *, clean: bool) -> None:
         """Close everything, in order: stop reading, commit, leave the group, close the reader. Each, whatever fails."""
-        deadline = self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
+        deadline = (
+            self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
+        )
         with ExitStack() as closing:  # calls the last one first
-            for end in (self._dispatcher.close_reader, self.member.close, self.opener.stop, self._watcher.stop):
+            for end in (
+                self._dispatcher.close_reader,
+                self.member.close,
+                self.opener.stop,
+                self._watcher.stop,
+            ):
                 closing.callback(end)
             closing.callback(self._subscription.stop)
             closing.callback(self.share.stop, deadline)
-            closing.callback(self._threads.stop, lambda: max(0.1, deadline - self._host.now()))
+            closing.callback(
+                self._threads.stop, lambda: max(0.1, deadline - self._host.now())
+            )
             if clean:
                 self._do(self.registry.stop())

@@ -48,4 +48,6 @@ class Leftovers:
         try:
             self._databases.keep(self._registry.here)
         except (StateError, OSError) as error:
-            log.warning("state that no task here has any more is not deleted: %s", error)
+            log.warning(
+                "state that no task here has any more is not deleted: %s", error
+            )

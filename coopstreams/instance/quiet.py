@@ -32,10 +32,20 @@ class QuietSources:
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     _moved_at: Mapping[TopicPartition, float] = field(default_factory=dict)
 
-    def look(self, ends: Mapping[TopicPartition, int], now: float) -> set[TopicPartition]:
+    def look(
+        self, ends: Mapping[TopicPartition, int], now: float
+    ) -> set[TopicPartition]:
         """Note the last reported ends of all sources; return the busy ones whose end has not advanced for `QUIET_S`."""
-        moved = {source: now for source, end in ends.items() if self._ends.get(source, end) != end}
-        busy = {source: at for source, at in self._moved_at.items() if source in ends and now - at <= BUSY_S}
+        moved = {
+            source: now
+            for source, end in ends.items()
+            if self._ends.get(source, end) != end
+        }
+        busy = {
+            source: at
+            for source, at in self._moved_at.items()
+            if source in ends and now - at <= BUSY_S
+        }
         self._ends, self._moved_at = dict(ends), busy | moved
         return {source for source, at in self._moved_at.items() if now - at >= QUIET_S}
 

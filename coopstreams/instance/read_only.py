@@ -50,7 +50,9 @@ class ReadOnlyStore:
             return self._store.value.deserialize(split_headers(row[0])[1])
         return self._store.value.deserialize(row[0])
 
-    def fetch(self, key: Any, start_ms: int = 0, end_ms: int = FAR) -> list[tuple[Windowed[Any], Any]]:
+    def fetch(
+        self, key: Any, start_ms: int = 0, end_ms: int = FAR
+    ) -> list[tuple[Windowed[Any], Any]]:
         """Return the windows of a key that start within start_ms..end_ms, or its sessions that overlap it; ascending.
 
         Shape: both bounds are inclusive; each entry is a window of the key, and its value.
@@ -61,7 +63,13 @@ class ReadOnlyStore:
         with self._reader.reading(self._store, at) as view:
             rows = [row for _, row in rows_of(view.store, data, start_ms, end_ms)]
         assert self._store.row_key is not None
-        return [(self._store.row_key.deserialize(row.key), self._store.value.deserialize(row.value)) for row in rows]
+        return [
+            (
+                self._store.row_key.deserialize(row.key),
+                self._store.value.deserialize(row.value),
+            )
+            for row in rows
+        ]
 
     def _located(self, key: bytes) -> KeyLocation:
         """Return where a key of this instance is.
@@ -70,7 +78,11 @@ class ReadOnlyStore:
         """
         at, placement = locate(self._store, key), self._backend.placement()
         owner = None if placement.waits else owner_of(placement, self._store, at)
-        if owner is not None and owner.instance.url is None and owner.instance.id != placement.here:
+        if (
+            owner is not None
+            and owner.instance.url is None
+            and owner.instance.id != placement.here
+        ):
             raise not_owner(owner.instance.id, None)
         decided(placement, self._store, at, "local")
         return at
@@ -78,4 +90,7 @@ class ReadOnlyStore:
     def _expect(self, *kinds: str) -> None:
         if self._store.kind not in kinds:
             other = "fetch" if "key_value" in kinds else "get"
-            raise bad_request("WRONG_KIND", f"{self._store.name} is a {self._store.kind} store: use {other}")
+            raise bad_request(
+                "WRONG_KIND",
+                f"{self._store.name} is a {self._store.kind} store: use {other}",
+            )

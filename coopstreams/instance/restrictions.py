@@ -34,7 +34,12 @@ log = logging.getLogger(__name__)
 class Restrictions:
     """The policy as last seen. One thread calls `look`, any thread the others."""
 
-    def __init__(self, cluster: Log, resolved: Callable[[], ResolvedTopology], host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        cluster: Log,
+        resolved: Callable[[], ResolvedTopology],
+        host: Host = SYSTEM,
+    ) -> None:
         self._log = cluster
         self._resolved = resolved
         self._host = host
@@ -58,10 +63,17 @@ class Restrictions:
             self.close()
             if str(error) != self._said:
                 self._said = str(error)
-                log.warning("cannot see what the cluster's policy allows; what was seen last holds: %s", error)
+                log.warning(
+                    "cannot see what the cluster's policy allows; what was seen last holds: %s",
+                    error,
+                )
         self._look_at = self._host.now() + LOOK_EVERY_S
         changed = change(self._resolved(), before, self.policy)
-        for reason in () if changed is None else in_words(restricted(self._resolved(), self.policy)):
+        for reason in (
+            ()
+            if changed is None
+            else in_words(restricted(self._resolved(), self.policy))
+        ):
             log.info("%s", reason)
         return changed
 
@@ -76,7 +88,8 @@ class Restrictions:
             {
                 number: reason
                 for number, reason in restricted(self._resolved(), self.policy).items()
-                if (partitions := cluster.partitions.get(number)) and _cuts(Layout(partitions, threads, ranges))
+                if (partitions := cluster.partitions.get(number))
+                and _cuts(Layout(partitions, threads, ranges))
             }
         )
 
@@ -90,7 +103,9 @@ class Restrictions:
         if self._topic is None:
             try:
                 there = TOPIC in self._log.partitions([TOPIC])
-            except AccessDeniedError:  # who may not see the topic is as free as if there were none
+            except (
+                AccessDeniedError
+            ):  # who may not see the topic is as free as if there were none
                 there = False
             if not there:
                 return Policy()
@@ -140,12 +155,19 @@ def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
     )
 
 
-def change(resolved: ResolvedTopology, before: Policy, now: Policy) -> PolicyChanged | None:
+def change(
+    resolved: ResolvedTopology, before: Policy, now: Policy
+) -> PolicyChanged | None:
     """Return the effect of a new policy on an application; None: none."""
     reordered = before.accepts_individual_commit != now.accepts_individual_commit
-    calling = {number for number, program in resolved.programs.items() if program.keys_suffice and program.ahead}
+    calling = {
+        number
+        for number, program in resolved.programs.items()
+        if program.keys_suffice and program.ahead
+    }
     changed = PolicyChanged(
-        announced(resolved, before) != announced(resolved, now), frozenset(calling if reordered else ())
+        announced(resolved, before) != announced(resolved, now),
+        frozenset(calling if reordered else ()),
     )
     return changed if changed.announced or changed.reopened else None
 

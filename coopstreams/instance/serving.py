@@ -49,7 +49,9 @@ from coopstreams.topology.task_id import TaskId
 class TaskView:
     """A store of a running task, pinned for one read."""
 
-    def __init__(self, serving: Serving, task: Task, spec: StoreSpec, lag: int | None) -> None:
+    def __init__(
+        self, serving: Serving, task: Task, spec: StoreSpec, lag: int | None
+    ) -> None:
         self.task = task.id
         self.epoch = task.progress.author.generation
         self.lag = lag
@@ -57,12 +59,20 @@ class TaskView:
         self._opened = task
         self._database: Database = serving.pin(task.id)
         self.store = KeyRangeView(self._database, spec, [task.id.key_range])
-        self.past = None if spec.past is None else KeyRangeView(self._database, spec.past, [task.id.key_range])
+        self.past = (
+            None
+            if spec.past is None
+            else KeyRangeView(self._database, spec.past, [task.id.key_range])
+        )
 
     def stream_time(self, topic: str) -> int:
         """Return the committed stream time of a topic of the task: the view is not newer."""
         source = TopicPartition(topic, self.task.partition)
-        return self._opened.progress.stream_time(source) if source in self._opened.sources else NO_STREAM_TIME
+        return (
+            self._opened.progress.stream_time(source)
+            if source in self._opened.sources
+            else NO_STREAM_TIME
+        )
 
     def owned(self) -> bool:
         """Whether this opening of the task still owns the key range."""
@@ -78,13 +88,18 @@ class TaskView:
 class Serving:
     """The `Backend` of one instance. Any thread."""
 
-    def __init__(self, instance: Instance, details: Mapping[str, str | int | float]) -> None:
+    def __init__(
+        self, instance: Instance, details: Mapping[str, str | int | float]
+    ) -> None:
         self._instance = instance
         self._details = details
         self._ended = False
         self._pid = os.getpid()
         self._components = instance.components
-        self._placement: tuple[object, Placement] = (None, Placement(-1, instance.components.process, ()))
+        self._placement: tuple[object, Placement] = (
+            None,
+            Placement(-1, instance.components.process, ()),
+        )
         self._specs = {
             store.name: store
             for subtopology in instance.components.topology.subtopologies
@@ -107,7 +122,9 @@ class Serving:
         topics, misplaced = self._components.topics, self._components.misplaced.topics
         known, then, stores = self._stores
         if known is not topics or then is not misplaced:
-            stores = stores_of(self._components.topology, topics.tasks, topics.partitions, misplaced)
+            stores = stores_of(
+                self._components.topology, topics.tasks, topics.partitions, misplaced
+            )
             self._stores = (topics, misplaced, stores)
         return stores
 
@@ -120,11 +137,18 @@ class Serving:
             # In another version of the topology the same task ids mean other tasks.
             members, foreign = assigned.cluster.members, bool(assigned.waits)
             peers = tuple(
-                Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members
+                Peer(
+                    member.info.process,
+                    member.info.endpoint,
+                    () if foreign else member.tasks,
+                )
+                for member in members
             )
             self._placement = (
                 assigned,
-                Placement(assigned.generation, self._components.process, peers, assigned.waits),
+                Placement(
+                    assigned.generation, self._components.process, peers, assigned.waits
+                ),
             )
         return self._placement[1]
 
@@ -132,9 +156,15 @@ class Serving:
         """Return an open view of the local task that holds this key hash, or why there is none."""
         subtopology = self.stores()[store].subtopology
         for task, state in list(self._instance.registry.states.items()):
-            if task.subtopology == subtopology and task.partition == partition and hash_ in task.key_range:
+            if (
+                task.subtopology == subtopology
+                and task.partition == partition
+                and hash_ in task.key_range
+            ):
                 return self._open(store, task, state)
-        return NotOpen(f"this instance has no task for partition {partition} and key hash {hash_}")
+        return NotOpen(
+            f"this instance has no task for partition {partition} and key hash {hash_}"
+        )
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that has a part of a store."""
@@ -153,7 +183,11 @@ class Serving:
         """
         if self._over:
             raise moving(self._over)
-        return GlobalView(self._components.globals.rows[store]) if self._components.globals.loaded else None
+        return (
+            GlobalView(self._components.globals.rows[store])
+            if self._components.globals.loaded
+            else None
+        )
 
     def health(self) -> Health:
         """Return whether the instance is live and ready, with the reasons if not."""
@@ -164,12 +198,23 @@ class Serving:
             if running.calls is not None and (why := running.calls.pauses)
         }
         stalls = {
-            task: (message + self._instance.waiting_for(task), self._instance.excuse(task))
+            task: (
+                message + self._instance.waiting_for(task),
+                self._instance.excuse(task),
+            )
             for task, message in self._instance.stall_detector.stalled(now).items()
             if task not in paused  # a new process could not make their calls either
         }
-        excused = {task: f"{message}; {excuse}" for task, (message, excuse) in stalls.items() if excuse}
-        reasons = [Reason("no-progress", message, task) for task, (message, excuse) in stalls.items() if not excuse]
+        excused = {
+            task: f"{message}; {excuse}"
+            for task, (message, excuse) in stalls.items()
+            if excuse
+        }
+        reasons = [
+            Reason("no-progress", message, task)
+            for task, (message, excuse) in stalls.items()
+            if not excuse
+        ]
         stalled, dealt = self._instance.share.reasons()
         reasons += stalled
         live = not reasons
@@ -179,23 +224,44 @@ class Serving:
             for task, message in self._instance.stall_detector.slow(now).items()
             if task not in paused and task not in excused
         ]
-        slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
-        slow += [Reason("partitioner", message) for message in self._components.misplaced.topics.values()]
+        slow += [
+            Reason("calls-pause", f"task {task}: {why}", task)
+            for task, why in paused.items()
+        ]
+        slow += [
+            Reason("partitioner", message)
+            for message in self._components.misplaced.topics.values()
+        ]
         if self._instance.paused:
-            slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
-        sure = not self._forked and self._instance.member.sure(self._instance.member.epoch)
+            slow.append(
+                Reason(
+                    "paused",
+                    "processing is paused until it is resumed; tasks are kept, queries answered",
+                )
+            )
+        sure = not self._forked and self._instance.member.sure(
+            self._instance.member.epoch
+        )
         if self._instance.assigned is None or not sure:
             reasons.append(Reason("not-a-member", self._silence()))
-        reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
+        reasons += [
+            Reason("asking-the-group", message) for message in self._instance.doubts()
+        ]
         if (assigned := self._instance.assigned) is not None:
-            reasons += [Reason("same-process-id", twin) for twin in self._components.twins(assigned.cluster)]
+            reasons += [
+                Reason("same-process-id", twin)
+                for twin in self._components.twins(assigned.cluster)
+            ]
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
         reasons += [
             Reason("changelog-made-anew", message, task)
             for task, message in self._instance.stall_detector.made_anew.items()
         ]
-        reasons += [Reason("more-partitions", message) for message in self._instance.stall_detector.grown.values()]
+        reasons += [
+            Reason("more-partitions", message)
+            for message in self._instance.stall_detector.grown.values()
+        ]
         reasons += [Reason("resting", message) for message in self._instance.resting()]
         if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))
@@ -204,7 +270,9 @@ class Serving:
             for task, state in list(self._instance.registry.states.items())
             if (code := _code_of(state)) is not None
         ]
-        ready = not reasons and (self._instance.paused or not self._instance.share.waiting)
+        ready = not reasons and (
+            self._instance.paused or not self._instance.share.waiting
+        )
         return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
     def _not_shared(self) -> list[Reason]:
@@ -212,7 +280,11 @@ class Serving:
         ranges = self._components.config["ranges.per.partition"]
         return [
             Reason("not-shared", message)
-            for message in (() if assigned is None else restrictions.reasons(assigned.cluster, ranges))
+            for message in (
+                ()
+                if assigned is None
+                else restrictions.reasons(assigned.cluster, ranges)
+            )
         ]
 
     def status(self) -> Status:
@@ -220,20 +292,38 @@ class Serving:
         states = dict(self._instance.registry.states)
         settled = all(state is State.RUNNING for state in states.values())
         settled_state = "paused" if self._instance.paused else "running"
-        running = "waiting" if self._instance.waits and not states else settled_state if settled else "rebalancing"
+        running = (
+            "waiting"
+            if self._instance.waits and not states
+            else settled_state
+            if settled
+            else "rebalancing"
+        )
         state = "joining" if self._instance.assigned is None else running
         if self._instance.lifecycle.state in ENDING:
             state = self._instance.lifecycle.state.value
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
         details = {
             **self._details,
-            "version": short(tuple(part.fingerprint for part in self._components.resolved.announced)),
+            "version": short(
+                tuple(part.fingerprint for part in self._components.resolved.announced)
+            ),
         }
         uptime_s = self._components.host.now() - self._instance.began
         totals = self._components.metrics.totals()
         failures = self._components.tallies.latest
         shares = self._instance.share.status()
-        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
+        return Status(
+            self.application,
+            state,
+            self.health(),
+            tasks,
+            uptime_s,
+            details,
+            totals,
+            failures,
+            shares,
+        )
 
     def busy(self) -> bool:
         """Return whether records wait to be processed, or to be fetched."""
@@ -250,9 +340,15 @@ class Serving:
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
         here = (
-            self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
+            self._instance.tasks.get(task.id) is task
+            and self._instance.registry.states.get(task.id) is State.RUNNING
         )
-        return here and not self._over and not task.closed and self._instance.member.sure(task.epoch)
+        return (
+            here
+            and not self._over
+            and not task.closed
+            and self._instance.member.sure(task.epoch)
+        )
 
     @property
     def _forked(self) -> str:
@@ -279,7 +375,9 @@ class Serving:
         if state is not State.RUNNING or task is None or not self.owns(task):
             return NotOpen(self._unread(id_, task, state))
         sample = self._instance.stall_detector.samples.get(id_)
-        return TaskView(self, task, self._specs[store], sample.lag if sample is not None else None)
+        return TaskView(
+            self, task, self._specs[store], sample.lag if sample is not None else None
+        )
 
     def _unread(self, id_: TaskId, task: Task | None, state: State) -> str:
         """Return why a task of this instance cannot be read."""
@@ -294,7 +392,10 @@ class Serving:
     def _silence(self) -> str:
         loading = self._components.globals.waits_for
         return (
-            self._forked or loading or self._instance.member.problem or "the group has not answered this process lately"
+            self._forked
+            or loading
+            or self._instance.member.problem
+            or "the group has not answered this process lately"
         )
 
     def _why(self, task: TaskId, state: State) -> str:
@@ -303,21 +404,45 @@ class Serving:
         return f"task {task} is {state.value}"
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
-        task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
-        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
-        restore = tuple(RestoreStatus(r.store, r.passed, r.remaining, r.rate, r.eta_s) for r in waits.restores)
+        task, sample = (
+            self._instance.tasks.get(id_),
+            self._instance.stall_detector.samples.get(id_),
+        )
+        waits = (
+            self._instance.opener.waits_for(id_)
+            if state is State.OPENING
+            else TaskWait("")
+        )
+        restore = tuple(
+            RestoreStatus(r.store, r.passed, r.remaining, r.rate, r.eta_s)
+            for r in waits.restores
+        )
         download = tuple(
-            DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads
+            DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s)
+            for p in waits.downloads
         )
         if task is None:
             return TaskStatus(id_, state.value, -1, restore=restore, download=download)
         rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
         # Positions as of now; ends as of the watcher's last look, which asks the brokers.
-        sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
-        status = TaskStatus(
-            id_, state.value, task.progress.author.generation, task.processed, rate, sources, restore, download
+        sources = tuple(
+            self._source(task, source, ends.get(source)) for source in task.sources
         )
-        behind_ms = None if status.stream_time is None else self._components.host.wall_ms() - status.stream_time
+        status = TaskStatus(
+            id_,
+            state.value,
+            task.progress.author.generation,
+            task.processed,
+            rate,
+            sources,
+            restore,
+            download,
+        )
+        behind_ms = (
+            None
+            if status.stream_time is None
+            else self._components.host.wall_ms() - status.stream_time
+        )
         tally = task.tally
         return replace(
             status,
@@ -333,14 +458,22 @@ class Serving:
         if task.calls is None:
             return None
         since = task.calls.oldest
-        oldest_s = 0.0 if since is None else max(0.0, self._components.host.now() - since)
+        oldest_s = (
+            0.0 if since is None else max(0.0, self._components.host.now() - since)
+        )
         calls = task.calls
-        return CallStatus(calls.under_way, calls.not_begun, oldest_s, calls.blocked, task.retries)
+        return CallStatus(
+            calls.under_way, calls.not_begun, oldest_s, calls.blocked, task.retries
+        )
 
-    def _source(self, task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
+    def _source(
+        self, task: Task, source: TopicPartition, end: int | None
+    ) -> SourceStatus:
         at, time = task.progress.durable(source), task.progress.stream_time(source)
         silent_s = self._instance.silent_s(source)
-        return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s)
+        return SourceStatus(
+            source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s
+        )
 
 
 def _code_of(state: State) -> HealthCode | None:

@@ -14,11 +14,19 @@ from coopstreams.tasks.events import Event
 from coopstreams.topology.compile.program import Program
 
 
-def share_members(components: Components, emit: Callable[[Event], None], holds: Callable[[], str]) -> ShareMembers:
+def share_members(
+    components: Components, emit: Callable[[Event], None], holds: Callable[[], str]
+) -> ShareMembers:
     """Return the share threads, not yet started; none, if every source is read in order. `holds`: see `ShareThread`."""
-    programs = [program for program in components.programs.values() if program.subtopology.unordered]
+    programs = [
+        program
+        for program in components.programs.values()
+        if program.subtopology.unordered
+    ]
     count = components.config["num.stream.threads"] if programs else 0
-    threads = [_thread(components, number, programs, emit, holds) for number in range(count)]
+    threads = [
+        _thread(components, number, programs, emit, holds) for number in range(count)
+    ]
     return ShareMembers(share_group(components.application), threads, components.host)
 
 
@@ -36,12 +44,27 @@ def _thread(
         "share.isolation.level": "read_committed",
         "share.record.lock.duration.ms": str(lock_ms),
     }
-    shared = config, made.metrics, made.tallies, made.sayings, made.refusals, cache(made.partitions)
+    shared = (
+        config,
+        made.metrics,
+        made.tallies,
+        made.sayings,
+        made.refusals,
+        cache(made.partitions),
+    )
     tables, letters = made.globals.rows, made.topology.dead_letter_topics
     return ShareThread(
         number,
-        lambda: KafkaShare(client_settings(config), share_group(made.application), settings, made.results()),
-        [SharedWork(number, program, writer, *shared, tables, letters, made.host) for program in programs],
+        lambda: KafkaShare(
+            client_settings(config),
+            share_group(made.application),
+            settings,
+            made.results(),
+        ),
+        [
+            SharedWork(number, program, writer, *shared, tables, letters, made.host)
+            for program in programs
+        ],
         writer,
         made.refusals,
         lambda: holds() or _forbidden(made),

@@ -30,7 +30,12 @@ log = logging.getLogger(__name__)
 class StreamThreads:
     """The stream threads of one instance. The control thread uses it; `add`, `remove` and `capacity`: any thread."""
 
-    def __init__(self, threads: int, make: Callable[[int], StreamThread], tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        threads: int,
+        make: Callable[[int], StreamThread],
+        tell: Callable[[Event], None],
+    ) -> None:
         """`make` returns a thread with this number, not yet started; `start` calls it."""
         self._make, self._tell = make, tell
         self._threads: dict[int, StreamThread] = {}
@@ -88,7 +93,11 @@ class StreamThreads:
         except LogError as error:
             if not error.retryable:
                 raise
-            log.error("stream thread %d is not added: %s. Add it again when brokers answer", number, error)
+            log.error(
+                "stream thread %d is not added: %s. Add it again when brokers answer",
+                number,
+                error,
+            )
             with self._lock:
                 self._forget(number)
             return
@@ -158,8 +167,17 @@ class StreamThreads:
         for other, home in homes.items():
             every[home.number] += 1
             alike[home.number] += other.subtopology == task.subtopology
-        taking = [thread for thread in self if thread.number in self._known - self._leaving]
-        return min(taking, key=lambda thread: (alike[thread.number], every[thread.number], thread.number))
+        taking = [
+            thread for thread in self if thread.number in self._known - self._leaving
+        ]
+        return min(
+            taking,
+            key=lambda thread: (
+                alike[thread.number],
+                every[thread.number],
+                thread.number,
+            ),
+        )
 
     def to_move(self, homes: Mapping[TaskId, StreamThread]) -> list[TaskId]:
         """Return the tasks to open again, so that a thread that was added gets its share; once, when it may have tasks.
@@ -183,16 +201,27 @@ def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId
     return sorted(task for task in moved if at[task] != homes[task])
 
 
-def _step(homes: Mapping[TaskId, int], threads: Collection[int]) -> tuple[TaskId, int] | None:
+def _step(
+    homes: Mapping[TaskId, int], threads: Collection[int]
+) -> tuple[TaskId, int] | None:
     """Return a task, and the thread to which it should move; None: the tasks are spread evenly.
 
     It comes from the fullest thread: one from another may have to be replaced by a second move.
     """
-    every, alike = Counter(homes.values()), Counter((home, task.subtopology) for task, home in homes.items())
+    every, alike = (
+        Counter(homes.values()),
+        Counter((home, task.subtopology) for task, home in homes.items()),
+    )
     found = []
     for task, home in homes.items():
-        to = min(threads, key=lambda number: (alike[number, task.subtopology], every[number], number))
-        more, more_of_all = alike[home, task.subtopology] - alike[to, task.subtopology], every[home] - every[to]
+        to = min(
+            threads,
+            key=lambda number: (alike[number, task.subtopology], every[number], number),
+        )
+        more, more_of_all = (
+            alike[home, task.subtopology] - alike[to, task.subtopology],
+            every[home] - every[to],
+        )
         if more >= 2 or (more == 1 and more_of_all >= 2):
             found.append((more, more_of_all, task, to))
     return max(found)[2:] if found else None

@@ -48,7 +48,13 @@ class PatternSubscription:
     ) -> None:
         """`had`: returns the changelogs of the version of the topology that ran last."""
         self._host, self._had = host, had
-        self._log, self._built, self._config, self._resolved, self._emit = cluster, built, config, resolved, emit
+        self._log, self._built, self._config, self._resolved, self._emit = (
+            cluster,
+            built,
+            config,
+            resolved,
+            emit,
+        )
         self._every_s = config["metadata.max.age.ms"] / 1000
         self._wake = host.signal()
         self._hurried_until = 0.0
@@ -100,7 +106,9 @@ class PatternSubscription:
         try:
             while True:
                 hurried = self._host.now() < self._hurried_until
-                self._wake.wait(min(AGAIN_S, self._every_s) if hurried else self._every_s)
+                self._wake.wait(
+                    min(AGAIN_S, self._every_s) if hurried else self._every_s
+                )
                 self._wake.clear()
                 if self._stopped:
                     return
@@ -114,13 +122,21 @@ class PatternSubscription:
         try:
             there = set(matched(self._built, self._log.partitions()).source_topics)
             now, new = self._host.now(), there - known
-            self._missing = {topic: self._missing.get(topic, now) for topic in known - there}
-            gone = {topic for topic, since in self._missing.items() if now - since >= UNKNOWN_FOR_S}
+            self._missing = {
+                topic: self._missing.get(topic, now) for topic in known - there
+            }
+            gone = {
+                topic
+                for topic, since in self._missing.items()
+                if now - since >= UNKNOWN_FOR_S
+            }
             if self._missing:
                 self._hurried_until = now + HURRY_S
             if not new and not gone:
                 return
-            resolved = resolve_topology(self._log, self._built, self._config, known - gone, self._had())
+            resolved = resolve_topology(
+                self._log, self._built, self._config, known - gone, self._had()
+            )
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)
             return

@@ -63,7 +63,9 @@ class TaskRegistry:
         """Return the tasks whose rows stay on this disk: those that are wanted, and those that are not closed yet."""
         return self.wanted | self.states.keys()
 
-    def assigned(self, added: Iterable[TaskId], revoked: Iterable[TaskId]) -> list[Action]:
+    def assigned(
+        self, added: Iterable[TaskId], revoked: Iterable[TaskId]
+    ) -> list[Action]:
         """Apply an assignment: give up the revoked tasks, open the added ones."""
         actions: list[Action] = []
         for task in revoked:
@@ -77,19 +79,32 @@ class TaskRegistry:
         """Give up all tasks without a commit, because the membership is lost; none is released."""
         self.wanted.clear()
         self._owed.clear()
-        return [action for task in list(self.states) for action in self._give_up(task, dirty=True)]
+        return [
+            action
+            for task in list(self.states)
+            for action in self._give_up(task, dirty=True)
+        ]
 
     def stop(self) -> list[Action]:
         """Give up all tasks cleanly, because the instance ends."""
         self.wanted.clear()
-        return [action for task in list(self.states) for action in self._give_up(task, dirty=False)]
+        return [
+            action
+            for task in list(self.states)
+            for action in self._give_up(task, dirty=False)
+        ]
 
     def reopen(self, tasks: Collection[TaskId]) -> list[Action]:
         """Close these tasks, and open them again: with other source topics, or on another stream thread.
 
         They are closed cleanly and stay assigned: nothing is released.
         """
-        actions = [action for task in list(self.states) if task in tasks for action in self._give_up(task, dirty=False)]
+        actions = [
+            action
+            for task in list(self.states)
+            if task in tasks
+            for action in self._give_up(task, dirty=False)
+        ]
         return actions + self._open_what_can_be()
 
     def of(self, subtopologies: Collection[int]) -> list[TaskId]:

@@ -17,7 +17,12 @@ from coopstreams.group.members import Cluster
 def twins(cluster: Cluster, process: str, folder: Path) -> list[str]:
     """Return a sentence for each other member that has a transactional id of this process; `folder`: its state."""
     infos = [member.info for member in cluster.members]
-    mine = {name for info in infos if info.process == process for name in info.transactional_ids}
+    mine = {
+        name
+        for info in infos
+        if info.process == process
+        for name in info.transactional_ids
+    }
     return [
         f"process {info.process} on host {info.host} has the process id of this one, so each ends the transactions of "
         "the other: one state folder is a copy of the other. Stop one of them, delete the file process-id in its "

@@ -37,7 +37,12 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -82,12 +87,19 @@ class LagSample:
     @property
     def lag(self) -> int:
         """Records between the committed positions and the ends of the sources."""
-        return sum(max(0, self.ends.get(source, position) - position) for source, position in self.committed.items())
+        return sum(
+            max(0, self.ends.get(source, position) - position)
+            for source, position in self.committed.items()
+        )
 
     @property
     def behind(self) -> dict[TopicPartition, int]:
         """The sources that have more than is committed here, each with the committed position."""
-        return {source: at for source, at in self.committed.items() if at < self.ends.get(source, at)}
+        return {
+            source: at
+            for source, at in self.committed.items()
+            if at < self.ends.get(source, at)
+        }
 
 
 @dataclass(slots=True)
@@ -137,7 +149,9 @@ class StallDetector:
         )
         before = self.samples.get(task)
         if before is None and (before := self._closed.pop(task, None)) is not None:
-            before.moved_at += now - before.at  # the time in which it was opened again does not count
+            before.moved_at += (
+                now - before.at
+            )  # the time in which it was opened again does not count
             before.committed_at += now - before.at
         if before is not None and now > before.at:
             fresh = (processed - before.processed) / (now - before.at)
@@ -146,8 +160,13 @@ class StallDetector:
                 sample.moved_at = before.moved_at
                 if before.segments == segments:
                     sample.committed_at = before.committed_at
-            behind = any(at < before.ends.get(source, at) for source, at in sample.committed.items())
-            sample.busy_at = now if behind and processed != before.processed else before.busy_at
+            behind = any(
+                at < before.ends.get(source, at)
+                for source, at in sample.committed.items()
+            )
+            sample.busy_at = (
+                now if behind and processed != before.processed else before.busy_at
+            )
         self.samples[task] = sample
         return sample
 
@@ -172,9 +191,19 @@ class StallDetector:
         for task, sample in list(self.samples.items()):
             why = [away] if (away := self.away(task, now)) else []
             waited = now - sample.moved_at
-            if sample.lag > 0 and waited > self.slow_s and now - sample.committed_at <= self.stalled_s:
-                first = " of the first record" if sample.committed_at > sample.moved_at else ""
-                why.append(f"no commit{first} for {waited:.0f} s with {sample.lag} records waiting")
+            if (
+                sample.lag > 0
+                and waited > self.slow_s
+                and now - sample.committed_at <= self.stalled_s
+            ):
+                first = (
+                    " of the first record"
+                    if sample.committed_at > sample.moved_at
+                    else ""
+                )
+                why.append(
+                    f"no commit{first} for {waited:.0f} s with {sample.lag} records waiting"
+                )
                 why += [kept] if (kept := self.kept_back(task)) else []
             if why:
                 said[task] = ", ".join(why)
@@ -184,20 +213,31 @@ class StallDetector:
         """Return which brokers of a task's sources do not answer; empty: all do."""
         sample = self.samples.get(task)
         sources = () if sample is None else sample.committed
-        return ", ".join(reason for source in sources if (reason := self._brokers_of(source, now)))
+        return ", ".join(
+            reason for source in sources if (reason := self._brokers_of(source, now))
+        )
 
     def kept_back(self, task: TaskId) -> str:
         """Return which sources an open transaction keeps back; empty: the task has records that are committed."""
         sample = self.samples.get(task)
         behind = {} if sample is None else sample.behind
-        if sample is None or not behind or not all(source in sample.all_read for source in behind):
+        if (
+            sample is None
+            or not behind
+            or not all(source in sample.all_read for source in behind)
+        ):
             return ""
-        where = ", ".join(f"{source} from offset {at} on" for source, at in behind.items())
+        where = ", ".join(
+            f"{source} from offset {at} on" for source, at in behind.items()
+        )
         return f"an open transaction keeps back what was written to {where}"
 
     def any_away(self, now: float) -> str:
         """Return the source of any task whose leader has not answered for the longest time; empty: all do."""
-        since, source = min(((at, source) for source, at in list(self.unanswered.items())), default=(now, None))
+        since, source = min(
+            ((at, source) for source, at in list(self.unanswered.items())),
+            default=(now, None),
+        )
         return "" if source is None else self._leader_of(source, now - since)
 
     def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
@@ -206,18 +246,25 @@ class StallDetector:
             (
                 (sample.busy_at, task)
                 for task in tasks
-                if (sample := self.samples.get(task)) is not None and now - sample.committed_at <= self.stalled_s
+                if (sample := self.samples.get(task)) is not None
+                and now - sample.committed_at <= self.stalled_s
             ),
             default=(float("-inf"), None),
         )
         return busy if now - at <= self.stalled_s else None
 
     def _leader_of(self, source: TopicPartition, waited: float) -> str:
-        return f"the leader of {source} has not answered for {waited:.0f} s" if waited > self.slow_s else ""
+        return (
+            f"the leader of {source} has not answered for {waited:.0f} s"
+            if waited > self.slow_s
+            else ""
+        )
 
     def _brokers_of(self, source: TopicPartition, now: float) -> str:
         waited = now - self.unanswered.get(source, now)
-        return self._leader_of(source, waited) or self.quiet.why(source, now, self.slow_s)
+        return self._leader_of(source, waited) or self.quiet.why(
+            source, now, self.slow_s
+        )
 
 
 class Watcher:
@@ -226,7 +273,9 @@ class Watcher:
     def __init__(
         self,
         cluster: Log,
-        silent_replicas: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, Collection[int]]],
+        silent_replicas: Callable[
+            [Collection[TopicPartition]], Mapping[TopicPartition, Collection[int]]
+        ],
         metrics: Metrics,
         tallies: Tallies,
         sayings: Sayings,
@@ -245,7 +294,9 @@ class Watcher:
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
-        self.stall_detector = StallDetector(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
+        self.stall_detector = StallDetector(
+            max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s)
+        )
         self._ends: dict[TopicPartition, int] = {}
         """The last reported ends of the sources."""
         self._log = cluster
@@ -287,7 +338,10 @@ class Watcher:
                 try:
                     self._look()
                 except LogError as error:
-                    log.warning("cannot measure lags, or delete repartition records that are done: %s", error)
+                    log.warning(
+                        "cannot measure lags, or delete repartition records that are done: %s",
+                        error,
+                    )
         # any error: the control thread must get it, since without a watcher no problem is reported
         except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
@@ -298,13 +352,19 @@ class Watcher:
         if (changed := self._look_at_policy()) is not None:
             self._emit(changed)
         tasks = dict(self._tasks)
-        asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
+        asked_at, sources = (
+            self._host.now(),
+            {source for task in tasks.values() for source in task.sources},
+        )
         # Before the brokers are asked, which may take long: the samples of slow tasks must not wait.
         committed = {
-            id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()
+            id_: {source: task.progress.durable(source) for source in task.sources}
+            for id_, task in tasks.items()
         }
         self._measure(sources)
-        self._look_for_silence({at: self._ends[at] for at in sources if at in self._ends})
+        self._look_for_silence(
+            {at: self._ends[at] for at in sources if at in self._ends}
+        )
         if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
         self._watch_tasks(tasks, committed, self._ends, asked_at)
@@ -341,10 +401,18 @@ class Watcher:
                 if source.topic not in ids:
                     ids[source.topic] = self._id_of(source.topic)
                 if (
-                    NO_TOPIC not in (ids[source.topic], known := task.progress.topic_ids.get(source.topic, NO_TOPIC))
+                    NO_TOPIC
+                    not in (
+                        ids[source.topic],
+                        known := task.progress.topic_ids.get(source.topic, NO_TOPIC),
+                    )
                     and known != ids[source.topic]
                 ):
-                    raise made_anew(task.progress.author.group, source, task.progress.durable(source))
+                    raise made_anew(
+                        task.progress.author.group,
+                        source,
+                        task.progress.durable(source),
+                    )
 
     def _compare_globals(self, ids: dict[str, str]) -> None:
         """Report a recreated topic of a global table: rows of the old one stay, and records of the new one were missed.
@@ -355,7 +423,11 @@ class Watcher:
             if topic not in ids:
                 ids[topic] = self._id_of(topic)
             if NO_TOPIC not in (known, ids[topic]) and known != ids[topic]:
-                self._emit(Failed(OffsetOutOfRangeError(f"{MADE_ANEW} ({topic})"), "global tables"))
+                self._emit(
+                    Failed(
+                        OffsetOutOfRangeError(f"{MADE_ANEW} ({topic})"), "global tables"
+                    )
+                )
 
     def _compare(self, tasks: dict[TaskId, Task]) -> None:
         """Find the tasks whose changelogs were recreated or deleted.
@@ -410,7 +482,11 @@ class Watcher:
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
-                    log.log(logging.DEBUG if error.retryable else logging.WARNING, "cannot measure lags: %s", error)
+                    log.log(
+                        logging.DEBUG if error.retryable else logging.WARNING,
+                        "cannot measure lags: %s",
+                        error,
+                    )
                 now = self._host.now()
                 unanswered[source] = unanswered.pop(source, now)
                 if now - unanswered[source] > self.stall_detector.slow_s:
@@ -444,18 +520,28 @@ class Watcher:
                 {source: ends.get(source, at) for source, at in committed[id_].items()},
                 task.processed,
                 paused=self._paused(),
-                all_read={source for source, at in committed[id_].items() if self._all_read(source, at)},
-                segments=[task.progress.committed_segments(source) for source in task.sources],
+                all_read={
+                    source
+                    for source, at in committed[id_].items()
+                    if self._all_read(source, at)
+                },
+                segments=[
+                    task.progress.committed_segments(source) for source in task.sources
+                ],
             )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             if task.calls is not None:
                 since = task.calls.oldest
                 oldest_s = 0.0 if since is None else max(0.0, now - since)
-                self._metrics.calls(id_, task.calls.under_way, task.calls.not_begun, oldest_s)
+                self._metrics.calls(
+                    id_, task.calls.under_way, task.calls.not_begun, oldest_s
+                )
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
-            self._metrics.task_closed(gone)  # closed during this look, which may have added its series again
+            self._metrics.task_closed(
+                gone
+            )  # closed during this look, which may have added its series again
         self.stall_detector.keep(set(tasks), set(self._registry.states.copy()))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
@@ -466,11 +552,18 @@ class Watcher:
         due: dict[TopicPartition, int] = {}
         for task in tasks.values():
             for source in task.sources:
-                stable = task.progress.stable(source) if source.topic in self._purged else None
+                stable = (
+                    task.progress.stable(source)
+                    if source.topic in self._purged
+                    else None
+                )
                 if stable is not None and stable > self._deleted.get(source, 0):
                     due[source] = stable
         failed = self._failed
-        for source in [*(at for at in due if at not in failed), *(at for at in failed if at in due)]:
+        for source in [
+            *(at for at in due if at not in failed),
+            *(at for at in failed if at in due),
+        ]:
             failed[source] = failed.pop(source, None)
             self._log.delete_before(source, due[source])
             self._deleted[source] = due[source]
@@ -478,5 +571,8 @@ class Watcher:
 
 
 def _where(sample: LagSample, now: float) -> str:
-    places = [f"{source} at offset {at} of {sample.ends[source]}" for source, at in sample.behind.items()]
+    places = [
+        f"{source} at offset {at} of {sample.ends[source]}"
+        for source, at in sample.behind.items()
+    ]
     return f"no progress for {now - sample.committed_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

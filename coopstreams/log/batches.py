@@ -20,10 +20,27 @@ from typing import Protocol, TypeAlias
 
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
-from coopstreams.topology.columns import NO_RECORDS, Advances, Columns, Headers, Int64s, TopicPartition, joined
-from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Advances,
+    Columns,
+    Headers,
+    Int64s,
+    TopicPartition,
+    joined,
+)
+from coopstreams.topology.compile.operator_time import (
+    OperatorTimeColumns,
+    before_and_after,
+)
 from coopstreams.topology.compile.timestamps import TimestampColumn
-from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes, without_suffix
+from coopstreams.topology.keys import (
+    GROUPS,
+    HASH_BITS,
+    KeyRange,
+    key_hashes,
+    without_suffix,
+)
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
@@ -98,13 +115,24 @@ class Routes:
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
-        self._everywhere = sum(key_range.end + 1 - key_range.start for key_range in ranges) == 1 << HASH_BITS
+        self._everywhere = (
+            sum(key_range.end + 1 - key_range.start for key_range in ranges)
+            == 1 << HASH_BITS
+        )
         self._suffix = suffix
-        self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges), suffix)
+        self._router = (
+            None
+            if router is None
+            else router(self._bounds, self._by_bound, len(self._ranges), suffix)
+        )
         self._by_group: list[int] | None = None
         if all(key_range.is_cut_at_groups for key_range in ranges):
             self._by_group = []
-            for slot, (start, end) in zip(self._by_bound, pairwise([0, *self._bounds, 1 << HASH_BITS]), strict=True):
+            for slot, (start, end) in zip(
+                self._by_bound,
+                pairwise([0, *self._bounds, 1 << HASH_BITS]),
+                strict=True,
+            ):
                 self._by_group += [slot] * ((end - start) >> _GROUP_SHIFT)
 
     def __len__(self) -> int:
@@ -113,7 +141,11 @@ class Routes:
     @property
     def first_router(self) -> Router | None:
         """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
-        all_seen = self.keep_marks or self.timestamps is not None or self._operator_times is not None
+        all_seen = (
+            self.keep_marks
+            or self.timestamps is not None
+            or self._operator_times is not None
+        )
         return None if self.whole or all_seen else self._router
 
     def split(self, columns: Columns) -> list[Columns]:
@@ -183,9 +215,13 @@ def make_batches(
     Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with stream
     times computed as from the log's beginning. `before` is the stream time before them.
     """
-    steps: list[tuple[int, int]] | None = [] if routes is not None and routes.advances else None
+    steps: list[tuple[int, int]] | None = (
+        [] if routes is not None and routes.advances else None
+    )
     if marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
-        columns = replace(columns, stream_times=())  # a native reader's count the timestamps of the marks, too
+        columns = replace(
+            columns, stream_times=()
+        )  # a native reader's count the timestamps of the marks, too
         parts, start = list[Columns](), 0
         for at, time in marks:
             parts.append(columns.slice(start, at))
@@ -204,9 +240,15 @@ def make_batches(
     slots = [columns] if routes is None else routes.split(columns)
     now = () if routes is None else routes.now
     busy = len(columns) > 0
-    advances = (Advances(*(array("q", column) for column in zip(*steps, strict=True))),) if steps else ()
+    advances = (
+        (Advances(*(array("q", column) for column in zip(*steps, strict=True))),)
+        if steps
+        else ()
+    )
     return [
-        RecordBatch(partition, slot, part, next_offset, before, at_end, now, busy, advances)
+        RecordBatch(
+            partition, slot, part, next_offset, before, at_end, now, busy, advances
+        )
         for slot, part in enumerate(slots)
     ]
 
@@ -230,13 +272,19 @@ def _tell_time(
     times = columns.stream_times = _stream_times(columns, before)
     if steps is not None:
         earlier = chain((before,), times)
-        steps += [(at, now) for at, now, was in zip(columns.offsets, times, earlier, strict=False) if now > was]
+        steps += [
+            (at, now)
+            for at, now, was in zip(columns.offsets, times, earlier, strict=False)
+            if now > was
+        ]
     if routes is not None:
         routes.tell_time(columns)
     return times[-1]
 
 
-def slot_batches(batch: RecordBatch, slots: list[Columns], before: int) -> list[RecordBatch]:
+def slot_batches(
+    batch: RecordBatch, slots: list[Columns], before: int
+) -> list[RecordBatch]:
     """Return one batch like this one for each slot of a partition, whose records were cut when they were read.
 
     Shape: `before` is the stream time before all records of the partition; they have theirs as if nothing had been
@@ -245,7 +293,9 @@ def slot_batches(batch: RecordBatch, slots: list[Columns], before: int) -> list[
     for columns in slots:
         if len(columns):
             columns.stream_times = _stream_times(columns, before)
-    return [replace(batch, slot=slot, columns=columns) for slot, columns in enumerate(slots)]
+    return [
+        replace(batch, slot=slot, columns=columns) for slot, columns in enumerate(slots)
+    ]
 
 
 def raw_columns(
@@ -256,7 +306,9 @@ def raw_columns(
     headers: Sequence[Headers | None],
 ) -> Columns:
     """Return columns for `make_batches`: without stream times; headers None if no record has any."""
-    return Columns(keys, values, timestamps, offsets, (), headers if any(headers) else None)
+    return Columns(
+        keys, values, timestamps, offsets, (), headers if any(headers) else None
+    )
 
 
 def stream_times(timestamps: Int64s, before: int) -> Int64s:
@@ -284,7 +336,9 @@ def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
     bounds, slots = [0], [nobody, nobody]
     for slot, key_range in sorted(enumerate(ranges), key=lambda item: item[1]):
         if key_range.start < bounds[-1]:
-            raise ValueError(f"key range {key_range} overlaps another one: a record would be given out twice")
+            raise ValueError(
+                f"key range {key_range} overlaps another one: a record would be given out twice"
+            )
         if key_range.start == bounds[-1]:
             slots[-1] = slot
         else:

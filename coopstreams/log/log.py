@@ -14,7 +14,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from coopstreams.topology.columns import Advances, Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import (
+    Advances,
+    Columns,
+    Headers,
+    Int64s,
+    TopicPartition,
+)
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import FencedError
@@ -55,12 +61,23 @@ class RecordBatch:
     def behind(self, before: RecordBatch) -> RecordBatch:
         """Return one batch for this one and the one before it, if neither has records: the latest position."""
         operator_times = self.operator_times or before.operator_times
-        return replace(self, operator_times=operator_times, advances=(*before.advances, *self.advances))
+        return replace(
+            self,
+            operator_times=operator_times,
+            advances=(*before.advances, *self.advances),
+        )
 
     @staticmethod
     def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
         """Return a batch without records that marks the end of a partition at this position."""
-        return RecordBatch(partition, slot, Columns((), (), (), (), ()), at.offset, at.stream_time, at_end=True)
+        return RecordBatch(
+            partition,
+            slot,
+            Columns((), (), (), (), ()),
+            at.offset,
+            at.stream_time,
+            at_end=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +227,9 @@ class Writer(Protocol):
     def begin(self) -> None:
         """Begin a transaction. Only with a transactional id."""
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never empty.
 
         Raises:
@@ -264,7 +283,9 @@ class Log(Protocol):
         ...
 
     def writer(
-        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+        self,
+        transactional_id: str | None = None,
+        written: Callable[[], Collection[str]] | None = None,
     ) -> Writer:
         """Return an idempotent writer, or, with an id, a transactional one: the open transaction of that id ends first.
 
@@ -317,7 +338,9 @@ class Log(Protocol):
         """Return the true high watermark (read_uncommitted): every record acknowledged before lies below it."""
         ...
 
-    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return the true high watermark of each of these partitions, in one request: as `end_offset`."""
         ...
 
@@ -329,7 +352,9 @@ class Log(Protocol):
         """Return the high watermark as a broker reports it, maybe an old one: for lags. Cheaper than `end_offset`."""
         ...
 
-    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+    def silent_replicas(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer now.
 
         Nothing new can be read from such a partition before that broker answers, or is out of the in-sync replicas.

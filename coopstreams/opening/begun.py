@@ -84,21 +84,31 @@ class Begun:
         Raises:
             ConfigError: it has lost its position; the message has the cure.
         """
-        self._check_streams({source: opening.committed for source, opening in openings.items()})
+        self._check_streams(
+            {source: opening.committed for source, opening in openings.items()}
+        )
         self._check_foreign(task, openings)
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
-            if openings[source].term > 1:  # siblings have committed, and they began with a plain offset
+            if (
+                openings[source].term > 1
+            ):  # siblings have committed, and they began with a plain offset
                 raise self._lost(
                     f"key ranges of {source} have committed, others never did, and the plain offset that they began "
                     "with is gone",
                     [source],
                 )
-        if not beginning and all(opening.committed is not None for opening in openings.values()):
+        if not beginning and all(
+            opening.committed is not None for opening in openings.values()
+        ):
             return
         resolved = self.resolved()
-        numbers = [(task.subtopology, task.partition)] if self._looked else _numbers(resolved)
-        self._look(resolved, numbers, {} if self._looked else _repartitions(resolved), follower)
+        numbers = (
+            [(task.subtopology, task.partition)] if self._looked else _numbers(resolved)
+        )
+        self._look(
+            resolved, numbers, {} if self._looked else _repartitions(resolved), follower
+        )
         self._looked = True
 
     def _look(
@@ -109,23 +119,40 @@ class Begun:
         follower: Follower,
     ) -> None:
         sources = {
-            (number, partition): resolved.sources(TaskId(number, partition, WHOLE)) for number, partition in numbers
+            (number, partition): resolved.sources(TaskId(number, partition, WHOLE))
+            for number, partition in numbers
         }
         changelogs = {
             changelog: read
             for (number, partition), read in sources.items()
             for changelog in self._changelogs(resolved, number, partition)
         }
-        ends, beside = self.log.end_offsets([*changelogs, *repartitions]), set(follower.sources())
+        ends, beside = (
+            self.log.end_offsets([*changelogs, *repartitions]),
+            set(follower.sources()),
+        )
         every = {source for read in sources.values() for source in read}
         if not any(ends.values()) and every.isdisjoint(beside):
             return
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}
-        self._check_streams({source: None if row is None else Committed.parse(*row) for source, row in rows.items()})
-        lost = sorted(source for source in every - known - beside if source.topic not in self.new())
+        self._check_streams(
+            {
+                source: None if row is None else Committed.parse(*row)
+                for source, row in rows.items()
+            }
+        )
+        lost = sorted(
+            source
+            for source in every - known - beside
+            if source.topic not in self.new()
+        )
         # A reset that had a topic made anew began it without a plain offset.
-        orphans = sorted(source for source in every & beside - known if not follower.anew(source, None))
+        orphans = sorted(
+            source
+            for source in every & beside - known
+            if not follower.anew(source, None)
+        )
         if lost and orphans:
             raise self._lost(
                 f"{orphans[0]} has individual commits, its plain offset, which came first, is gone, and there is no "
@@ -134,19 +161,36 @@ class Begun:
             )
         for changelog, read in changelogs.items():
             new = all(source.topic in self.new() for source in read)
-            if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
-                raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
+            if (
+                ends[changelog] > 0
+                and known.isdisjoint(read)
+                and beside.isdisjoint(read)
+                and not new
+            ):
+                raise self._lost(
+                    f"{changelog} has records, and there is no position in any of its sources",
+                    read,
+                )
         for at, origins in repartitions.items():
-            if ends[at] > 0 and (known | beside).isdisjoint([at, *origins]) and ends[at] > self.log.start_offset(at):
+            if (
+                ends[at] > 0
+                and (known | beside).isdisjoint([at, *origins])
+                and ends[at] > self.log.start_offset(at)
+            ):
                 raise self._lost(
                     f"{at} has records, there is no position in any of the sources from which they were written, and "
                     "what these have would be written again, behind them",
                     sorted({at, *origins}),
                 )
 
-    def _check_streams(self, committed: Mapping[TopicPartition, Committed | None]) -> None:
+    def _check_streams(
+        self, committed: Mapping[TopicPartition, Committed | None]
+    ) -> None:
         """Refuse the changelogs of an application of Kafka Streams: it has committed some of these plain offsets."""
-        source = min((at for at, plain in committed.items() if plain and plain.of_kafka_streams), default=None)
+        source = min(
+            (at for at, plain in committed.items() if plain and plain.of_kafka_streams),
+            default=None,
+        )
         if source is None:
             return
         kept = self._kept(self.resolved())
@@ -161,20 +205,28 @@ class Begun:
                 "under this id, and writes its results again"
             )
 
-    def _check_foreign(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]) -> None:
+    def _check_foreign(
+        self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]
+    ) -> None:
         """Warn of positions that another tool has set, if there is state; refuse them if there is none yet."""
         foreign = {
             source: opening.committed.offset
             for source, opening in openings.items()
             if opening.committed is not None
             and opening.committed.term is None
-            and any(segment.position == opening.committed.offset for segment in opening.segments)
+            and any(
+                segment.position == opening.committed.offset
+                for segment in opening.segments
+            )
         }
         if not foreign:
             return
         ends = self.log.end_offsets(self._kept(self.resolved()))
         if not any(ends.values()):
-            if ends and any(offset > self.log.start_offset(source) for source, offset in foreign.items()):
+            if ends and any(
+                offset > self.log.start_offset(source)
+                for source, offset in foreign.items()
+            ):
                 raise self._of_others()
             return
         for source, offset in foreign.items():
@@ -190,9 +242,17 @@ class Begun:
 
     def _of_others(self) -> ConfigError:
         resolved = self.resolved()
-        every = {source for at in _numbers(resolved) for source in resolved.sources(TaskId(*at, WHOLE))}
+        every = {
+            source
+            for at in _numbers(resolved)
+            for source in resolved.sources(TaskId(*at, WHOLE))
+        }
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
-        foreign = {at: row[0] for at, row in sorted(rows.items()) if row and Committed.parse(*row).term is None}
+        foreign = {
+            at: row[0]
+            for at, row in sorted(rows.items())
+            if row and Committed.parse(*row).term is None
+        }
         told = ", ".join(f"{at} at {offset}" for at, offset in foreign.items())
         return ConfigError(
             f"group {self.group!r} has offsets of another application: {told}. coopstreams has not committed them, and "
@@ -212,9 +272,15 @@ class Begun:
             if store.logged and store.source is None
         ]
 
-    def _changelogs(self, resolved: ResolvedTopology, subtopology: int, partition: int) -> list[TopicPartition]:
+    def _changelogs(
+        self, resolved: ResolvedTopology, subtopology: int, partition: int
+    ) -> list[TopicPartition]:
         stores = resolved.programs[subtopology].subtopology.stores
-        return [TopicPartition(self.changelog(store), partition) for store in stores if store.logged]
+        return [
+            TopicPartition(self.changelog(store), partition)
+            for store in stores
+            if store.logged
+        ]
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
         return ConfigError(
@@ -237,10 +303,16 @@ class Begun:
 def _numbers(resolved: ResolvedTopology) -> list[tuple[int, int]]:
     """Return the sub-topology and the partition of each task of the application."""
     tasks = resolved.topics.tasks
-    return [(number, partition) for number in resolved.programs for partition in range(tasks[number] or 0)]
+    return [
+        (number, partition)
+        for number in resolved.programs
+        for partition in range(tasks[number] or 0)
+    ]
 
 
-def _repartitions(resolved: ResolvedTopology) -> dict[TopicPartition, list[TopicPartition]]:
+def _repartitions(
+    resolved: ResolvedTopology,
+) -> dict[TopicPartition, list[TopicPartition]]:
     """Return the partitions of the repartition topics, with all sources of the sub-topologies that write to them.
 
     Without those to which records of a share group are written: its positions are not those of the application's group.
@@ -248,10 +320,19 @@ def _repartitions(resolved: ResolvedTopology) -> dict[TopicPartition, list[Topic
     written: dict[str, list[TopicPartition]] = {}
     shared: set[str] = set()
     for number, program in resolved.programs.items():
-        topics = [node.topic for node in program.subtopology.nodes if isinstance(node, Sink) and node.internal]
+        topics = [
+            node.topic
+            for node in program.subtopology.nodes
+            if isinstance(node, Sink) and node.internal
+        ]
         for topic in topics:
-            read = (resolved.sources(TaskId(number, at, WHOLE)) for at in range(resolved.topics.tasks[number] or 0))
-            written.setdefault(topic, []).extend(source for sources in read for source in sources)
+            read = (
+                resolved.sources(TaskId(number, at, WHOLE))
+                for at in range(resolved.topics.tasks[number] or 0)
+            )
+            written.setdefault(topic, []).extend(
+                source for sources in read for source in sources
+            )
         if program.subtopology.unordered:
             shared.update(topics)
     return {

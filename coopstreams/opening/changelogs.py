@@ -32,7 +32,9 @@ class Changelogs:
         ConfigError: a changelog was deleted, or the brokers delete its rows.
     """
 
-    def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
+    def __init__(
+        self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms
+    ) -> None:
         self._cluster = cluster
         self._clock_ms = clock_ms
         self._ids: dict[str, str] = {}
@@ -43,18 +45,24 @@ class Changelogs:
         self._ids.clear()
         self._settings.clear()
 
-    def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
+    def bounds(
+        self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS
+    ) -> Bounds:
         """Return the bounds of a restore that begins now.
 
         The target is the end of the changelog, unless `stops` has the end of each range.
         """
         return self.all_bounds({changelog: stops})[changelog]
 
-    def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
+    def all_bounds(
+        self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]
+    ) -> dict[TopicPartition, Bounds]:
         """Return the bounds of each of these changelogs, with its stops; one request fetches the ends."""
         asked_ms = self._clock_ms()
         ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
-        ends = self._cluster.end_offsets([changelog for changelog, stops in changelogs.items() if not stops])
+        ends = self._cluster.end_offsets(
+            [changelog for changelog, stops in changelogs.items() if not stops]
+        )
         return {
             changelog: Bounds(
                 self._cluster.start_offset(changelog),
@@ -71,7 +79,9 @@ class Changelogs:
 
         `stores`: the store that each keeps, by topic.
         """
-        check_compacted(self._cluster, {topic: self._settings_of(topic) for topic in stores}, stores)
+        check_compacted(
+            self._cluster, {topic: self._settings_of(topic) for topic in stores}, stores
+        )
 
     def is_still(self, topic: str, topic_id: str) -> bool:
         """Whether the topic of that name has that id now."""
@@ -79,7 +89,11 @@ class Changelogs:
 
     def topic(self, topic: str) -> Changelog:
         """Return the topic's name, current id and partition count."""
-        return Changelog(topic, self._topic_id(topic), self._cluster.partitions([topic]).get(topic, 0))
+        return Changelog(
+            topic,
+            self._topic_id(topic),
+            self._cluster.partitions([topic]).get(topic, 0),
+        )
 
     def _topic_id(self, topic: str) -> str:
         if topic not in self._ids:
@@ -102,6 +116,10 @@ class Changelogs:
             except LogError as error:
                 if error.retryable:
                     raise
-                log.warning("%s. State is trusted for %g hours after it was true.", error, TRUSTED_MS / 3_600_000)
+                log.warning(
+                    "%s. State is trusted for %g hours after it was true.",
+                    error,
+                    TRUSTED_MS / 3_600_000,
+                )
                 self._settings[topic] = {}
         return self._settings[topic]

@@ -68,7 +68,9 @@ class Globals:
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
             for partition in range(partitions[table.topic]):
-                self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
+                self._of.setdefault(TopicPartition(table.topic, partition), []).append(
+                    self.rows[table.store.name]
+                )
         self._reader = log.reader() if tables else None
         self._writer: Writer | None = None
         self._undelivered: list[tuple[Failure, Headers, str]] = []
@@ -89,11 +91,20 @@ class Globals:
         if self._reader is None:
             self.loaded = True
             return
-        self.topic_ids |= {topic: self._log.topic_id(topic) for topic in sorted({at.topic for at in self._of})}
+        self.topic_ids |= {
+            topic: self._log.topic_id(topic)
+            for topic in sorted({at.topic for at in self._of})
+        }
         ends = self._log.end_offsets(self._of)
-        starts = {partition: self._log.start_offset(partition) for partition in self._of}
-        self._reader.assign({partition: Position(start) for partition, start in starts.items()})
-        self._left = {at: (starts[at], end) for at, end in ends.items() if starts[at] < end}
+        starts = {
+            partition: self._log.start_offset(partition) for partition in self._of
+        }
+        self._reader.assign(
+            {partition: Position(start) for partition, start in starts.items()}
+        )
+        self._left = {
+            at: (starts[at], end) for at, end in ends.items() if starts[at] < end
+        }
         while self._left and not cancelled():
             try:
                 step = self._step()
@@ -101,28 +112,45 @@ class Globals:
                 raise Failed(error, "global tables").raised from error
             for partition, (reached, _) in step.items():
                 self._left[partition] = reached, ends[partition]
-            self._left = {partition: left for partition, left in self._left.items() if left[0] < left[1]}
+            self._left = {
+                partition: left
+                for partition, left in self._left.items()
+                if left[0] < left[1]
+            }
             ended = {partition for partition, (_, at_end) in step.items() if at_end}
             self._held = (self._held - step.keys() | ended) & self._left.keys()
         self.loaded = not self._left
         log.info(
-            "global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items())
+            "global tables: %s",
+            ", ".join(
+                f"{name} has {len(rows.entries)} rows"
+                for name, rows in self.rows.items()
+            ),
         )
 
     @property
     def waits_for(self) -> str:
         """What is still to be read before the instance joins the group, in words; empty: nothing. Any thread."""
-        left = [f"{partition} at offset {at} of {end}" for partition, (at, end) in sorted(dict(self._left).items())]
+        left = [
+            f"{partition} at offset {at} of {end}"
+            for partition, (at, end) in sorted(dict(self._left).items())
+        ]
         if not left:
             return ""
         held = ", ".join(map(str, sorted(self._held)))
-        why = f". An open transaction of a producer keeps back the rest of {held}: it has to end" if held else ""
+        why = (
+            f". An open transaction of a producer keeps back the rest of {held}: it has to end"
+            if held
+            else ""
+        )
         return f"its global tables are read first: {', '.join(left)}{why}"
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
         """Read on in a thread of its own; `failed` gets the error that ends it."""
         if self._reader is not None:
-            self._thread = self._host.thread(partial(self._run, failed), "global tables")
+            self._thread = self._host.thread(
+                partial(self._run, failed), "global tables"
+            )
             self._thread.start()
 
     def stop(self) -> None:
@@ -156,7 +184,9 @@ class Globals:
         try:
             fetched = self._reader.fetch(_BATCH, _WAIT_S)
         except OffsetOutOfRangeError as error:
-            raise OffsetOutOfRangeError(f"{MADE_ANEW} ({str(error).partition(': ')[0]})") from error
+            raise OffsetOutOfRangeError(
+                f"{MADE_ANEW} ({str(error).partition(': ')[0]})"
+            ) from error
         for batch in fetched:
             for rows in self._of[batch.partition]:
                 rows.apply(batch.partition, batch.columns, self._on_failure)
@@ -172,7 +202,13 @@ class Globals:
 
     def _write(self, failure: Failure, headers: Headers, topic: str) -> None:
         assert self._writer is not None
-        self._writer.append(topic, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+        self._writer.append(
+            topic,
+            [failure.key],
+            [failure.value],
+            [failure.timestamp],
+            headers=[headers],
+        )
 
     def _deliver(self) -> None:
         """Wait until the dead letters are in the log; after a retryable failure write all again, some of them twice.
@@ -187,7 +223,10 @@ class Globals:
             except LogError as error:
                 if not error.retryable or self._stopped.is_set():
                     raise
-                log.warning("global tables: dead letters are not written: %s; trying again", error)
+                log.warning(
+                    "global tables: dead letters are not written: %s; trying again",
+                    error,
+                )
                 self._writer.abort()
                 for failure, headers, topic in self._undelivered:
                     self._write(failure, headers, topic)

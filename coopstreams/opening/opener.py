@@ -151,13 +151,21 @@ class Opener:
         """Return why a task is not yet open. Any thread."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
-            return TaskWait("topics that match a pattern: this process has not seen them yet")
-        trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
+            return TaskWait(
+                "topics that match a pattern: this process has not seen them yet"
+            )
+        trouble = (
+            f", which failed and is done again: {self._trouble}"
+            if self._trouble
+            else ""
+        )
         if unreadable := self._follower.trouble:
             return TaskWait(f"the group's progress to be readable: {unreadable}")
         held = self._held.get(task)
         if held is not None and held.until > self._host.now():
-            return TaskWait(f"a pause to end, in {held.until - self._host.now():.0f} s: {held.why}")
+            return TaskWait(
+                f"a pause to end, in {held.until - self._host.now():.0f} s: {held.why}"
+            )
         if opening is None or opening.barrier is None:
             return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
@@ -169,9 +177,16 @@ class Opener:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         if (why := self._sinks.why(task)) is not None:
             return TaskWait(why)
-        restores, downloads = self._restoring.progress(task), self._restoring.downloading(task)
+        restores, downloads = (
+            self._restoring.progress(task),
+            self._restoring.downloading(task),
+        )
         return TaskWait(
-            "its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads
+            "its state to be restored from a snapshot"
+            if downloads
+            else "its state to be restored",
+            restores,
+            downloads,
         )
 
     def _run(self) -> None:
@@ -192,7 +207,9 @@ class Opener:
         try:
             self._turn()
             self._doubt, self._trouble = None, ""
-            if not self._unresolved():  # a turn that asks for no position says nothing of its topic
+            if (
+                not self._unresolved()
+            ):  # a turn that asks for no position says nothing of its topic
                 self._missing_since = None
         except OffsetOutOfRangeError as error:
             self._heed(error)
@@ -271,12 +288,20 @@ class Opener:
         assert opening.database is not None
         state = self._databases.state(id_, opening.database)
         sources = self._positions.sources(id_)
-        self._emit(Opened(Incarnation(id_, sources, state, opening.progress, opening.epoch, session)))
+        self._emit(
+            Opened(
+                Incarnation(
+                    id_, sources, state, opening.progress, opening.epoch, session
+                )
+            )
+        )
 
     def _wait_s(self) -> float:
         """Return how long to poll for commits: a task behind its barrier waits for other answers."""
         waiting = [opening.barrier for opening in self._unresolved()]
-        if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
+        if any(
+            barrier is None or self._follower.passed(barrier) for barrier in waiting
+        ):
             return BUSY_S
         return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
 
@@ -287,7 +312,9 @@ class Opener:
             if held.until <= now:
                 del self._held[held.task]
         return [
-            opening for opening in self._openings.values() if opening.progress is None and opening.id not in self._held
+            opening
+            for opening in self._openings.values()
+            if opening.progress is None and opening.id not in self._held
         ]
 
     def _pass_barrier(self) -> None:
@@ -295,9 +322,15 @@ class Opener:
             if opening.epoch != self._taken:
                 self._take_over()
                 self._taken = opening.epoch
-        waiting = [opening for opening in self._unresolved() if self._positions.sources(opening.id)]
+        waiting = [
+            opening
+            for opening in self._unresolved()
+            if self._positions.sources(opening.id)
+        ]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
-        opened = self._positions.resolve(list(passed.values()), self._barrier.generation)
+        opened = self._positions.resolve(
+            list(passed.values()), self._barrier.generation
+        )
         for id_, progress in opened.items():
             opening = passed[id_]
             if opening.database is None:
@@ -306,7 +339,9 @@ class Opener:
             at = committed_positions(id_, subtopology.stores, progress)
             times = store_times(subtopology, progress)
             self._restoring.add(id_, subtopology.stores, opening.database, at, times)
-            opening.progress = progress  # last: if a request fails, all of this is repeated
+            opening.progress = (
+                progress  # last: if a request fails, all of this is repeated
+            )
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()
 

@@ -25,8 +25,18 @@ from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
 from coopstreams.state import layout
 from coopstreams.state.database import Database
-from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
-from coopstreams.state.snapshot_download import DownloadProgress, Downloads, SnapshotDownload
+from coopstreams.state.restore import (
+    NO_STOPS,
+    Bounds,
+    Restore,
+    RestoreProgress,
+    lacking,
+)
+from coopstreams.state.snapshot_download import (
+    DownloadProgress,
+    Downloads,
+    SnapshotDownload,
+)
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition, joined
@@ -81,7 +91,9 @@ class _Job:
         bounds = bounds or self.restore.bounds
         self.restore.retarget(
             self.ranges,
-            bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)),
+            bounds=replace(
+                bounds, target=max(self.stops.values(), default=bounds.target)
+            ),
             stops=self.stops,
             times=self.times,
         )
@@ -90,7 +102,9 @@ class _Job:
         """Restart from the topic that has replaced the changelog."""
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
         database, spec = self.restore.database, self.restore.spec
-        self.restore = Restore(database, spec, self.ranges, bounds, stops=self.stops, times=self.times)
+        self.restore = Restore(
+            database, spec, self.ranges, bounds, stops=self.stops, times=self.times
+        )
 
     @property
     def ranges(self) -> list[KeyRange]:
@@ -100,12 +114,18 @@ class _Job:
     @property
     def stops(self) -> dict[KeyRange, int]:
         """The end of each range that does not end at the target."""
-        return {key_range: stop for each in self.tasks.values() for key_range, stop in each.stops.items()}
+        return {
+            key_range: stop
+            for each in self.tasks.values()
+            for key_range, stop in each.stops.items()
+        }
 
     @property
     def times(self) -> dict[KeyRange, int]:
         """The stream time at which the task of each range begins."""
-        known = ((task.key_range, wanted.stream_time) for task, wanted in self.tasks.items())
+        known = (
+            (task.key_range, wanted.stream_time) for task, wanted in self.tasks.items()
+        )
         return {key_range: at for key_range, at in known if at is not None}
 
 
@@ -127,12 +147,16 @@ class Restoring:
         self._changelog = changelog
         self._metrics = metrics or Metrics("", "")
         self._snapshots = snapshots
-        self._downloads = Downloads(host.now, lambda job, name: host.thread(job, name).start(), host.signal())
+        self._downloads = Downloads(
+            host.now, lambda job, name: host.thread(job, name).start(), host.signal()
+        )
         self._reader = log.reader()
         self._moved = False
         """Whether the reader must be assigned before it reads on: jobs have begun, moved or ended."""
         self._jobs: dict[TopicPartition, _Job] = {}
-        self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
+        self._snapshot_restores: dict[
+            tuple[TaskId, TopicPartition], _SnapshotRestore
+        ] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._compare_at = 0.0
         """The time (`Host.now`) of the next check of stuck changelogs."""
@@ -156,7 +180,9 @@ class Restoring:
             ConfigError: a changelog was deleted, or the brokers delete its rows.
         """
         topics = [
-            (spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions
+            (spec, spec.source or self._changelog(spec))
+            for spec in stores
+            if spec.logged or spec.name in positions
         ]
         wanted = {
             TopicPartition(topic, task.partition): _Wanted(
@@ -164,15 +190,37 @@ class Restoring:
             )
             for spec, topic in topics
         }
-        bounds = self._changelogs.all_bounds({changelog: one.stops for changelog, one in wanted.items()})
-        kept = {topic: spec.name for spec, topic in topics if spec.source is None and spec.retention_ms is None}
+        bounds = self._changelogs.all_bounds(
+            {changelog: one.stops for changelog, one in wanted.items()}
+        )
+        kept = {
+            topic: spec.name
+            for spec, topic in topics
+            if spec.source is None and spec.retention_ms is None
+        }
         self._changelogs.check_compacted(kept)
-        missing = {changelog: self._missing(task, one, bounds[changelog]) for changelog, one in wanted.items()}
-        known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
-        self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
+        missing = {
+            changelog: self._missing(task, one, bounds[changelog])
+            for changelog, one in wanted.items()
+        }
+        known = {
+            changelog: self._changelogs.topic(changelog.topic)
+            for changelog, groups in missing.items()
+            if groups
+        }
+        self._waiting[task] = (
+            set()
+        )  # only now: if the brokers do not answer, nothing is added in part
         for changelog, one in wanted.items():
             if changelog in known:
-                self._begin(task, changelog, one, bounds[changelog], known[changelog], missing[changelog])
+                self._begin(
+                    task,
+                    changelog,
+                    one,
+                    bounds[changelog],
+                    known[changelog],
+                    missing[changelog],
+                )
             else:
                 self._join(task, changelog, one, bounds[changelog])
         self._go_on(task)
@@ -190,7 +238,9 @@ class Restoring:
                 job.retarget()
             else:
                 del self._jobs[changelog]
-                self._listener.on_restore_suspended(changelog, job.restore.spec.name, job.restore.progress().read)
+                self._listener.on_restore_suspended(
+                    changelog, job.restore.spec.name, job.restore.progress().read
+                )
         if task in self._done:
             self._done.remove(task)
         self._moved = True
@@ -215,7 +265,9 @@ class Restoring:
         return bool(self._jobs or self._snapshot_restores)
 
     def _read(self) -> None:
-        for changelog, slots in groupby(self._fetch(), key=lambda batch: batch.partition):
+        for changelog, slots in groupby(
+            self._fetch(), key=lambda batch: batch.partition
+        ):
             job = self._jobs.get(changelog)
             if job is None:
                 continue
@@ -226,14 +278,20 @@ class Restoring:
                 job.restore.feed(columns, batches[-1].next_offset)
             except SerdeError as error:
                 self._moved = True  # what was fetched is read again
-                raise LogError(f"{changelog} cannot be restored yet: {error}", retryable=True) from error
+                raise LogError(
+                    f"{changelog} cannot be restored yet: {error}", retryable=True
+                ) from error
             if job.restore.position > before:
                 job.moved_at = self._host.now()
             progress = job.restore.progress()
             if len(columns):
-                self._listener.on_batch_restored(changelog, progress.store, progress.position, len(columns))
+                self._listener.on_batch_restored(
+                    changelog, progress.store, progress.position, len(columns)
+                )
             for task in job.tasks:
-                self._metrics.restored(task, progress.store, len(columns), progress.remaining)
+                self._metrics.restored(
+                    task, progress.store, len(columns), progress.remaining
+                )
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
@@ -254,7 +312,10 @@ class Restoring:
         changed = False
         for changelog, job in self._jobs.items():
             bounds = self._changelogs.bounds(changelog, job.stops)
-            if bounds.topic_id != job.restore.bounds.topic_id or job.restore.position < bounds.log_start:
+            if (
+                bounds.topic_id != job.restore.bounds.topic_id
+                or job.restore.position < bounds.log_start
+            ):
                 self._begin_anew(changelog, job, bounds)
                 changed = True
         if changed:
@@ -269,19 +330,28 @@ class Restoring:
 
     def stuck(self) -> bool:
         """Whether some restore has not moved for `PATIENCE_S`: an open transaction keeps its changelog's end back."""
-        return any(self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values())
+        return any(
+            self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values()
+        )
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:
         """Return the progress of each store that a task still restores from its changelog."""
-        jobs = [self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))]
+        jobs = [
+            self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))
+        ]
         return [job.restore.progress() for job in jobs if job is not None]
 
     def downloading(self, task: TaskId) -> list[DownloadProgress]:
         """Return the progress of each store that a task still restores from a snapshot."""
         from_snapshots = [
-            self._snapshot_restores.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))
+            self._snapshot_restores.get((task, changelog))
+            for changelog in list(self._waiting.get(task, ()))
         ]
-        return [from_snapshot.download.progress() for from_snapshot in from_snapshots if from_snapshot is not None]
+        return [
+            from_snapshot.download.progress()
+            for from_snapshot in from_snapshots
+            if from_snapshot is not None
+        ]
 
     def close(self) -> None:
         """Close the reader and cancel running downloads."""
@@ -290,15 +360,31 @@ class Restoring:
         self._snapshot_restores.clear()
         self._reader.close()
 
-    def _join(self, task: TaskId, changelog: TopicPartition, wanted: _Wanted, bounds: Bounds) -> None:
+    def _join(
+        self, task: TaskId, changelog: TopicPartition, wanted: _Wanted, bounds: Bounds
+    ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            spec, times = wanted.spec, {} if wanted.stream_time is None else {task.key_range: wanted.stream_time}
-            restore = Restore(wanted.database, spec, [task.key_range], bounds, stops=wanted.stops, times=times)
+            spec, times = (
+                wanted.spec,
+                {}
+                if wanted.stream_time is None
+                else {task.key_range: wanted.stream_time},
+            )
+            restore = Restore(
+                wanted.database,
+                spec,
+                [task.key_range],
+                bounds,
+                stops=wanted.stops,
+                times=times,
+            )
             job = _Job(restore, self._host.now(), {task: wanted})
             if job.restore.done:
                 return
-            self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
+            self._listener.on_restore_start(
+                changelog, spec.name, job.restore.position, bounds.target
+            )
         else:
             job.tasks[task] = wanted
             if bounds.topic_id == job.restore.bounds.topic_id:
@@ -312,7 +398,9 @@ class Restoring:
         """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
         if self._snapshots is None or wanted.spec.source is not None:
             return []  # snapshots are of changelogs, not of source topics
-        return lacking(wanted.database.checkpoints(wanted.spec.name), task.key_range, bounds)
+        return lacking(
+            wanted.database.checkpoints(wanted.spec.name), task.key_range, bounds
+        )
 
     def _begin(
         self,
@@ -325,9 +413,18 @@ class Restoring:
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
-        bounds, store = replace(bounds, begins=wanted.stream_time), (wanted.database, wanted.spec)
+        bounds, store = (
+            replace(bounds, begins=wanted.stream_time),
+            (wanted.database, wanted.spec),
+        )
         download = SnapshotDownload(
-            self._downloads, self._snapshots, *store, changelog.partition, known, groups, bounds
+            self._downloads,
+            self._snapshots,
+            *store,
+            changelog.partition,
+            known,
+            groups,
+            bounds,
         )
         self._snapshot_restores[task, changelog] = _SnapshotRestore(download, wanted)
         self._waiting[task].add(changelog)
@@ -336,7 +433,10 @@ class Restoring:
         """Begin the changelog restores of the stores whose downloads have ended."""
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
-            ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()
+            ended, progress = (
+                from_snapshot.download.look(),
+                from_snapshot.download.progress(),
+            )
             self._metrics.fetched(
                 task,
                 progress.store,
@@ -347,7 +447,9 @@ class Restoring:
             if ended:
                 # Fetched again, since a download takes long; if the brokers do not answer, the next step asks.
                 bounds = self._changelogs.bounds(changelog)
-                self._metrics.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
+                self._metrics.restored_from_snapshot(
+                    task, progress.store, from_snapshot.download.keys
+                )
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
                 self._join(task, changelog, from_snapshot.wanted, bounds)
@@ -369,19 +471,36 @@ class Restoring:
         for changelog, job in self._jobs.items():
             # Merged neighbours: all ranges together are the whole partition, where no key needs hashing.
             ranges = WHOLE.minus(WHOLE.minus(job.ranges))
-            self._reader.route(changelog, ranges, suffix=layout.changelog_suffix_bytes(job.restore.spec))
-        self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})
+            self._reader.route(
+                changelog,
+                ranges,
+                suffix=layout.changelog_suffix_bytes(job.restore.spec),
+            )
+        self._reader.assign(
+            {
+                changelog: Position(job.restore.position)
+                for changelog, job in self._jobs.items()
+            }
+        )
         self._moved = False
 
     def _complete(self) -> None:
-        complete = [changelog for changelog, job in self._jobs.items() if job.restore.done]
+        complete = [
+            changelog for changelog, job in self._jobs.items() if job.restore.done
+        ]
         for changelog in complete:
             job = self._jobs[changelog]
-            if not self._changelogs.is_still(changelog.topic, job.restore.bounds.topic_id):
-                self._begin_anew(changelog, job, self._changelogs.bounds(changelog, job.stops))
+            if not self._changelogs.is_still(
+                changelog.topic, job.restore.bounds.topic_id
+            ):
+                self._begin_anew(
+                    changelog, job, self._changelogs.bounds(changelog, job.stops)
+                )
                 continue
             del self._jobs[changelog]
-            self._listener.on_restore_end(changelog, job.restore.spec.name, job.restore.progress().read)
+            self._listener.on_restore_end(
+                changelog, job.restore.spec.name, job.restore.progress().read
+            )
             for task in job.tasks:
                 self._waiting[task].discard(changelog)
                 self._go_on(task)
@@ -395,6 +514,9 @@ class Restoring:
             else "was deleted and made anew"
         )
         log.warning(
-            '%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name
+            '%s %s while store "%s" was restored from it; that begins again',
+            changelog,
+            what,
+            job.restore.spec.name,
         )
         job.anew(bounds)

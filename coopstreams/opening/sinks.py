@@ -38,14 +38,25 @@ class _Opening:
 class SinkOpenings:
     """The sessions that are being opened. Methods are called by the opener thread; `why` by any."""
 
-    def __init__(self, application: str, log: Log, tell: Callable[[], None], host: Host = SYSTEM) -> None:
+    def __init__(
+        self, application: str, log: Log, tell: Callable[[], None], host: Host = SYSTEM
+    ) -> None:
         """`tell`: called when a session is open, or cannot be opened."""
-        self._application, self._log, self._tell, self._host = application, log, tell, host
+        self._application, self._log, self._tell, self._host = (
+            application,
+            log,
+            tell,
+            host,
+        )
         self._openings: dict[TaskId, _Opening] = {}
 
-    def begin(self, task: TaskId, node: ApplyTo, source: TopicPartition, progress: Progress) -> None:
+    def begin(
+        self, task: TaskId, node: ApplyTo, source: TopicPartition, progress: Progress
+    ) -> None:
         """Begin to open the session of a task."""
-        opening = self._openings[task] = _Opening(self._host.signal(), done=self._host.signal())
+        opening = self._openings[task] = _Opening(
+            self._host.signal(), done=self._host.signal()
+        )
 
         def run() -> None:
             try:
@@ -94,7 +105,11 @@ class SinkOpenings:
         return None if opening is None else opening.why
 
     def _opened(
-        self, opening: _Opening, node: ApplyTo, source: TopicPartition, progress: Progress
+        self,
+        opening: _Opening,
+        node: ApplyTo,
+        source: TopicPartition,
+        progress: Progress,
     ) -> SinkSession | None:
         """Return the session; None: it was given up before."""
         pause_s = FIRST_PAUSE_S
@@ -119,9 +134,16 @@ class SinkOpenings:
             pause_s = min(MOST_PAUSE_S, 2 * pause_s)
         return None
 
-    def _session(self, node: ApplyTo, source: TopicPartition, progress: Progress) -> SinkSession:
+    def _session(
+        self, node: ApplyTo, source: TopicPartition, progress: Progress
+    ) -> SinkSession:
         at = progress.position(source).offset
-        partition = SinkPartition(self._application, node.name, source.partition, self._log.topic_id(source.topic))
+        partition = SinkPartition(
+            self._application,
+            node.name,
+            source.partition,
+            self._log.topic_id(source.topic),
+        )
         session = node.target.open(partition, at if progress.begins(source) else None)
         if session.position < at:
             session.close()

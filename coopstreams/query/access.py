@@ -42,13 +42,19 @@ class Access:
             ConfigError: a file of `http.ssl.*` cannot be used.
         """
         read, operate = settings["http.token.read"], settings["http.token.operate"]
-        tokens: Mapping[Role, Sequence[str]] = {"read": read, "operate": operate or read} if read else {}
+        tokens: Mapping[Role, Sequence[str]] = (
+            {"read": read, "operate": operate or read} if read else {}
+        )
         if not settings["http.ssl.certificate.location"]:
             return Access(tokens)
         clients_show = settings["http.ssl.client.auth"] == "required"
-        return Access(tokens, Certificates(Files.of(settings), clients_show=clients_show))
+        return Access(
+            tokens, Certificates(Files.of(settings), clients_show=clients_show)
+        )
 
-    def check(self, role: Role | None, authorization: str | None, *, changes: bool = False) -> None:
+    def check(
+        self, role: Role | None, authorization: str | None, *, changes: bool = False
+    ) -> None:
         """Check that a request with this header has the role. `changes`: it changes something.
 
         Raises:
@@ -68,12 +74,18 @@ class Access:
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             named = "read" if self.tokens["operate"] == self.tokens["read"] else role
-            raise unauthorized(f"this path needs the token http.token.{named} of the application")
+            raise unauthorized(
+                f"this path needs the token http.token.{named} of the application"
+            )
         given = [part.strip() for part in token.split(",")]
         if _in_common(given, self.tokens[role]):
             return
         if any(_in_common(given, tokens) for tokens in self.tokens.values()):
-            raise QueryError("FORBIDDEN", f"this path needs the token http.token.{role}, not the other one", status=403)
+            raise QueryError(
+                "FORBIDDEN",
+                f"this path needs the token http.token.{role}, not the other one",
+                status=403,
+            )
         raise unauthorized("the application does not know this token")
 
     def allows(self, role: Role, authorization: str | None) -> bool:
@@ -87,13 +99,19 @@ class Access:
     def headers(self, path: str) -> dict[str, str]:
         """Return the headers that another instance requires for a request of the path."""
         role = role_of(path)
-        return {"authorization": f"Bearer {','.join(self.tokens[role])}"} if role is not None and self.tokens else {}
+        return (
+            {"authorization": f"Bearer {','.join(self.tokens[role])}"}
+            if role is not None and self.tokens
+            else {}
+        )
 
     def exposed(self, host: str) -> str:
         """Return what a server on this host exposes without a token; empty: nothing."""
         if host == "::1" or host.startswith("127."):
             return ""
-        if not self.tokens and not (self.certificates and self.certificates.clients_show):
+        if not self.tokens and not (
+            self.certificates and self.certificates.clients_show
+        ):
             return "anybody who reaches it can read the state: set http.token.read, or http.ssl.client.auth=required"
         if self.certificates is None:
             return "it is not encrypted, and tokens travel over it: set http.ssl.certificate.location"
@@ -104,14 +122,26 @@ def role_of(path: str) -> Role | None:
     """Return the role that a path needs; None: it is open."""
     if path.startswith(("/v1/stores", "/v1/metadata")):
         return "read"
-    return "operate" if path in ("/v1/status", "/v1/topology", "/v1/pause", "/v1/resume", "/metrics") else None
+    return (
+        "operate"
+        if path in ("/v1/status", "/v1/topology", "/v1/pause", "/v1/resume", "/metrics")
+        else None
+    )
 
 
 def unauthorized(message: str) -> QueryError:
     """Return the error for a request without a valid token."""
-    return QueryError("UNAUTHORIZED", f"{message}; send it as `Authorization: Bearer <TOKEN>`", status=401)
+    return QueryError(
+        "UNAUTHORIZED",
+        f"{message}; send it as `Authorization: Bearer <TOKEN>`",
+        status=401,
+    )
 
 
 def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
     """Compare in constant time: the duration must not reveal how much of a guess is right."""
-    return any(hmac.compare_digest(one.encode(), token.encode()) for one in given for token in tokens)
+    return any(
+        hmac.compare_digest(one.encode(), token.encode())
+        for one in given
+        for token in tokens
+    )

@@ -50,7 +50,14 @@ from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
-from coopstreams.query.problems import body_of, headers_of, internal, moving, timed_out, unknown_path
+from coopstreams.query.problems import (
+    body_of,
+    headers_of,
+    internal,
+    moving,
+    timed_out,
+    unknown_path,
+)
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -70,7 +77,9 @@ Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 class QueryApp:
     """The routes of one instance."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access) -> None:
+    def __init__(
+        self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access
+    ) -> None:
         self._backend = backend
         self._metrics = metrics
         self._limits = limits
@@ -84,12 +93,22 @@ class QueryApp:
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
         paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
-        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
+        routes = [
+            Route(path, self._endpoint(path, answer), methods=["GET"])
+            for path, answer in paths.items()
+        ]
         changes = self.changes().items()
-        routes += [Route(path, self._endpoint(path, answer), methods=["POST"]) for path, answer in changes]
+        routes += [
+            Route(path, self._endpoint(path, answer), methods=["POST"])
+            for path, answer in changes
+        ]
         for route in routes:  # Starlette's `path` would end at a line end in a key
             route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
-        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
+        app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: self._no_route},
+        )
         app.router.redirect_slashes = False  # a redirect is no JSON, and goes to the host that the client has named
         return app
 
@@ -100,8 +119,12 @@ class QueryApp:
             "/v1/stores/{store}/keys": self._keys,
             "/v1/stores/{store}/keys/{key:path}": self._key,
             "/v1/stores/{store}/range": self._range,
-            "/v1/stores/{store}/windows/{key:path}": partial(self._timed, kind="window"),
-            "/v1/stores/{store}/sessions/{key:path}": partial(self._timed, kind="session"),
+            "/v1/stores/{store}/windows/{key:path}": partial(
+                self._timed, kind="window"
+            ),
+            "/v1/stores/{store}/sessions/{key:path}": partial(
+                self._timed, kind="session"
+            ),
             "/v1/stores/{store}/versions/{key:path}": self._versions,
             "/v1/metadata": self._metadata,
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
@@ -115,15 +138,24 @@ class QueryApp:
 
     def changes(self) -> dict[str, Answer]:
         """Return the handler of each path that changes the instance."""
-        return {"/v1/pause": partial(self._pause, paused=True), "/v1/resume": partial(self._pause, paused=False)}
+        return {
+            "/v1/pause": partial(self._pause, paused=True),
+            "/v1/resume": partial(self._pause, paused=False),
+        }
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits, self.budget)
-        self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
+        self._feed = StatusFeed(
+            lambda: self._service.status("any"),
+            self._limits.stream_every_s,
+            self._limits.streams,
+        )
         certificates = self._access.certificates
-        renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
+        renewing = (
+            None if certificates is None else asyncio.create_task(_renew(certificates))
+        )
         try:
             yield
         finally:
@@ -137,7 +169,11 @@ class QueryApp:
     async def _stores(self, request: Request) -> Response:
         parameters = _parameters(request, "local", "brief")
         asked = self._asked(request, parameters)
-        return _json(self._service.known_stores() if parameters.flag("brief") else await self._service.stores(asked))
+        return _json(
+            self._service.known_stores()
+            if parameters.flag("brief")
+            else await self._service.stores(asked)
+        )
 
     async def _key(self, request: Request) -> Response:
         store = self._store(request)
@@ -148,7 +184,9 @@ class QueryApp:
     async def _keys(self, request: Request) -> Response:
         parameters = Parameters(request.scope["query_string"], ("local",), many="key")
         return _json(
-            await self._service.points(self._store(request), parameters.many, self._asked(request, parameters))
+            await self._service.points(
+                self._store(request), parameters.many, self._asked(request, parameters)
+            )
         )
 
     async def _timed(self, request: Request, *, kind: TimedKind) -> Response:
@@ -156,34 +194,62 @@ class QueryApp:
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *TIME_PARAMETERS)
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
-        return _json(await self._service.timed(kind, store, text, times, limit, self._asked(request, parameters)))
+        return _json(
+            await self._service.timed(
+                kind, store, text, times, limit, self._asked(request, parameters)
+            )
+        )
 
     async def _versions(self, request: Request) -> Response:
         store = self._store(request)
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *VERSION_PARAMETERS)
         times, limit = version_times(parameters), limit_of(parameters, self._limits)
-        return _json(await self._service.versions(store, text, times, limit, self._asked(request, parameters)))
+        return _json(
+            await self._service.versions(
+                store, text, times, limit, self._asked(request, parameters)
+            )
+        )
 
     async def _range(self, request: Request) -> Response:
         store = self._store(request)
         if request.headers.get(FORWARDED) == "1":
             query = unpacked(_parameters(request, "query").text("query"))
-            return _Answer(await self._service.packed_part(store, query), media_type=PART_TYPE)
+            return _Answer(
+                await self._service.packed_part(store, query), media_type=PART_TYPE
+            )
         parameters = _parameters(request, *RANGE_PARAMETERS)
-        asked, streamed = self._asked(request, parameters), NDJSON in request.headers.get("accept", "")
+        asked, streamed = (
+            self._asked(request, parameters),
+            NDJSON in request.headers.get("accept", ""),
+        )
         if not streamed:
             page = await self._service.page(
-                store, range_query(store, parameters, limit_of(parameters, self._limits)), asked
+                store,
+                range_query(store, parameters, limit_of(parameters, self._limits)),
+                asked,
             )
             return _json(_page_body(store, page))
-        total = None if parameters.text("limit") is None else limit_of(parameters, self._limits)
-        query = range_query(store, parameters, min(self._limits.entries, total or self._limits.entries))
+        total = (
+            None
+            if parameters.text("limit") is None
+            else limit_of(parameters, self._limits)
+        )
+        query = range_query(
+            store, parameters, min(self._limits.entries, total or self._limits.entries)
+        )
         first = await self._service.page(store, query, asked)
-        return StreamingResponse(self._lines(store, query, first, total, asked), media_type=NDJSON)
+        return StreamingResponse(
+            self._lines(store, query, first, total, asked), media_type=NDJSON
+        )
 
     async def _lines(
-        self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked
+        self,
+        store: StoreInfo,
+        query: Query,
+        page: Page,
+        total: int | None,
+        asked: Asked,
     ) -> AsyncIterator[bytes]:
         """Yield a line for each entry, page by page. The last line has `cursor` and `count`, or an error."""
         count = 0
@@ -204,7 +270,11 @@ class QueryApp:
                 async with asyncio.timeout(self._limits.request_s):
                     page = await self._service.page(store, query, asked)
             except (QueryError, TimeoutError) as error:
-                failure = error if isinstance(error, QueryError) else timed_out("a page took too long")
+                failure = (
+                    error
+                    if isinstance(error, QueryError)
+                    else timed_out("a page took too long")
+                )
                 failure.details = {**failure.details, "cursor": cursor, "count": count}
                 yield body_of(failure) + b"\n"
                 return
@@ -216,7 +286,11 @@ class QueryApp:
 
     async def _key_metadata(self, request: Request) -> Response:
         _parameters(request)
-        return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
+        return _json(
+            self._service.key_metadata(
+                self._store(request), path_piece(_raw_path(request), 4)
+            )
+        )
 
     async def end(self) -> None:
         """End the streams of the status: a server that stops would wait for them. What it cancels then is answered."""
@@ -229,8 +303,14 @@ class QueryApp:
     async def _status(self, request: Request) -> Response:
         if EVENTS in request.headers.get("accept", ""):
             _parameters(request)
-            return self._feed.open(gzip="gzip" in request.headers.get("accept-encoding", ""))
-        return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
+            return self._feed.open(
+                gzip="gzip" in request.headers.get("accept-encoding", "")
+            )
+        return _json(
+            await self._service.status(
+                self._asked(request, _parameters(request, "local"))
+            )
+        )
 
     async def _topology(self, request: Request) -> Response:
         _parameters(request)
@@ -239,7 +319,9 @@ class QueryApp:
     async def _pause(self, request: Request, *, paused: bool) -> Response:
         _parameters(request)
         self._backend.pause(paused)
-        return _json(orjson.dumps({"id": self._backend.placement().here, "paused": paused}))
+        return _json(
+            orjson.dumps({"id": self._backend.placement().here, "paused": paused})
+        )
 
     async def _live(self, request: Request) -> Response:
         health = self._backend.health()
@@ -252,11 +334,15 @@ class QueryApp:
     def _health(self, request: Request, health: Health, well: bool) -> Response:
         told = reports.health(health)
         if not self._access.allows("operate", request.headers.get("authorization")):
-            told["reasons"] = [reason | {"message": WITHHELD} for reason in told["reasons"]]
+            told["reasons"] = [
+                reason | {"message": WITHHELD} for reason in told["reasons"]
+            ]
         return _json(orjson.dumps(told), 200 if well else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
-        self._metrics.health(Counter(reason.code for reason in self._backend.health().reasons))
+        self._metrics.health(
+            Counter(reason.code for reason in self._backend.health().reasons)
+        )
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _request: Request) -> Response:
@@ -276,16 +362,28 @@ class QueryApp:
             began = time.monotonic()
             response = await self._guarded(request, role, answer)
             response.headers[INSTANCE] = self._backend.placement().here
-            self._metrics.answered(route, response.status_code, time.monotonic() - began)
+            self._metrics.answered(
+                route, response.status_code, time.monotonic() - began
+            )
             return response
 
         return endpoint
 
-    async def _guarded(self, request: Request, role: Role | None, answer: Answer) -> Response:
+    async def _guarded(
+        self, request: Request, role: Role | None, answer: Answer
+    ) -> Response:
         try:
-            self._access.check(role, request.headers.get("authorization"), changes=request.method == "POST")
+            self._access.check(
+                role,
+                request.headers.get("authorization"),
+                changes=request.method == "POST",
+            )
             if request.headers.get(FORWARDED) == "1":
-                check_hop(request.headers, self._backend.placement(), self._backend.application)
+                check_hop(
+                    request.headers,
+                    self._backend.placement(),
+                    self._backend.application,
+                )
             async with asyncio.timeout(self._limits.request_s):
                 if role == "read":  # status and health are answered in any case
                     await self.budget.turn()
@@ -308,7 +406,9 @@ class QueryApp:
         assert isinstance(error, HTTPException)
         refusal = unknown_path(f"{request.method} {request.url.path}")
         if error.status_code != refusal.status:
-            refusal = QueryError("METHOD_NOT_ALLOWED", str(refusal), status=error.status_code)
+            refusal = QueryError(
+                "METHOD_NOT_ALLOWED", str(refusal), status=error.status_code
+            )
         response = _failure(refusal)
         response.headers.update(error.headers or {})  # `Allow`
         response.headers[INSTANCE] = self._backend.placement().here
@@ -339,7 +439,9 @@ class MountedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
-            raise ValueError(f"the query routes answer http, not {scope['type']}: mount them in an app")
+            raise ValueError(
+                f"the query routes answer http, not {scope['type']}: mount them in an app"
+            )
         answer = self._routes or _failure(_over())
         await answer(scope, receive, send)
 
@@ -356,7 +458,10 @@ async def _renew(certificates: Certificates) -> None:
             if certificates.renew():
                 log.info("the certificates of the query server were read again")
         except ConfigError as error:
-            log.warning("the certificates have changed; those from before stay in use: %s", error)
+            log.warning(
+                "the certificates have changed; those from before stay in use: %s",
+                error,
+            )
 
 
 def _page_body(store: StoreInfo, page: Page) -> bytes:
@@ -371,14 +476,27 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
         for cover in page.covers
     ]
     entries = [orjson.Fragment(entry) for _, _, entry in page.entries]
-    return orjson.dumps({"store": store.name, "entries": entries, "cursor": page.cursor, "ranges": ranges})
+    return orjson.dumps(
+        {
+            "store": store.name,
+            "entries": entries,
+            "cursor": page.cursor,
+            "ranges": ranges,
+        }
+    )
 
 
 class _Answer(Response):
     """A response that is sent piece by piece."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 the names in Starlette
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
         size = len(self.body)
         for at in range(0, max(size, 1), PIECE):
             piece, more = self.body[at : at + PIECE], at + PIECE < size

@@ -82,14 +82,19 @@ class Parameters:
             are not UTF-8.
     """
 
-    def __init__(self, query_string: bytes, known: Sequence[str], many: str | None = None) -> None:
+    def __init__(
+        self, query_string: bytes, known: Sequence[str], many: str | None = None
+    ) -> None:
         self.many: list[str] = []
         self._values: dict[str, str] = {}
         try:
-            pairs = parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")
+            pairs = parse_qsl(
+                query_string.decode("ascii"), keep_blank_values=True, errors="strict"
+            )
         except (UnicodeDecodeError, ValueError) as error:
             raise bad_request(
-                "BAD_PARAMETER", f"the query string is not UTF-8 with percent signs: {error}. Give bytes as base64:..."
+                "BAD_PARAMETER",
+                f"the query string is not UTF-8 with percent signs: {error}. Give bytes as base64:...",
             ) from error
         for name, value in pairs:
             if name == many:
@@ -110,7 +115,9 @@ class Parameters:
         """Return a boolean parameter; without it, false."""
         value = self._values.get(name, "false").lower()
         if value not in ("true", "false"):
-            raise bad_request("BAD_PARAMETER", f'{name}={value}: give "true" or "false"')
+            raise bad_request(
+                "BAD_PARAMETER", f'{name}={value}: give "true" or "false"'
+            )
         return value == "true"
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
@@ -119,8 +126,15 @@ class Parameters:
         if text is None:
             return default
         digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
-            raise bad_request("BAD_PARAMETER", f"{name}={text[:40]}: give a whole number from {low} to {high}")
+        if (
+            not (digits.isascii() and digits.isdigit())
+            or len(digits) > 19
+            or not low <= int(text) <= high
+        ):
+            raise bad_request(
+                "BAD_PARAMETER",
+                f"{name}={text[:40]}: give a whole number from {low} to {high}",
+            )
         return int(text)
 
 
@@ -131,12 +145,19 @@ def path_piece(raw_path: bytes, number: int) -> str:
         QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is percent-encoded: it separates nothing.
     """
     *before, rest = raw_path.split(b"/", number)
-    if len(before) < number or (b"%" in raw_path and any(b"%2f" in piece.lower() for piece in before)):
-        raise unknown_path(f"{raw_path.decode('latin-1')} has a slash before the key that is percent-encoded")
+    if len(before) < number or (
+        b"%" in raw_path and any(b"%2f" in piece.lower() for piece in before)
+    ):
+        raise unknown_path(
+            f"{raw_path.decode('latin-1')} has a slash before the key that is percent-encoded"
+        )
     try:
         return unquote_to_bytes(rest).decode()
     except UnicodeDecodeError as error:
-        raise bad_request("BAD_KEY", f"the key in the path is not UTF-8 ({error}): give bytes as base64:...") from error
+        raise bad_request(
+            "BAD_KEY",
+            f"the key in the path is not UTF-8 ({error}): give bytes as base64:...",
+        ) from error
 
 
 def how_asked(parameters: Parameters, *, forwarded: bool) -> Asked:
@@ -152,7 +173,9 @@ def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
     Raises:
         QueryError: BAD_KEY | BAD_PARAMETER.
     """
-    first, last, prefix, cursor = (parameters.text(name) for name in ("from", "to", "prefix", "cursor"))
+    first, last, prefix, cursor = (
+        parameters.text(name) for name in ("from", "to", "prefix", "cursor")
+    )
     query = Query(
         first=None if first is None else parse_key(store.key, first),
         last=None if last is None else parse_key(store.key, last),
@@ -174,12 +197,17 @@ def unpacked(text: str | None) -> Query:
     try:
         return QUERIES.decode(bytes.fromhex(text or ""))
     except (ValueError, msgspec.MsgspecError) as error:
-        raise bad_request("BAD_PARAMETER", f"a forwarded range request without its query: {error}") from error
+        raise bad_request(
+            "BAD_PARAMETER", f"a forwarded range request without its query: {error}"
+        ) from error
 
 
 def times_of(parameters: Parameters) -> tuple[int, int]:
     """Return the first and the last moment of the request, both inclusive."""
-    first, last = parameters.number("from", 0, 0, FAR), parameters.number("to", FAR, 0, FAR)
+    first, last = (
+        parameters.number("from", 0, 0, FAR),
+        parameters.number("to", FAR, 0, FAR),
+    )
     if first > last:
         raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
     return first, last
@@ -191,7 +219,8 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
         return times_of(parameters)
     if parameters.text("from") is not None or parameters.text("to") is not None:
         raise bad_request(
-            "BAD_PARAMETER", "as_of= is one moment, from= and to= are a span of time: give one or the other"
+            "BAD_PARAMETER",
+            "as_of= is one moment, from= and to= are a span of time: give one or the other",
         )
     moment = parameters.number("as_of", 0, 0, FAR)
     return moment, moment
@@ -199,4 +228,6 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
 
 def limit_of(parameters: Parameters, limits: RequestLimits) -> int:
     """Return the limit of entries."""
-    return parameters.number("limit", min(limits.entries, limits.max_entries), 1, limits.max_entries)
+    return parameters.number(
+        "limit", min(limits.entries, limits.max_entries), 1, limits.max_entries
+    )

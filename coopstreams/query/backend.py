@@ -102,7 +102,9 @@ class Placement:
         owners: dict[tuple[int, int], list[Owner]] = {}
         for instance in self.instances:
             for task in instance.tasks:
-                owners.setdefault((task.subtopology, task.partition), []).append(Owner(instance, task))
+                owners.setdefault((task.subtopology, task.partition), []).append(
+                    Owner(instance, task)
+                )
         return owners
 
 
@@ -194,7 +196,11 @@ class SourceStatus:
     @property
     def lag(self) -> int | None:
         """Records of the partition not yet committed, those of other key ranges included."""
-        return None if self.end is None or self.committed is None else max(0, self.end - self.committed)
+        return (
+            None
+            if self.end is None or self.committed is None
+            else max(0, self.end - self.committed)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +270,14 @@ class TaskStatus:
     @property
     def stream_time(self) -> int | None:
         """The latest stream time of the task's sources."""
-        return max((source.stream_time for source in self.sources if source.stream_time is not None), default=None)
+        return max(
+            (
+                source.stream_time
+                for source in self.sources
+                if source.stream_time is not None
+            ),
+            default=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,18 @@ from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import StoreKind, StoreSpec
 from coopstreams.topology.versions import Histories
 
-_KINDS: Mapping[StoreKind, Kind] = {"key_value": "key_value", "window": "window", "session": "session"}
+_KINDS: Mapping[StoreKind, Kind] = {
+    "key_value": "key_value",
+    "window": "window",
+    "session": "session",
+}
 
 
 def stores_of(
-    topology: Topology, tasks: Sequence[int], partitions: Mapping[str, int], misplaced: Collection[str] = ()
+    topology: Topology,
+    tasks: Sequence[int],
+    partitions: Mapping[str, int],
+    misplaced: Collection[str] = (),
 ) -> dict[str, StoreInfo]:
     """Return the stores by name. `tasks` are the partitions of each sub-topology, `partitions` those of each topic.
 
@@ -30,7 +37,9 @@ def stores_of(
     found = {
         spec.name: replace(
             _store(subtopology, spec, tasks[subtopology.id]),
-            misplaced=tuple(topic for topic in subtopology.topics if topic in misplaced),
+            misplaced=tuple(
+                topic for topic in subtopology.topics if topic in misplaced
+            ),
         )
         for subtopology in topology.subtopologies
         for spec in subtopology.stores
@@ -38,7 +47,9 @@ def stores_of(
     }
     for table in topology.global_tables:
         spec = table.store
-        found[spec.name] = StoreInfo(spec.name, "global", None, partitions[table.topic], spec.key, spec.value)
+        found[spec.name] = StoreInfo(
+            spec.name, "global", None, partitions[table.topic], spec.key, spec.value
+        )
     return found
 
 
@@ -46,11 +57,34 @@ def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreI
     if spec.history_ms is not None:
         assert isinstance(spec.value, Histories)
         history = History(_topics_of(subtopology, spec.name), spec.history_ms)
-        return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, spec.value.one, history=history)
+        return StoreInfo(
+            spec.name,
+            "versioned",
+            subtopology.id,
+            partitions,
+            spec.key,
+            spec.value.one,
+            history=history,
+        )
     if isinstance(spec.value, KeptHeaders):
-        return StoreInfo(spec.name, "key_value", subtopology.id, partitions, spec.key, spec.value.one, headers=True)
+        return StoreInfo(
+            spec.name,
+            "key_value",
+            subtopology.id,
+            partitions,
+            spec.key,
+            spec.value.one,
+            headers=True,
+        )
     return StoreInfo(
-        spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec)
+        spec.name,
+        _KINDS[spec.kind],
+        subtopology.id,
+        partitions,
+        spec.key,
+        spec.value,
+        spec.window_ms,
+        _row_key(spec),
     )
 
 
@@ -58,7 +92,11 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
     """Return the serde of the stored keys of a window or session store."""
     if spec.kind == "key_value":
         return None
-    return windowed(spec.key, spec.window_ms) if spec.row_key is None and spec.window_ms is not None else spec.row_key
+    return (
+        windowed(spec.key, spec.window_ms)
+        if spec.row_key is None and spec.window_ms is not None
+        else spec.row_key
+    )
 
 
 def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
@@ -68,7 +106,11 @@ def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
     """
     nodes = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:
-        if isinstance(node, TableSource) and node.store is not None and node.store.name == store:
+        if (
+            isinstance(node, TableSource)
+            and node.store is not None
+            and node.store.name == store
+        ):
             source = nodes[node.parents[0]]
             assert isinstance(source, Source)
             return source.topics

@@ -128,7 +128,10 @@ class Certificates:
         return True
 
     def _read(self) -> None:
-        client, server = self._files.client(), self._files.server(clients_show=self.clients_show)
+        client, server = (
+            self._files.client(),
+            self._files.server(clients_show=self.clients_show),
+        )
         self.client.latest, self.server.latest = client, server
 
 

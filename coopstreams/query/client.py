@@ -60,7 +60,9 @@ class _Client:
         # Without TLS no authorities are read: that takes a tenth of a second. httpx alone would read those of certifi.
         verify = tls or (trusting_the_system() if url.startswith("https:") else False)
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._connect(trust_env=False, timeout=timeout_s, headers=headers, verify=verify)
+        self._connect(
+            trust_env=False, timeout=timeout_s, headers=headers, verify=verify
+        )
 
     def _connect(self, **options: Any) -> None:
         """Make the HTTP client."""
@@ -86,18 +88,34 @@ class QueryClient(_Client):
         return self._do(self._requests.get_many(store, keys))
 
     def windows(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        limit: int = 100_000,
     ) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
-        return self._do(self._requests.timed("windows", store, key, start_ms, end_ms, limit))
+        return self._do(
+            self._requests.timed("windows", store, key, start_ms, end_ms, limit)
+        )
 
     def sessions(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        limit: int = 100_000,
     ) -> list[WindowFound]:
         """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
-        return self._do(self._requests.timed("sessions", store, key, start_ms, end_ms, limit))
+        return self._do(
+            self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
+        )
 
-    def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
+    def versions(
+        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
+    ) -> list[VersionFound]:
         """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending.
 
         Deletions are left out, and so are versions that ended before the history that the table keeps.
@@ -129,7 +147,9 @@ class QueryClient(_Client):
 
         Pages are fetched as needed.
         """
-        found = self._do(self._requests.range(store, first, last, prefix, reverse, page))
+        found = self._do(
+            self._requests.range(store, first, last, prefix, reverse, page)
+        )
         yield from found.entries
         while found.rest is not None:
             found = self._do(self._requests.page(store, found.rest))
@@ -202,18 +222,34 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.get_many(store, keys))
 
     async def windows(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        limit: int = 100_000,
     ) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
-        return await self._do(self._requests.timed("windows", store, key, start_ms, end_ms, limit))
+        return await self._do(
+            self._requests.timed("windows", store, key, start_ms, end_ms, limit)
+        )
 
     async def sessions(
-        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+        self,
+        store: str,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        limit: int = 100_000,
     ) -> list[WindowFound]:
         """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
-        return await self._do(self._requests.timed("sessions", store, key, start_ms, end_ms, limit))
+        return await self._do(
+            self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
+        )
 
-    async def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
+    async def versions(
+        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
+    ) -> list[VersionFound]:
         """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending."""
         return await self._do(self._requests.versions(store, key, start_ms, end_ms))
 
@@ -232,7 +268,9 @@ class AsyncQueryClient(_Client):
         page: int = 1000,
     ) -> AsyncIterator[EntryFound]:
         """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys."""
-        found = await self._do(self._requests.range(store, first, last, prefix, reverse, page))
+        found = await self._do(
+            self._requests.range(store, first, last, prefix, reverse, page)
+        )
         for entry in found.entries:
             yield entry
         while found.rest is not None:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.formats import show_bytes, show_headers, show_key, show_value, to_json
+from coopstreams.query.formats import (
+    show_bytes,
+    show_headers,
+    show_key,
+    show_value,
+    to_json,
+)
 from coopstreams.query.problems import unreadable
 from coopstreams.query.scan import plain_key
 from coopstreams.state.views import StoredRow
@@ -84,4 +90,7 @@ def window_of(store: StoreInfo, stored: bytes) -> dict[str, int | None]:
     assert store.row_key is not None
     assert store.row_key.around is not None
     window = store.row_key.around(serdes.raw).deserialize(stored)
-    return {"start": window.start_ms, "end": None if window.end_ms >= FOREVER_MS else window.end_ms}
+    return {
+        "start": window.start_ms,
+        "end": None if window.end_ms >= FOREVER_MS else window.end_ms,
+    }

@@ -31,7 +31,9 @@ _GZIP = 16 + zlib.MAX_WBITS
 class StatusFeed:
     """Looks at the status while there are streams. Used on the server's event loop."""
 
-    def __init__(self, look: Callable[[], Awaitable[bytes]], every_s: float, most: int) -> None:
+    def __init__(
+        self, look: Callable[[], Awaitable[bytes]], every_s: float, most: int
+    ) -> None:
         self._look = look
         self._every_s = every_s
         self._most = most
@@ -90,7 +92,9 @@ class StatusFeed:
         seen = 0
         while True:
             async with self._news:
-                while not self._closed and (self._latest is None or self._number == seen):
+                while not self._closed and (
+                    self._latest is None or self._number == seen
+                ):
                     await self._news.wait()
                 latest, seen = self._latest, self._number
             if self._closed or latest is None:
@@ -101,10 +105,18 @@ class StatusFeed:
 class _Stream(StreamingResponse):
     """Server-sent events; calls a function at the end, even if the response never began."""
 
-    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool
+    ) -> None:
         super().__init__(_gzipped(events) if gzip else events, media_type=EVENTS)
         # A proxy must neither keep events nor collect them.
-        self.headers.update({"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"})
+        self.headers.update(
+            {
+                "cache-control": "no-store",
+                "x-accel-buffering": "no",
+                "vary": "accept-encoding",
+            }
+        )
         if gzip:
             self.headers["content-encoding"] = "gzip"
         self._ended = ended

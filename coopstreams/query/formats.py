@@ -72,7 +72,8 @@ def parse_prefix(key: Serde[Any], text: str) -> bytes:
     if key == serdes.raw:
         return _from_base64(text)
     raise bad_request(
-        "BAD_PARAMETER", f"prefix is for text and raw keys; this store has {key.name} keys. Use from= and to="
+        "BAD_PARAMETER",
+        f"prefix is for text and raw keys; this store has {key.name} keys. Use from= and to=",
     )
 
 
@@ -83,7 +84,9 @@ def show_key(key: Serde[Any], data: bytes) -> Any:
         QueryError: UNREADABLE: the serde cannot read the bytes.
     """
     shown = show_value(key, data, "a key")
-    return str(shown) if isinstance(shown, float) and not math.isfinite(shown) else shown
+    return (
+        str(shown) if isinstance(shown, float) and not math.isfinite(shown) else shown
+    )
 
 
 def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
@@ -107,7 +110,10 @@ def show_bytes(data: bytes) -> str:
 
 def show_headers(headers: Headers) -> list[dict[str, str | None]]:
     """Return headers for JSON: values as text, or in base64 where they are none."""
-    return [{"name": name, "value": None if value is None else _as_text(value)} for name, value in headers]
+    return [
+        {"name": name, "value": None if value is None else _as_text(value)}
+        for name, value in headers
+    ]
 
 
 def to_json(value: Any, where: str) -> bytes:
@@ -119,7 +125,9 @@ def to_json(value: Any, where: str) -> bytes:
     try:
         return orjson.dumps(value, _builtins, _OPTIONS)
     except TypeError as error:
-        raise unreadable(f"{where} has no form in JSON: {error.__cause__ or error}", error) from error
+        raise unreadable(
+            f"{where} has no form in JSON: {error.__cause__ or error}", error
+        ) from error
 
 
 def _builtins(value: Any) -> Any:
@@ -149,10 +157,14 @@ def _from_base64(text: str) -> bytes:
     digits = text.removeprefix(BASE64)
     try:
         return base64.b64decode(
-            digits + "=" * (-len(digits) % 4), b"-_" if "-" in digits or "_" in digits else None, validate=True
+            digits + "=" * (-len(digits) % 4),
+            b"-_" if "-" in digits or "_" in digits else None,
+            validate=True,
         )
     except (binascii.Error, ValueError) as error:
-        raise bad_request("BAD_KEY", f"what follows base64: is no base64 text: {error}") from error
+        raise bad_request(
+            "BAD_KEY", f"what follows base64: is no base64 text: {error}"
+        ) from error
 
 
 def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
@@ -162,13 +174,21 @@ def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
         return key.serialize(key.deserialize(data))
     except (SerdeError, msgspec.MsgspecError) as error:
         if registry_is_away(error):
-            raise unreadable(f'the key "{text}" cannot be read: {error}', error) from error
+            raise unreadable(
+                f'the key "{text}" cannot be read: {error}', error
+            ) from error
         reason = error.__cause__ or error
-        raise bad_key(key, text, f"the serialised key as text ({reason}), or its bytes as base64:...") from error
+        raise bad_key(
+            key,
+            text,
+            f"the serialised key as text ({reason}), or its bytes as base64:...",
+        ) from error
 
 
 def _serialised(key: Serde[Any], value: Any, text: str) -> bytes:
     try:
         return key.serialize(value)
     except SerdeError as error:
-        raise bad_key(key, text, f"one that fits: {error.__cause__ or error}") from error
+        raise bad_key(
+            key, text, f"one that fits: {error.__cause__ or error}"
+        ) from error

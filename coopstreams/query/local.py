@@ -14,11 +14,32 @@ from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
-from coopstreams.query.entries import history_of, row_headers, row_value, shown, window_of
+from coopstreams.query.entries import (
+    history_of,
+    row_headers,
+    row_value,
+    shown,
+    window_of,
+)
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
-from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out, too_large
-from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, route
+from coopstreams.query.problems import (
+    forgotten,
+    key_not_found,
+    moving,
+    not_owner,
+    timed_out,
+    too_large,
+)
+from coopstreams.query.router import (
+    Asked,
+    Elsewhere,
+    Here,
+    KeyLocation,
+    Moving,
+    There,
+    route,
+)
 from coopstreams.query.scan import rows, rows_of
 from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.keys import KeyRange
@@ -74,7 +95,9 @@ class LocalReader:
             entries.append(entry_of(store, one, about, row))
         return entries
 
-    def timed(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
+    def timed(
+        self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
+    ) -> bytes:
         """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
 
         Shape: ascending; `more`: some were cut off, by the limit or because they are large.
@@ -85,13 +108,24 @@ class LocalReader:
             about = self._about(view)
         where = _where(store, text)
         shown = [
-            window_of(store, row.key) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
+            window_of(store, row.key)
+            | {
+                "value": show_value(store.value, row.value, where),
+                "timestamp": row.timestamp,
+            }
             for row in found
         ]
-        told = {"store": store.name, "key": show_key(store.key, key), f"{store.kind}s": shown, "more": more}
+        told = {
+            "store": store.name,
+            "key": show_key(store.key, key),
+            f"{store.kind}s": shown,
+            "more": more,
+        }
         return to_json(told | about, where)
 
-    def versions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
+    def versions(
+        self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
+    ) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
 
         Shape: `more`: some were cut off, by the limit or because they are large.
@@ -104,24 +138,35 @@ class LocalReader:
         assert history is not None
 
         def known_since(view: OpenView) -> int:
-            return max(0, max(map(view.stream_time, history.topics)) - history.history_ms)
+            return max(
+                0, max(map(view.stream_time, history.topics)) - history.history_ms
+            )
 
         where = _where(store, text)
         with self.reading(store, at) as view:
             oldest = known_since(view)
             while True:
-                found, answered = _versions(view, key, (max(first, oldest), last), limit, where)
+                found, answered = _versions(
+                    view, key, (max(first, oldest), last), limit, where
+                )
                 # Read stream time after the rows: in the other order, a commit in between could shorten the history,
                 # and the answer would seem complete.
                 oldest = known_since(view)
-                if answered >= min(oldest, last):  # else a commit meanwhile has made all that was read forgotten
+                if answered >= min(
+                    oldest, last
+                ):  # else a commit meanwhile has made all that was read forgotten
                     break
             about = self._about(view)
         held = versions_within(found, first, answered, oldest)
         if held is None:
             raise forgotten(store.name, text, times[1], oldest)
         versions = [
-            {"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held
+            {
+                "since": one.since,
+                "until": one.until,
+                "value": show_value(store.value, one.value, where),
+            }
+            for one in held
         ]
         return to_json(
             {"store": store.name, "key": show_key(store.key, key), "versions": versions}
@@ -143,10 +188,15 @@ class LocalReader:
                 store,
                 query,
                 timeout_s,
-                ((row.key, 0, row) for row in rows(self.global_table(store), store.kind, 0, query)),
+                (
+                    (row.key, 0, row)
+                    for row in rows(self.global_table(store), store.kind, 0, query)
+                ),
             )
         with self._reading_all(store.name) as (views, closed):
-            found = in_order((_scan(view, store, query) for view in views), query.reverse)
+            found = in_order(
+                (_scan(view, store, query) for view in views), query.reverse
+            )
             page = _collected(store, query, timeout_s, found)
             page.covers, page.closed = [self._cover(view) for view in views], closed
             return page
@@ -167,7 +217,9 @@ class LocalReader:
         """Return the fields about a key's owner, and its row."""
         _, key, at = wanted
         if store.kind == "global":
-            return about_global(self._backend.placement().here), self.global_table(store).get(key)
+            return about_global(self._backend.placement().here), self.global_table(
+                store
+            ).get(key)
         with self.reading(store, at) as view:
             row = view.store.get(key)
             return self._about(view), row
@@ -204,9 +256,16 @@ class LocalReader:
         """Yield the views of the open tasks, and why the others are not open."""
         with ExitStack() as stack:
             found = self._backend.views(store)
-            views = [stack.enter_context(view) for view in found if not isinstance(view, NotOpen)]
+            views = [
+                stack.enter_context(view)
+                for view in found
+                if not isinstance(view, NotOpen)
+            ]
             with _owned_throughout(views):
-                yield views, [view.message for view in found if isinstance(view, NotOpen)]
+                yield (
+                    views,
+                    [view.message for view in found if isinstance(view, NotOpen)],
+                )
 
     def _about(self, view: OpenView) -> About:
         return about_of(view, self._backend.placement().here)
@@ -242,7 +301,13 @@ def _shown(key_range: KeyRange) -> str:
 
 def about_global(here: str) -> About:
     """Return the fields on owner and lag for a global table."""
-    return {"partition": None, "key_range": None, "owner": here, "epoch": None, "lag": None}
+    return {
+        "partition": None,
+        "key_range": None,
+        "owner": here,
+        "epoch": None,
+        "lag": None,
+    }
 
 
 def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
@@ -253,7 +318,9 @@ def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) ->
     """
     fields, found = _fields_of(store, wanted, about, row)
     if found is None:
-        raise key_not_found(store.name, wanted[0], {"store": store.name} | fields, store.misplaced)
+        raise key_not_found(
+            store.name, wanted[0], {"store": store.name} | fields, store.misplaced
+        )
     return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
 
 
@@ -272,7 +339,9 @@ def grown(store: StoreInfo, size: int, row: Row | None) -> int:
 def entry_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
     """Return the JSON of a key among several; if it is missing, `found` is false."""
     fields, found = _fields_of(store, wanted, about, row)
-    return to_json(fields | {"found": found is not None} | (found or {}), _where(store, wanted[0]))
+    return to_json(
+        fields | {"found": found is not None} | (found or {}), _where(store, wanted[0])
+    )
 
 
 def _fields_of(
@@ -284,10 +353,16 @@ def _fields_of(
     fields = {"key": show_key(store.key, key)} | about
     if row is None or value is None:
         return fields, None
-    return fields, {"value": value[0], **row_headers(store, row[0]), "timestamp": row[1]}
+    return fields, {
+        "value": value[0],
+        **row_headers(store, row[0]),
+        "timestamp": row[1],
+    }
 
 
-def decided(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:
+def decided(
+    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked
+) -> Here | There:
     """Return where a key is read.
 
     Raises:
@@ -322,12 +397,19 @@ def _check_owned(views: Sequence[OpenView]) -> None:
             raise moving(f"task {view.task} was given up while it was read")
 
 
-def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[bytes, int, StoredRow]]:
+def _scan(
+    view: OpenView, store: StoreInfo, query: Query
+) -> Iterator[tuple[bytes, int, StoredRow]]:
     partition = view.task.partition
-    return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
+    return (
+        (row.key, partition, row)
+        for row in rows(view.store, store.kind, partition, query)
+    )
 
 
-def _first(rows: Iterable[tuple[int, StoredRow]], limit: int) -> tuple[list[StoredRow], bool]:
+def _first(
+    rows: Iterable[tuple[int, StoredRow]], limit: int
+) -> tuple[list[StoredRow], bool]:
     """Return the first `limit` rows, or fewer if they are large, and whether there are more.
 
     What is large is cut between two times: who asks goes on behind the last one.
@@ -342,7 +424,9 @@ def _first(rows: Iterable[tuple[int, StoredRow]], limit: int) -> tuple[list[Stor
     return found, False
 
 
-def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -> PartialPage:
+def _collected(
+    store: StoreInfo, query: Query, timeout_s: float, found: _Rows
+) -> PartialPage:
     """Return the first `limit` entries of these rows, or fewer if they are large, as a part that covers nothing yet."""
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
@@ -363,7 +447,9 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -
     return PartialPage([], entries, False)
 
 
-def _versions(view: OpenView, key: bytes, times: Times, limit: int, where: str) -> tuple[list[Version], int]:
+def _versions(
+    view: OpenView, key: bytes, times: Times, limit: int, where: str
+) -> tuple[list[Version], int]:
     """Return the versions of a row that may have been valid within `times`, the next one and the latest, oldest first;
     and the last moment for which they are all: an earlier one, without the latest, if more than `limit` have a value,
     or if they are large.
@@ -378,9 +464,15 @@ def _versions(view: OpenView, key: bytes, times: Times, limit: int, where: str) 
         return [], times[1]
     assert view.past is not None
     latest = history_of(row[0], where)
-    past = (one for each in view.past.fetch(key, times[0] + 1, FOREVER_MS) for one in history_of(each.value, where))
+    past = (
+        one
+        for each in view.past.fetch(key, times[0] + 1, FOREVER_MS)
+        for one in history_of(each.value, where)
+    )
     found, many, size = dict[int, Any](), 0, 0
-    for since, value in chain(takewhile(lambda one: one[0] < latest[0][0], past), latest):
+    for since, value in chain(
+        takewhile(lambda one: one[0] < latest[0][0], past), latest
+    ):
         if since in found:
             continue  # at-least-once, after such a crash, until its records are repeated
         found[since] = value

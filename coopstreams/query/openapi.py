@@ -31,7 +31,9 @@ def description(limits: RequestLimits) -> Schema:
             "description": "Every instance answers for all: a request is routed by the key's partition, then by its "
             "key hash, and forwarded at most once.",
         },
-        "paths": {path: _closed(path, operation) for path, operation in _paths(limits).items()},
+        "paths": {
+            path: _closed(path, operation) for path, operation in _paths(limits).items()
+        },
         "components": {
             "schemas": _schemas(),
             "securitySchemes": {
@@ -52,11 +54,19 @@ def _closed(path: str, operation: Schema) -> Schema:
         return operation
     refusals = {
         "401": _error("UNAUTHORIZED: no token, or one that is not known"),
-        "403": _error("FORBIDDEN: the token of the other role; or a change, and the application has no tokens"),
+        "403": _error(
+            "FORBIDDEN: the token of the other role; or a change, and the application has no tokens"
+        ),
     }
     ((method, asked),) = operation.items()
     security: list[Schema] = [{"token": []}, {}] if method == "get" else [{"token": []}]
-    return {method: {**asked, "security": security, "responses": {**asked["responses"], **refusals}}}
+    return {
+        method: {
+            **asked,
+            "security": security,
+            "responses": {**asked["responses"], **refusals},
+        }
+    }
 
 
 def _paths(limits: RequestLimits) -> Schema:
@@ -66,29 +76,57 @@ def _paths(limits: RequestLimits) -> Schema:
     brief = _query("brief", _BOOLEAN, "Count no entries, and ask no other instance.")
     limit = _query(
         "limit",
-        {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries},
+        {
+            **_WHOLE,
+            "minimum": 1,
+            "maximum": limits.max_entries,
+            "default": limits.entries,
+        },
         "Most entries in an answer; large ones come in shorter pages.",
     )
     return {
-        "/v1/stores": _get("stores", "All stores of the topology", "Stores", local, brief),
+        "/v1/stores": _get(
+            "stores", "All stores of the topology", "Stores", local, brief
+        ),
         "/v1/stores/{store}/keys/{key}": _get(
-            "key", "The value of a key", "Found", store, key, local, by_key=True, missing=True
+            "key",
+            "The value of a key",
+            "Found",
+            store,
+            key,
+            local,
+            by_key=True,
+            missing=True,
         ),
         "/v1/stores/{store}/keys": _keys(limits, store, local),
         "/v1/stores/{store}/range": _range(store, limit, local),
         **_timed(store, key, limit, local),
-        "/v1/metadata": _get("metadata", "Instances, their tasks and key ranges, by the last assignment", "Metadata"),
+        "/v1/metadata": _get(
+            "metadata",
+            "Instances, their tasks and key ranges, by the last assignment",
+            "Metadata",
+        ),
         "/v1/metadata/{store}/{key}": _get(
             "keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key
         ),
         "/v1/status": _status_path(limits, local),
         "/v1/topology": _get(
-            "topology", "The topology as a picture: boxes, arrows, and which totals of the status pass each", "Drawing"
+            "topology",
+            "The topology as a picture: boxes, arrows, and which totals of the status pass each",
+            "Drawing",
         ),
-        "/v1/pause": _change("pause", "Process nothing in this instance until it is resumed; its tasks stay"),
+        "/v1/pause": _change(
+            "pause",
+            "Process nothing in this instance until it is resumed; its tasks stay",
+        ),
         "/v1/resume": _change("resume", "Process again in this instance"),
-        "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
-        "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
+        "/health/live": _health(
+            "live", "Whether the instance does its work, or waits for good reason"
+        ),
+        "/health/ready": _health(
+            "ready",
+            "Whether the instance is a member of the group with all its tasks open",
+        ),
         "/metrics": {
             "get": {
                 "operationId": "metrics",
@@ -114,16 +152,16 @@ def _status_path(limits: RequestLimits, local: Schema) -> Schema:
     operation = _get("status", summary, "Status", local)
     responses = operation["get"]["responses"]
     responses["200"]["content"]["text/event-stream"] = {"schema": _STRING}
-    responses["503"] = _error(f"TOO_MANY_STREAMS: {limits.streams} pages watch this instance")
+    responses["503"] = _error(
+        f"TOO_MANY_STREAMS: {limits.streams} pages watch this instance"
+    )
     return operation
 
 
 def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
     first = _query("from", _TIME, "The first moment, inclusive.")
     last = _query("to", _TIME, "The last moment, inclusive.")
-    windows = (
-        "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
-    )
+    windows = "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
     sessions = "The sessions of a key that overlap from..to, both inclusive, ascending; an empty list if there are none"
     versions = (
         "The versions of a key that held at some moment of from..to, or at `as_of`, ascending; an empty list if there "
@@ -147,10 +185,28 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
     )
     return {
         "/v1/stores/{store}/windows/{key}": _get(
-            "windows", windows, "Windows", store, key, first, last, limit, local, by_key=True
+            "windows",
+            windows,
+            "Windows",
+            store,
+            key,
+            first,
+            last,
+            limit,
+            local,
+            by_key=True,
         ),
         "/v1/stores/{store}/sessions/{key}": _get(
-            "sessions", sessions, "Sessions", store, key, first, last, limit, local, by_key=True
+            "sessions",
+            sessions,
+            "Sessions",
+            store,
+            key,
+            first,
+            last,
+            limit,
+            local,
+            by_key=True,
         ),
         "/v1/stores/{store}/versions/{key}": operation,
     }
@@ -162,11 +218,18 @@ def _keys(limits: RequestLimits, store: Schema, local: Schema) -> Schema:
         f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is moving",
         "FoundMany",
         store,
-        _query("key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True),
+        _query(
+            "key",
+            {"type": "array", "items": {"type": "string"}},
+            "A key; give it several times.",
+            required=True,
+        ),
         local,
         by_key=True,
     )
-    operation["get"]["responses"]["413"] = _error("TOO_LARGE: the values are large: ask for fewer keys at a time")
+    operation["get"]["responses"]["413"] = _error(
+        "TOO_LARGE: the values are large: ask for fewer keys at a time"
+    )
     return operation
 
 
@@ -193,23 +256,46 @@ def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
 
 
 def _get(
-    id_: str, summary: str, schema: str, *parameters: Schema, by_key: bool = False, missing: bool = False
+    id_: str,
+    summary: str,
+    schema: str,
+    *parameters: Schema,
+    by_key: bool = False,
+    missing: bool = False,
 ) -> Schema:
     names = {parameter["name"] for parameter in parameters}
-    responses = {"200": _answer(summary, _ref(schema)), "400": _error("BAD_KEY, BAD_PARAMETER or WRONG_KIND")}
+    responses = {
+        "200": _answer(summary, _ref(schema)),
+        "400": _error("BAD_KEY, BAD_PARAMETER or WRONG_KIND"),
+    }
     if "store" in names:
         responses["404"] = _error(
             "UNKNOWN_STORE"
-            + (", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`" if missing else "")
+            + (
+                ", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`"
+                if missing
+                else ""
+            )
         )
     if by_key:
-        responses["421"] = _error("NOT_OWNER: `local=true` at another instance; `owner` and `url` say whom to ask")
-        responses["503"] = _error(f"TASK_MOVING. {_RETRY} Or UNREADABLE: the schema registry does not answer") | {
-            "headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}
-        }
-        responses["500"] = _error("UNREADABLE: what is stored is no value of the store's serde; or INTERNAL")
+        responses["421"] = _error(
+            "NOT_OWNER: `local=true` at another instance; `owner` and `url` say whom to ask"
+        )
+        responses["503"] = _error(
+            f"TASK_MOVING. {_RETRY} Or UNREADABLE: the schema registry does not answer"
+        ) | {"headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}}
+        responses["500"] = _error(
+            "UNREADABLE: what is stored is no value of the store's serde; or INTERNAL"
+        )
     responses["504"] = _error("TIMED_OUT: ask again, or for less")
-    return {"get": {"operationId": id_, "summary": summary, "parameters": list(parameters), "responses": responses}}
+    return {
+        "get": {
+            "operationId": id_,
+            "summary": summary,
+            "parameters": list(parameters),
+            "responses": responses,
+        }
+    }
 
 
 def _change(id_: str, summary: str) -> Schema:
@@ -218,17 +304,36 @@ def _change(id_: str, summary: str) -> Schema:
 
 
 def _health(id_: str, summary: str) -> Schema:
-    responses = {"200": _answer("Yes", _ref("Health")), "503": _answer("No, with the reasons", _ref("Health"))}
+    responses = {
+        "200": _answer("Yes", _ref("Health")),
+        "503": _answer("No, with the reasons", _ref("Health")),
+    }
     return {"get": {"operationId": id_, "summary": summary, "responses": responses}}
 
 
 def _schemas() -> Schema:
     """Return the schemas of the answers to queries."""
-    where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
+    where = {
+        "partition": _WHOLE,
+        "key_range": _STRING,
+        "owner": _STRING,
+        "epoch": _WHOLE,
+        "lag": _MAYBE_WHOLE,
+    }
     # A global table has no partition, key range, epoch or lag: its answers name only the instance that answered.
-    about = {**where, "partition": _MAYBE_WHOLE, "key_range": _MAYBE_STRING, "epoch": _MAYBE_WHOLE}
+    about = {
+        **where,
+        "partition": _MAYBE_WHOLE,
+        "key_range": _MAYBE_STRING,
+        "epoch": _MAYBE_WHOLE,
+    }
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
-    unread = {"key_error": {**_STRING, "description": "Why the key cannot be read; then it is `base64:...`."}}
+    unread = {
+        "key_error": {
+            **_STRING,
+            "description": "Why the key cannot be read; then it is `base64:...`.",
+        }
+    }
     headers = {
         "headers": {
             **_list(_object({"name": _STRING, "value": _MAYBE_STRING})),
@@ -237,44 +342,89 @@ def _schemas() -> Schema:
     }
     window = {
         "start": _WHOLE,
-        "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."},
+        "end": {
+            **_MAYBE_WHOLE,
+            "description": "Outside of a window, inside of a session; null: it never ends.",
+        },
     }
     windows = _list(_object({**window, "value": {}, "timestamp": _WHOLE}))
     version = {
         "since": _WHOLE,
-        "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."},
+        "until": {
+            **_MAYBE_WHOLE,
+            "description": "The first moment at which it did not hold; null: it holds.",
+        },
         "value": {},
     }
     timed = {"store": _STRING, "key": {}, "more": _BOOLEAN, **where}
-    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE, **headers})
+    one_of_many = _object(
+        {"key": {}, "found": _BOOLEAN, **about},
+        {"value": {}, "timestamp": _WHOLE, **headers},
+    )
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
         "Where": _object(where),
         "Found": _object({"store": _STRING, **entry, **about}, headers),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
-        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window), **unread, **headers}),
+        "Entry": _object(
+            {**entry, "partition": _MAYBE_WHOLE},
+            {"window": _object(window), **unread, **headers},
+        ),
         "Range": _object(
-            {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
+            {
+                "store": _STRING,
+                "entries": _list(_ref("Entry")),
+                "cursor": _MAYBE_STRING,
+                "ranges": _list(_ref("Where")),
+            }
         ),
         "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
         "Windows": _object({**timed, "windows": windows}),
         "Sessions": _object({**timed, "sessions": windows}),
-        "Versions": _object({**timed, "versions": _list(_object(version)), "known_since": _WHOLE}),
-        "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING, "known_since": _WHOLE}),
+        "Versions": _object(
+            {**timed, "versions": _list(_object(version)), "known_since": _WHOLE}
+        ),
+        "Error": _object(
+            error,
+            {
+                "retry_after_ms": _WHOLE,
+                "owner": _STRING,
+                "url": _STRING,
+                "known_since": _WHOLE,
+            },
+        ),
         **_group_schemas(),
     }
 
 
 def _group_schemas() -> Schema:
     """Return the schemas of the answers about stores, instances and tasks."""
-    place = {"id": _STRING, "subtopology": _WHOLE, "partition": _WHOLE, "key_range": _STRING}
-    task = _object({**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE})
-    instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _MAYBE_BOOLEAN, "tasks": _list(task)})
-    owner = _object({"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING})
+    place = {
+        "id": _STRING,
+        "subtopology": _WHOLE,
+        "partition": _WHOLE,
+        "key_range": _STRING,
+    }
+    task = _object(
+        {**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE}
+    )
+    instance = _object(
+        {
+            "id": _STRING,
+            "url": _MAYBE_STRING,
+            "ready": _MAYBE_BOOLEAN,
+            "tasks": _list(task),
+        }
+    )
+    owner = _object(
+        {"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING}
+    )
     health = {
         "live": _BOOLEAN,
         "ready": _BOOLEAN,
-        "reasons": _list(_object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING})),
+        "reasons": _list(
+            _object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING})
+        ),
     }
     known = {
         "name": _STRING,
@@ -301,7 +451,15 @@ def _group_schemas() -> Schema:
                 "application": _STRING,
                 "generation": _WHOLE,
                 "here": _STRING,
-                "share_groups": _list(_object({"subtopology": _WHOLE, "group": _STRING, "topics": _list(_STRING)})),
+                "share_groups": _list(
+                    _object(
+                        {
+                            "subtopology": _WHOLE,
+                            "group": _STRING,
+                            "topics": _list(_STRING),
+                        }
+                    )
+                ),
                 "instances": _list(instance),
             }
         ),
@@ -311,7 +469,10 @@ def _group_schemas() -> Schema:
                 "application": _STRING,
                 "generation": _WHOLE,
                 "here": {**_STRING, "description": "The instance that was asked."},
-                "at": {**_WHOLE, "description": "When, by its clock, in milliseconds since the epoch."},
+                "at": {
+                    **_WHOLE,
+                    "description": "When, by its clock, in milliseconds since the epoch.",
+                },
                 "instances": _list(_status(health, place)),
             }
         ),
@@ -329,10 +490,17 @@ def _drawing() -> Schema:
         "counted.",
     }
     line = _object({"store": _STRING, "reads": _BOOLEAN, "counts": counts})
-    words = {"id": _STRING, "kind": {"enum": ["topic", "operator"]}, "title": _STRING, "subtitle": _STRING}
+    words = {
+        "id": _STRING,
+        "kind": {"enum": ["topic", "operator"]},
+        "title": _STRING,
+        "subtitle": _STRING,
+    }
     box = _object({**words, "lines": _list(line), "names": _list(_STRING), **place})
     points = {**_list({**_list(_NUMBER), "minItems": 2, "maxItems": 2}), "minItems": 2}
-    arrow = _object({"start": _STRING, "end": _STRING, "points": points, "counts": counts})
+    arrow = _object(
+        {"start": _STRING, "end": _STRING, "points": points, "counts": counts}
+    )
     frame = _object({"subtopology": _WHOLE, "title": _STRING, **place})
     parts = {"frames": _list(frame), "boxes": _list(box), "arrows": _list(arrow)}
     return _object({"width": _NUMBER, "height": _NUMBER, **parts})
@@ -379,10 +547,15 @@ def _status(health: Schema, place: Schema) -> Schema:
             "additionalProperties": _WHOLE,
             "description": "Records by topic since the task was opened; no changelogs.",
         },
-        "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
+        "dropped": _list(
+            _object({"node": _STRING, "reason": _STRING, "records": _WHOLE})
+        ),
         "dead_letters": _WHOLE,
         "calls": {
-            "anyOf": [_object({"oldest_s": _NUMBER} | dict.fromkeys(_CALL_COUNTS, _WHOLE)), {"type": "null"}],
+            "anyOf": [
+                _object({"oldest_s": _NUMBER} | dict.fromkeys(_CALL_COUNTS, _WHOLE)),
+                {"type": "null"},
+            ],
             "description": "Calls of asynchronous operators, or null. `waiting` have not begun. `blocked_keys` have "
             "records that wait behind another of their key.",
         },
@@ -391,7 +564,10 @@ def _status(health: Schema, place: Schema) -> Schema:
             "description": "Key groups with much of the task's records of the last minute; their shares, by samples.",
         },
         "stream_time": _MAYBE_WHOLE,
-        "behind_ms": {**_MAYBE_WHOLE, "description": "How far stream time is behind the instance's clock."},
+        "behind_ms": {
+            **_MAYBE_WHOLE,
+            "description": "How far stream time is behind the instance's clock.",
+        },
         "lag": lag,
         "shared": {
             **_BOOLEAN,
@@ -403,10 +579,32 @@ def _status(health: Schema, place: Schema) -> Schema:
         "download": _list(_object(download)),
     }
     task = _object({**place, "state": _MAYBE_STRING}, known)
-    required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}
-    process = {"generation": _WHOLE, "uptime_s": _NUMBER, "details": {"type": "object"}, "totals": _totals()}
-    failure = {"at": _TIME, "task": _MAYBE_STRING, "node": _STRING, "phase": _STRING, "topic": _STRING}
-    failure |= {"partition": _WHOLE, "offset": _MAYBE_WHOLE, "error": _STRING, "answer": _STRING}
+    required = {
+        "id": _STRING,
+        "url": _MAYBE_STRING,
+        "state": _STRING,
+        **health,
+        "tasks": _list(task),
+    }
+    process = {
+        "generation": _WHOLE,
+        "uptime_s": _NUMBER,
+        "details": {"type": "object"},
+        "totals": _totals(),
+    }
+    failure = {
+        "at": _TIME,
+        "task": _MAYBE_STRING,
+        "node": _STRING,
+        "phase": _STRING,
+        "topic": _STRING,
+    }
+    failure |= {
+        "partition": _WHOLE,
+        "offset": _MAYBE_WHOLE,
+        "error": _STRING,
+        "answer": _STRING,
+    }
     process["failures"] = {
         **_list(_object(failure)),
         "description": "The latest records that failed, in order. Of errors the type: messages may quote records.",
@@ -425,12 +623,23 @@ def _share() -> Schema:
             "group": _STRING,
             "topics": _list(_STRING),
             "threads": _WHOLE,
-            "waits": {**_STRING, "description": "Why no thread takes records; empty: they do."},
-            "acquired": {**_WHOLE, "description": "Records that are here and not acknowledged."},
+            "waits": {
+                **_STRING,
+                "description": "Why no thread takes records; empty: they do.",
+            },
+            "acquired": {
+                **_WHOLE,
+                "description": "Records that are here and not acknowledged.",
+            },
             "processed": _WHOLE,
-            "redelivered": {**_WHOLE, "description": "Records that had been delivered before."},
+            "redelivered": {
+                **_WHOLE,
+                "description": "Records that had been delivered before.",
+            },
             "written": {"type": "object", "additionalProperties": _WHOLE},
-            "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
+            "dropped": _list(
+                _object({"node": _STRING, "reason": _STRING, "records": _WHOLE})
+            ),
             "dead_letters": _WHOLE,
         }
     )
@@ -452,7 +661,9 @@ def _totals() -> Schema:
             "dead_letters": counts("subtopology"),
         }
     )
-    return totals | {"description": "Of the process since it started: counters of `/metrics`, over its threads."}
+    return totals | {
+        "description": "Of the process since it started: counters of `/metrics`, over its threads."
+    }
 
 
 _STRING: Schema = {"type": "string"}
@@ -463,7 +674,11 @@ _BOOLEAN: Schema = {"type": "boolean"}
 _MAYBE_BOOLEAN: Schema = {"type": ["boolean", "null"]}
 _MAYBE_STRING: Schema = {"type": ["string", "null"]}
 _MAYBE_WHOLE: Schema = {"type": ["integer", "null"]}
-_TIME: Schema = {"type": "integer", "minimum": 0, "description": "Milliseconds since the epoch."}
+_TIME: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "Milliseconds since the epoch.",
+}
 _KEY = (
     "A key as text: text as it is, int64 and float64 in decimal, json as JSON text, raw as text or `base64:...`. "
     "Slashes may stand or be %2F."
@@ -471,7 +686,11 @@ _KEY = (
 
 
 def _object(required: Schema, optional: Schema | None = None) -> Schema:
-    return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+    }
 
 
 def _list(items: Schema) -> Schema:
@@ -491,8 +710,20 @@ def _error(says: str) -> Schema:
 
 
 def _path(name: str, says: str) -> Schema:
-    return {"name": name, "in": "path", "required": True, "schema": _STRING, "description": says}
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": _STRING,
+        "description": says,
+    }
 
 
 def _query(name: str, schema: Schema, says: str, *, required: bool = False) -> Schema:
-    return {"name": name, "in": "query", "required": required, "schema": schema, "description": says}
+    return {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "schema": schema,
+        "description": says,
+    }

@@ -85,7 +85,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an entry lies behind the cursor in the direction of the query."""
         if self.after is None:
             return True
-        return (key, partition) < self.after if self.reverse else (key, partition) > self.after
+        return (
+            (key, partition) < self.after
+            if self.reverse
+            else (key, partition) > self.after
+        )
 
 
 QUERIES = msgspec.msgpack.Decoder(Query)
@@ -96,23 +100,41 @@ def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
     found = in_order((part.entries for part in parts), query.reverse)
     if ends := [_order(part.entries[-1]) for part in parts if part.more]:
         end = max(ends) if query.reverse else min(ends)
-        found = takewhile(lambda entry: _order(entry) >= end if query.reverse else _order(entry) <= end, found)
+        found = takewhile(
+            lambda entry: (
+                _order(entry) >= end if query.reverse else _order(entry) <= end
+            ),
+            found,
+        )
     entries = list(islice(found, query.limit))
-    more = any(part.more for part in parts) or sum(len(part.entries) for part in parts) > len(entries)
+    more = any(part.more for part in parts) or sum(
+        len(part.entries) for part in parts
+    ) > len(entries)
     covers = sorted(
-        (cover for part in parts for cover in part.covers), key=lambda cover: (cover.partition, cover.start)
+        (cover for part in parts for cover in part.covers),
+        key=lambda cover: (cover.partition, cover.start),
     )
-    return Page(covers, entries, cursor_text(entries[-1][0], entries[-1][1]) if more and entries else None)
+    return Page(
+        covers,
+        entries,
+        cursor_text(entries[-1][0], entries[-1][1]) if more and entries else None,
+    )
 
 
-def in_order(streams: Iterable[Iterable[tuple[bytes, int, T]]], reverse: bool) -> Iterator[tuple[bytes, int, T]]:
+def in_order(
+    streams: Iterable[Iterable[tuple[bytes, int, T]]], reverse: bool
+) -> Iterator[tuple[bytes, int, T]]:
     """Return (stored key, partition, value) of ordered streams in order, lazily."""
     return iter(merge(*streams, key=_order, reverse=reverse))
 
 
 def cursor_text(key: bytes, partition: int) -> str:
     """Return a cursor as text for a URL. Clients pass it back unchanged."""
-    return base64.urlsafe_b64encode(partition.to_bytes(4, "big") + key).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(partition.to_bytes(4, "big") + key)
+        .decode()
+        .rstrip("=")
+    )
 
 
 def cursor_of(text: str) -> tuple[bytes, int]:
@@ -126,7 +148,10 @@ def cursor_of(text: str) -> tuple[bytes, int]:
     except (binascii.Error, ValueError):
         data = b""
     if len(data) < 4:
-        raise bad_request("BAD_PARAMETER", "cursor is not one that an answer gave: leave it out to begin anew")
+        raise bad_request(
+            "BAD_PARAMETER",
+            "cursor is not one that an answer gave: leave it out to begin anew",
+        )
     return data[4:], int.from_bytes(data[:4], "big")
 
 

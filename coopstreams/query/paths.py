@@ -33,7 +33,9 @@ def key_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     length = 0
     for text in texts:
         size = len(_asked(text)) + 1
-        if batch and (len(batch) == KEYS_A_REQUEST or length + size > CHARACTERS_A_REQUEST):
+        if batch and (
+            len(batch) == KEYS_A_REQUEST or length + size > CHARACTERS_A_REQUEST
+        ):
             yield batch
             batch, length = [], 0
         batch.append(text)

@@ -44,7 +44,9 @@ class Peers:
         self._client = httpx.AsyncClient(
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
-            verify=access.certificates.client if access.certificates else trusting_the_system(),
+            verify=access.certificates.client
+            if access.certificates
+            else trusting_the_system(),
         )
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """By instance, of those that are asked now: a bound for all would let one that is frozen take it up."""
@@ -63,13 +65,17 @@ class Peers:
             GENERATION: str(self._backend.placement().generation),
             **self._access.headers(path.partition("?")[0]),
         }
-        timeout = httpx.Timeout(timeout_s, connect=min(self._connect_s, timeout_s), pool=None)
+        timeout = httpx.Timeout(
+            timeout_s, connect=min(self._connect_s, timeout_s), pool=None
+        )
         line = self._lines.setdefault(target.id, asyncio.Semaphore(MOST_AT_ONCE))
         try:
             async with asyncio.timeout(timeout_s):
                 await line.acquire()
             try:
-                response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
+                response = await self._client.get(
+                    f"{target.url}{path}", headers=headers, timeout=timeout
+                )
             finally:
                 line.release()
         except TimeoutError as error:
@@ -77,7 +83,9 @@ class Peers:
                 f"instance {target.id} at {target.url} does not answer: {MOST_AT_ONCE} requests wait for it"
             ) from error
         except httpx.InvalidURL as error:
-            raise bad_request("BAD_PARAMETER", f"the request does not fit into a URL: {error}") from error
+            raise bad_request(
+                "BAD_PARAMETER", f"the request does not fit into a URL: {error}"
+            ) from error
         except httpx.RequestError as error:
             raise moving(
                 f"instance {target.id} at {target.url} does not answer: "
@@ -85,8 +93,12 @@ class Peers:
             ) from error
         found = response.status_code == httpx.codes.OK
         refusal = None if found else error_of(response.status_code, response.content)
-        if refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS":  # said before it is known who asks for whom
-            raise moving(f"instance {target.id} at {target.url} takes no more connections: {refusal}")
+        if (
+            refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS"
+        ):  # said before it is known who asks for whom
+            raise moving(
+                f"instance {target.id} at {target.url} takes no more connections: {refusal}"
+            )
         if response.headers.get(INSTANCE) != target.id:
             raise moving(
                 f"what answers at {target.url} is not instance {target.id}: each instance needs an application.server "
@@ -119,7 +131,9 @@ class Peers:
         await self._client.aclose()
 
 
-def check_hop(headers: Mapping[str, str], placement: Placement, application: str) -> None:
+def check_hop(
+    headers: Mapping[str, str], placement: Placement, application: str
+) -> None:
     """Check that a forwarded request is for this instance, which knows the sender's generation.
 
     Raises:
@@ -133,7 +147,9 @@ def check_hop(headers: Mapping[str, str], placement: Placement, application: str
     try:
         generation = int(headers.get(GENERATION, ""))
     except ValueError as error:
-        raise bad_request("BAD_PARAMETER", f"header {GENERATION} must be a number") from error
+        raise bad_request(
+            "BAD_PARAMETER", f"header {GENERATION} must be a number"
+        ) from error
     if generation > placement.generation:
         raise moving(
             f"instance {placement.here} has not heard of generation {generation} yet, it is at {placement.generation}",

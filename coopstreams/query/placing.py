@@ -52,7 +52,12 @@ class Misplaced:
 class Placing:
     """Looks at the keys that one task is handed. For its stream thread."""
 
-    def __init__(self, subtopology: SubTopology, partitions: Mapping[str, int], misplaced: Misplaced) -> None:
+    def __init__(
+        self,
+        subtopology: SubTopology,
+        partitions: Mapping[str, int],
+        misplaced: Misplaced,
+    ) -> None:
         """`partitions`: the partition count of each topic. Without stores there is nothing to query or to join."""
         topics = {
             topic
@@ -74,7 +79,10 @@ class Placing:
             return
         most, partitions = max(left, 1), self._partitions[source.topic]
         for key in keys[:most]:
-            if key is not None and (belongs := partition_of(key, partitions)) != source.partition:
+            if (
+                key is not None
+                and (belongs := partition_of(key, partitions)) != source.partition
+            ):
                 self._misplaced.found(source, belongs, partitions)
                 return
         self._left[source.topic] = max(0, left - len(keys))

@@ -40,17 +40,23 @@ def bad_request(code: str, message: str) -> QueryError:
 
 def unknown_path(message: str) -> QueryError:
     """Return the error for a path that there is not."""
-    return QueryError("UNKNOWN_PATH", f"{message}: see /openapi.json for the paths", status=404)
+    return QueryError(
+        "UNKNOWN_PATH", f"{message}: see /openapi.json for the paths", status=404
+    )
 
 
 def unknown_store(name: str, names: list[str]) -> QueryError:
     """Return the error for a store that the topology does not have."""
     return QueryError(
-        "UNKNOWN_STORE", f'no store "{name}" in this topology; it has: {", ".join(sorted(names)) or "none"}', status=404
+        "UNKNOWN_STORE",
+        f'no store "{name}" in this topology; it has: {", ".join(sorted(names)) or "none"}',
+        status=404,
     )
 
 
-def key_not_found(store: str, key: str, details: Mapping[str, Any], misplaced: Sequence[str] = ()) -> QueryError:
+def key_not_found(
+    store: str, key: str, details: Mapping[str, Any], misplaced: Sequence[str] = ()
+) -> QueryError:
     """Return the owner's answer that it has no such key. `misplaced`: see `StoreInfo`."""
     message = f'store {store} has no key "{key}"{elsewhere(misplaced)}'
     return QueryError("KEY_NOT_FOUND", message, status=404, details=details)
@@ -84,7 +90,9 @@ def too_large(store: str, most: int) -> QueryError:
 def not_owner(owner: str, url: str | None) -> QueryError:
     """Return the error of `local=true` at another instance than the owner."""
     ask = (
-        "ask it, or leave out local=true" if url else "it serves no queries: give it http.listen or application.server"
+        "ask it, or leave out local=true"
+        if url
+        else "it serves no queries: give it http.listen or application.server"
     )
     return QueryError(
         "NOT_OWNER",
@@ -101,7 +109,9 @@ def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
 
 def timed_out(message: str) -> QueryError:
     """Return the error for an answer that took too long."""
-    return QueryError("TIMED_OUT", message, status=504, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+    return QueryError(
+        "TIMED_OUT", message, status=504, retryable=True, retry_after_ms=RETRY_AFTER_MS
+    )
 
 
 def too_many(connections: int) -> QueryError:
@@ -125,7 +135,11 @@ def unreadable(message: str, why: BaseException) -> QueryError:
 
 def body_of(error: QueryError) -> bytes:
     """Return the JSON of an error."""
-    body: dict[str, Any] = {"error": error.code, "message": str(error), "retryable": error.retryable}
+    body: dict[str, Any] = {
+        "error": error.code,
+        "message": str(error),
+        "retryable": error.retryable,
+    }
     if error.retry_after_ms is not None:
         body["retry_after_ms"] = error.retry_after_ms
     return orjson.dumps(body | dict(error.details))
@@ -153,7 +167,11 @@ def error_of(status: int, body: bytes) -> QueryError:
     """
     try:
         fields = orjson.loads(body)
-        code, message, retryable = str(fields.pop("error")), str(fields.pop("message")), bool(fields.pop("retryable"))
+        code, message, retryable = (
+            str(fields.pop("error")),
+            str(fields.pop("message")),
+            bool(fields.pop("retryable")),
+        )
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return QueryError(
             "INTERNAL",
@@ -172,4 +190,6 @@ def error_of(status: int, body: bytes) -> QueryError:
 
 
 def _unavailable(code: str, message: str, retry_after_ms: int) -> QueryError:
-    return QueryError(code, message, status=503, retryable=True, retry_after_ms=retry_after_ms)
+    return QueryError(
+        code, message, status=503, retryable=True, retry_after_ms=retry_after_ms
+    )

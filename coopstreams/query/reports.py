@@ -26,7 +26,9 @@ from coopstreams.topology.task_id import TaskId
 Report = dict[str, Any]
 
 
-def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Status) -> Report:
+def metadata(
+    placement: Placement, stores: Mapping[str, StoreInfo], status: Status
+) -> Report:
     """Return the instances with their tasks and key ranges.
 
     Whether an instance is ready, and the states and lags of its tasks, are known of this one only, and null of others.
@@ -47,7 +49,12 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
         "generation": placement.generation,
         "here": placement.here,
         "share_groups": [
-            {"subtopology": share.subtopology, "group": share.group, "topics": share.topics} for share in status.shares
+            {
+                "subtopology": share.subtopology,
+                "group": share.group,
+                "topics": share.topics,
+            }
+            for share in status.shares
         ],
         "instances": [
             {
@@ -56,12 +63,16 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
                 "ready": status.health.ready if instance.id == placement.here else None,
                 "tasks": [task(instance, id_) for id_ in sorted(instance.tasks)],
             }
-            for instance in sorted(placement.instances, key=lambda instance: instance.id)
+            for instance in sorted(
+                placement.instances, key=lambda instance: instance.id
+            )
         ],
     }
 
 
-def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation) -> Report:
+def key_metadata(
+    placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation
+) -> Report:
     """Return the location and owner of a key; `owner` is null while it has none."""
     owner = owner_of(placement, store, at)
     return {
@@ -75,7 +86,11 @@ def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLoca
     }
 
 
-def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int] | None, unreachable: Iterable[str]) -> Report:
+def store_list(
+    stores: Mapping[str, StoreInfo],
+    sizes: Mapping[str, int] | None,
+    unreachable: Iterable[str],
+) -> Report:
     """Return the stores; `unreachable` instances are missing from the sizes. None: they were not counted."""
     return {
         "stores": [
@@ -87,7 +102,9 @@ def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int] | None,
                 "key": store.key.name,
                 "value": store.value.name,
                 "window_ms": store.window_ms,
-                "approximate_entries": None if sizes is None else sizes.get(store.name, 0),
+                "approximate_entries": None
+                if sizes is None
+                else sizes.get(store.name, 0),
                 "misplaced": list(store.misplaced),
             }
             for store in sorted(stores.values(), key=lambda store: store.name)
@@ -98,7 +115,11 @@ def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int] | None,
 
 def health(report: Health) -> Report:
     """Return whether an instance is well, with the reasons why not."""
-    return {"live": report.live, "ready": report.ready, "reasons": [_reason(reason) for reason in report.reasons]}
+    return {
+        "live": report.live,
+        "ready": report.ready,
+        "reasons": [_reason(reason) for reason in report.reasons],
+    }
 
 
 def instance_status(placement: Placement, url: str | None, status: Status) -> Report:
@@ -110,11 +131,16 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         "generation": placement.generation,
         "uptime_s": round(status.uptime_s, 1),
         **health(status.health),
-        "tasks": [_task(task) for task in sorted(status.tasks, key=lambda task: task.task)],
+        "tasks": [
+            _task(task) for task in sorted(status.tasks, key=lambda task: task.task)
+        ],
         "details": dict(status.details),
         "totals": _totals(status.totals),
         "failures": [_failure(failure) for failure in status.failures],
-        "shares": [asdict(share) | {"dropped": _dropped(share.dropped)} for share in status.shares],
+        "shares": [
+            asdict(share) | {"dropped": _dropped(share.dropped)}
+            for share in status.shares
+        ],
     }
 
 
@@ -127,7 +153,9 @@ def unreachable_status(instance: Peer, error: Exception) -> Report:
         "live": False,
         "ready": False,
         "reasons": [{"code": "unreachable", "message": str(error), "task": None}],
-        "tasks": [_task_place(task) | {"state": None} for task in sorted(instance.tasks)],
+        "tasks": [
+            _task_place(task) | {"state": None} for task in sorted(instance.tasks)
+        ],
     }
 
 
@@ -140,8 +168,12 @@ def _task(status: TaskStatus) -> Report:
         "written": dict(status.written),
         "dropped": _dropped(status.dropped),
         "dead_letters": status.dead_letters,
-        "calls": status.calls and asdict(status.calls) | {"oldest_s": round(status.calls.oldest_s, 1)},
-        "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
+        "calls": status.calls
+        and asdict(status.calls) | {"oldest_s": round(status.calls.oldest_s, 1)},
+        "hot": [
+            {"key_group": group, "share": round(share, 3)}
+            for group, share in status.hot
+        ],
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
         "lag": _lag(status),
@@ -159,14 +191,22 @@ def _task(status: TaskStatus) -> Report:
             }
             for source in status.sources
         ],
-        "restore": [asdict(restore) | {"rate": round(restore.rate, 1)} for restore in status.restore],
-        "download": [asdict(download) | {"rate": round(download.rate, 1)} for download in status.download],
+        "restore": [
+            asdict(restore) | {"rate": round(restore.rate, 1)}
+            for restore in status.restore
+        ],
+        "download": [
+            asdict(download) | {"rate": round(download.rate, 1)}
+            for download in status.download
+        ],
     }
 
 
 def _dropped(counts: Mapping[tuple[str, str], int]) -> list[Report]:
     return [
-        {"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(counts.items()) if count
+        {"node": node, "reason": reason, "records": count}
+        for (node, reason), count in sorted(counts.items())
+        if count
     ]
 
 
@@ -186,7 +226,11 @@ def _failure(failure: FailureStatus) -> Report:
 
 def _totals(totals: Totals) -> Report:
     def listed(counts: Mapping[tuple[str, ...], int], *names: str) -> list[Report]:
-        return [dict(zip(names, labels, strict=True)) | {"records": n} for labels, n in sorted(counts.items()) if n]
+        return [
+            dict(zip(names, labels, strict=True)) | {"records": n}
+            for labels, n in sorted(counts.items())
+            if n
+        ]
 
     return {
         "commits": totals.commits,
@@ -226,7 +270,11 @@ def _owner(owner: Owner) -> Report:
 
 
 def _reason(reason: Reason) -> Report:
-    return {"code": reason.code, "message": reason.message, "task": None if reason.task is None else str(reason.task)}
+    return {
+        "code": reason.code,
+        "message": reason.message,
+        "task": None if reason.task is None else str(reason.task),
+    }
 
 
 def _stores_by_subtopology(stores: Iterable[StoreInfo]) -> dict[int, list[str]]:

@@ -118,7 +118,9 @@ class RangePage:
 class Requests:
     """The requests to one address. `on_wait` is called once a request, with the error of its first retry."""
 
-    def __init__(self, url: str, deadline_s: float, on_wait: Callable[[QueryError], None] | None) -> None:
+    def __init__(
+        self, url: str, deadline_s: float, on_wait: Callable[[QueryError], None] | None
+    ) -> None:
         self._url = url.rstrip("/")
         self._deadline_s = deadline_s
         self._on_wait = on_wait
@@ -127,7 +129,9 @@ class Requests:
     def get(self, store: str, key: Any) -> Steps[Found | None]:
         """Return the value of a key, or None if there is none."""
         try:
-            answer = yield from self.ask((yield from self._key_path(store, "keys", key)))
+            answer = yield from self.ask(
+                (yield from self._key_path(store, "keys", key))
+            )
         except QueryError as error:
             if error.code == "KEY_NOT_FOUND":
                 return None
@@ -148,7 +152,9 @@ class Requests:
                 half = len(batch) // 2
                 left += [batch[half:], batch[:half]]
                 continue
-            found += [_found(entry) if entry["found"] else None for entry in answer["entries"]]
+            found += [
+                _found(entry) if entry["found"] else None for entry in answer["entries"]
+            ]
         return found
 
     def timed(
@@ -159,20 +165,32 @@ class Requests:
         found: list[WindowFound] = []
         while True:
             most = min(limit - len(found), MOST_ENTRIES)
-            answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={most}")
-            found += [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in answer[what]]
+            answer = yield from self.ask(
+                f"{path}?from={start_ms}&to={end_ms}&limit={most}"
+            )
+            found += [
+                WindowFound(one["start"], one["end"], one["value"], one["timestamp"])
+                for one in answer[what]
+            ]
             if not answer["more"] or len(found) >= limit:
                 return found
             last = found[-1]
-            start_ms = (last.start if what == "windows" or last.end is None else last.end) + 1
+            start_ms = (
+                last.start if what == "windows" or last.end is None else last.end
+            ) + 1
 
-    def versions(self, store: str, key: Any, start_ms: int, end_ms: int) -> Steps[list[VersionFound]]:
+    def versions(
+        self, store: str, key: Any, start_ms: int, end_ms: int
+    ) -> Steps[list[VersionFound]]:
         """Return the versions of a key; many come in several answers."""
         path = yield from self._key_path(store, "versions", key)
         found: list[VersionFound] = []
         while True:
             answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}")
-            found += [VersionFound(one["since"], one["until"], one["value"]) for one in answer["versions"]]
+            found += [
+                VersionFound(one["since"], one["until"], one["value"])
+                for one in answer["versions"]
+            ]
             if not answer["more"]:
                 return found
             start_ms = max(answer["known_since"], found[-1].until or 0 if found else 0)
@@ -183,25 +201,49 @@ class Requests:
         return versions[0] if versions else None
 
     def range(
-        self, store: str, first: Any, last: Any, prefix: str | bytes | None, reverse: bool, page: int
+        self,
+        store: str,
+        first: Any,
+        last: Any,
+        prefix: str | bytes | None,
+        reverse: bool,
+        page: int,
     ) -> Steps[RangePage]:
         """Return the first page of a range."""
-        bounds = {name: key for name, key in (("from", first), ("to", last), ("prefix", prefix)) if key is not None}
+        bounds = {
+            name: key
+            for name, key in (("from", first), ("to", last), ("prefix", prefix))
+            if key is not None
+        }
         texts = yield from self._texts(store, list(bounds.values()))
         asked = {"limit": str(page), **dict(zip(bounds, texts, strict=True))}
-        return (yield from self.page(store, {**asked, "reverse": "true"} if reverse else asked))
+        return (
+            yield from self.page(
+                store, {**asked, "reverse": "true"} if reverse else asked
+            )
+        )
 
     def page(self, store: str, asked: Mapping[str, str]) -> Steps[RangePage]:
         """Return the page of a range with these parameters."""
-        answer = yield from self.ask(store_path(store, f"range?{urlencode(asked, quote_via=quote)}"))
+        answer = yield from self.ask(
+            store_path(store, f"range?{urlencode(asked, quote_via=quote)}")
+        )
         entries = []
         for entry in answer["entries"]:
             window = entry.get("window")
             where = None if window is None else (window["start"], window["end"])
-            key, value, timestamp, partition = (entry[name] for name in ("key", "value", "timestamp", "partition"))
-            entries.append(EntryFound(key, value, timestamp, partition, where, entry.get("key_error")))
+            key, value, timestamp, partition = (
+                entry[name] for name in ("key", "value", "timestamp", "partition")
+            )
+            entries.append(
+                EntryFound(
+                    key, value, timestamp, partition, where, entry.get("key_error")
+                )
+            )
         cursor = answer["cursor"]
-        return RangePage(entries, None if cursor is None else {**asked, "cursor": cursor})
+        return RangePage(
+            entries, None if cursor is None else {**asked, "cursor": cursor}
+        )
 
     def stores(self) -> Steps[list[dict[str, Any]]]:
         """Return the stores of the application."""
@@ -211,7 +253,9 @@ class Requests:
     def owner(self, store: str, key: Any) -> Steps[dict[str, Any]]:
         """Return the partition and owner of a key."""
         [text] = yield from self._texts(store, [key])
-        return (yield from self.ask(f"/v1/metadata/{path_text(store)}/{path_text(text)}"))
+        return (
+            yield from self.ask(f"/v1/metadata/{path_text(store)}/{path_text(text)}")
+        )
 
     def ask(self, path: str, *, post: bool = False) -> Steps[dict[str, Any]]:
         """Return the JSON of a path, by GET or POST; retry transient failures.
@@ -223,7 +267,9 @@ class Requests:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                return self._answer((yield Post(self._url + path) if post else self._url + path))
+                return self._answer(
+                    (yield Post(self._url + path) if post else self._url + path)
+                )
             except QueryError as error:
                 left = deadline - time.monotonic()
                 if not error.retryable or left <= 0:
@@ -247,13 +293,17 @@ class Requests:
                 "Does the application run, and is this an address of it? Each process logs where its queries are "
                 "answered."
             )
-            if self._url.startswith("https:") and isinstance(response, httpx.ReadError | httpx.RemoteProtocolError):
+            if self._url.startswith("https:") and isinstance(
+                response, httpx.ReadError | httpx.RemoteProtocolError
+            ):
                 cure += " With http.ssl.client.auth=required it disconnects clients that show no certificate it trusts."
             raise moving(
                 f"{self._url} does not answer: {str(response).removesuffix('.') or type(response).__name__}. {cure}"
             ) from response
         if isinstance(response, httpx.InvalidURL):
-            raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {response}") from response
+            raise bad_request(
+                "BAD_PARAMETER", f"the address of this request cannot be: {response}"
+            ) from response
         assert response is not None
         if response.status_code != httpx.codes.OK:
             raise error_of(response.status_code, response.content)
@@ -269,7 +319,11 @@ class Requests:
 
     def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
         """Return keys in the form that the server parses; for a str that depends on the serde of the store's keys."""
-        serde = (yield from self._key_serde(store)) if any(isinstance(key, str) for key in keys) else ""
+        serde = (
+            (yield from self._key_serde(store))
+            if any(isinstance(key, str) for key in keys)
+            else ""
+        )
         return [_text(key, serde.startswith(AS_JSON)) for key in keys]
 
     def _key_serde(self, store: str) -> Steps[str]:
@@ -279,8 +333,12 @@ class Requests:
             except QueryError as error:
                 if error.code != "BAD_PARAMETER":
                     raise
-                answer = yield from self.ask("/v1/stores?local=true")  # of an older version, which counts
-            self._key_serdes = {known["name"]: known["key"] for known in answer["stores"]}
+                answer = yield from self.ask(
+                    "/v1/stores?local=true"
+                )  # of an older version, which counts
+            self._key_serdes = {
+                known["name"]: known["key"] for known in answer["stores"]
+            }
         return self._key_serdes.get(store, "")
 
 
@@ -295,5 +353,17 @@ def _text(key: Any, as_json: bool) -> str:
 
 def _found(answer: Mapping[str, Any]) -> Found:
     return Found(
-        *(answer[name] for name in ("key", "value", "timestamp", "partition", "key_range", "owner", "epoch", "lag"))
+        *(
+            answer[name]
+            for name in (
+                "key",
+                "value",
+                "timestamp",
+                "partition",
+                "key_range",
+                "owner",
+                "epoch",
+                "lag",
+            )
+        )
     )

@@ -72,15 +72,23 @@ def locate(store: StoreInfo, key: bytes) -> KeyLocation:
 
 def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
     """Return the owner of a key, or None if there is none or more than one."""
-    claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.key_range]
+    claims = [
+        owner
+        for owner in _owners(placement, store, at.partition)
+        if at.hash in owner.task.key_range
+    ]
     return claims[0] if len(claims) == 1 else None
 
 
-def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any") -> Route:
+def route(
+    placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any"
+) -> Route:
     """Return the route of a query by key."""
     owner = owner_of(placement, store, at)
     if placement.waits:
-        return Moving(f"instance {placement.here} does not know the owner of the key: {placement.waits}")
+        return Moving(
+            f"instance {placement.here} does not know the owner of the key: {placement.waits}"
+        )
     if owner is None:
         return Moving(
             f"no instance owns the key in partition {at.partition} of {store.name} in generation "
@@ -94,35 +102,58 @@ def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked 
             f"{placement.here}"
         )
     if owner.instance.url is None:
-        return Moving(f"task {owner.task} belongs to instance {owner.instance.id}, which serves no queries (yet)")
-    return Elsewhere(owner, owner.instance.url) if asked == "local" else There(owner, owner.instance.url)
+        return Moving(
+            f"task {owner.task} belongs to instance {owner.instance.id}, which serves no queries (yet)"
+        )
+    return (
+        Elsewhere(owner, owner.instance.url)
+        if asked == "local"
+        else There(owner, owner.instance.url)
+    )
 
 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
     """Return the instances that together own a store, this one first."""
-    owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
-    missing = coverage_gap(store, ((owner.task.partition, owner.task.key_range) for owner in owners))
+    owners = [
+        owner
+        for partition in range(store.partitions)
+        for owner in _owners(placement, store, partition)
+    ]
+    missing = coverage_gap(
+        store, ((owner.task.partition, owner.task.key_range) for owner in owners)
+    )
     if placement.waits:
-        return Moving(f"instance {placement.here} does not know the owners of {store.name}: {placement.waits}")
+        return Moving(
+            f"instance {placement.here} does not know the owners of {store.name}: {placement.waits}"
+        )
     if missing is not None:
-        return Moving(f"{missing} in generation {placement.generation}: being handed over")
+        return Moving(
+            f"{missing} in generation {placement.generation}: being handed over"
+        )
     instances = {owner.instance.id: owner.instance for owner in owners}
     for instance in instances.values():
         if instance.url is None and instance.id != placement.here:
-            return Moving(f"instance {instance.id} has a part of {store.name}, but serves no queries (yet)")
-    return sorted(instances.values(), key=lambda instance: (instance.id != placement.here, instance.id))
+            return Moving(
+                f"instance {instance.id} has a part of {store.name}, but serves no queries (yet)"
+            )
+    return sorted(
+        instances.values(),
+        key=lambda instance: (instance.id != placement.here, instance.id),
+    )
 
 
-def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> str | None:
+def coverage_gap(
+    store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]
+) -> str | None:
     """Return why these (partition, range) do not cover the store, each hash exactly once; None if they do."""
-    by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
+    by_partition: dict[int, list[KeyRange]] = {
+        partition: [] for partition in range(store.partitions)
+    }
     for partition, key_range in ranges:
         by_partition.setdefault(partition, []).append(key_range)
     for partition, found in by_partition.items():
         if partition >= store.partitions:
-            return (
-                f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"
-            )
+            return f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"
         try:
             check_tiling(found, f"partition {partition} of {store.name}")
         except AssignmentError as error:
@@ -131,4 +162,8 @@ def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> st
 
 
 def _owners(placement: Placement, store: StoreInfo, partition: int) -> Sequence[Owner]:
-    return () if store.subtopology is None else placement.by_partition.get((store.subtopology, partition), ())
+    return (
+        ()
+        if store.subtopology is None
+        else placement.by_partition.get((store.subtopology, partition), ())
+    )

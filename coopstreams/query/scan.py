@@ -26,7 +26,9 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 """How many bytes of times follow the key in a stored key."""
 
 
-def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[StoredRow]:
+def rows(
+    view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query
+) -> Iterator[StoredRow]:
     """Return the rows of a view that a query asks for, lazily; the caller applies the limit."""
     found = (
         _timed_rows(view, query, _TIMES[kind])
@@ -36,14 +38,21 @@ def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Que
     return (row for row in found if query.is_after(row.key, partition))
 
 
-def rows_of(view: KeyRangeView, key: bytes, first: int, last: int) -> Iterator[tuple[int, StoredRow]]:
+def rows_of(
+    view: KeyRangeView, key: bytes, first: int, last: int
+) -> Iterator[tuple[int, StoredRow]]:
     """Yield the windows of a key that start within first..last, or its sessions that overlap it, both inclusive.
 
     Shape: (the time by which they ascend, the row).
     """
     if view.spec.kind == "window":
         for window in view.fetch(key, first, last):
-            yield window.start, StoredRow(window_key(key, window.start), window.value, window.timestamp)
+            yield (
+                window.start,
+                StoredRow(
+                    window_key(key, window.start), window.value, window.timestamp
+                ),
+            )
     else:
         for session in view.sessions(key, first, last):
             stored = session_key(key, session.start, session.end)
@@ -55,7 +64,9 @@ def plain_key(kind: Kind, stored: bytes) -> bytes:
     return stored[: -_TIMES[kind]] if kind in _TIMES else stored
 
 
-def _sought(view: KeyRangeView | GlobalView, query: Query, last: bytes | None) -> Iterator[StoredRow]:
+def _sought(
+    view: KeyRangeView | GlobalView, query: Query, last: bytes | None
+) -> Iterator[StoredRow]:
     """Return the rows from the cursor on, including the cursor's own key, which another partition may have, too."""
     first = query.first
     if query.after is not None:
@@ -70,21 +81,37 @@ def _sought(view: KeyRangeView | GlobalView, query: Query, last: bytes | None) -
 
 def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[StoredRow]:
     if query.last is None:
-        return (row for row in _sought(view, query, None) if _within(query, row.key[:-times]))
-    latest = TIMESTAMP.pack(min(view.latest_ms() + _AGES, _LATEST))  # a commit may come before the scan
+        return (
+            row
+            for row in _sought(view, query, None)
+            if _within(query, row.key[:-times])
+        )
+    latest = TIMESTAMP.pack(
+        min(view.latest_ms() + _AGES, _LATEST)
+    )  # a commit may come before the scan
     # Behind all rows of the last key. Longer keys that begin with it are behind the bound, unless zero bytes follow.
     bound = query.last + latest + b"\xff" * (times - START_BYTES)
-    most = (row for row in _sought(view, query, bound) if _within(query, row.key[:-times]))
-    stragglers = sorted(_stragglers(view, query, query.last, bound, latest), reverse=query.reverse)
+    most = (
+        row for row in _sought(view, query, bound) if _within(query, row.key[:-times])
+    )
+    stragglers = sorted(
+        _stragglers(view, query, query.last, bound, latest), reverse=query.reverse
+    )
     return chain(stragglers, most) if query.reverse else chain(most, stragglers)
 
 
-def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes, latest: bytes) -> Iterator[StoredRow]:
+def _stragglers(
+    view: KeyRangeView, query: Query, last: bytes, bound: bytes, latest: bytes
+) -> Iterator[StoredRow]:
     """Yield the rows above the bound whose keys are within it: those of keys that are a prefix of the last key."""
     for length in range(len(last)):
         # A row of this key lies above the bound if its time does above what follows the key: seldom, in a text never.
-        if last[length : length + START_BYTES] <= latest and _within(query, key := last[:length]):
-            yield from (row for _, row in rows_of(view, key, 0, _LATEST) if row.key > bound)
+        if last[length : length + START_BYTES] <= latest and _within(
+            query, key := last[:length]
+        ):
+            yield from (
+                row for _, row in rows_of(view, key, 0, _LATEST) if row.key > bound
+            )
 
 
 def _within(query: Query, key: bytes) -> bool:

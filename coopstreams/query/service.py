@@ -57,7 +57,9 @@ class QueryService:
     Scans have a pool of their own, so that they never delay a read by key.
     """
 
-    def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits, budget: CpuBudget) -> None:
+    def __init__(
+        self, backend: Backend, peers: Peers, limits: RequestLimits, budget: CpuBudget
+    ) -> None:
         self.backend = backend
         self.limits = limits
         self._peers = peers
@@ -69,10 +71,23 @@ class QueryService:
     async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
         """Return the JSON of one key."""
         expect(store, *WITH_VALUES)
-        return await self._by_key(store, "keys", text, "", asked, lambda wanted: self._local.point(store, wanted))
+        return await self._by_key(
+            store,
+            "keys",
+            text,
+            "",
+            asked,
+            lambda wanted: self._local.point(store, wanted),
+        )
 
     async def timed(
-        self, kind: TimedKind, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked
+        self,
+        kind: TimedKind,
+        store: StoreInfo,
+        text: str,
+        times: Times,
+        limit: int,
+        asked: Asked,
     ) -> bytes:
         """Return the JSON of one key's windows or sessions."""
         expect(store, kind)
@@ -80,18 +95,26 @@ class QueryService:
         def read(wanted: Lookup) -> bytes:
             return self._local.timed(store, wanted, times, limit)
 
-        return await self._by_key(store, f"{kind}s", text, _times(times, limit), asked, read)
+        return await self._by_key(
+            store, f"{kind}s", text, _times(times, limit), asked, read
+        )
 
-    async def versions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
+    async def versions(
+        self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked
+    ) -> bytes:
         """Return the JSON of one key's versions."""
         expect(store, "versioned")
 
         def read(wanted: Lookup) -> bytes:
             return self._local.versions(store, wanted, times, limit)
 
-        return await self._by_key(store, "versions", text, _times(times, limit), asked, read)
+        return await self._by_key(
+            store, "versions", text, _times(times, limit), asked, read
+        )
 
-    async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
+    async def points(
+        self, store: StoreInfo, texts: Sequence[str], asked: Asked
+    ) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
         wanted = keys_of(store, texts, self.limits.max_keys)
         locations = [at for _, _, at in wanted]
@@ -102,12 +125,26 @@ class QueryService:
 
             async def fill(indices: list[int], found: Awaitable[list[Any]]) -> None:
                 for index, entry in zip(indices, await found, strict=True):
-                    entries[index] = orjson.Fragment(entry) if isinstance(entry, bytes) else entry
+                    entries[index] = (
+                        orjson.Fragment(entry) if isinstance(entry, bytes) else entry
+                    )
 
             mine = [wanted[i] for i in here]
-            fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, mine)))] if here else []
+            fills = (
+                [
+                    fill(
+                        here,
+                        self._run(self._gets, lambda: self._local.points(store, mine)),
+                    )
+                ]
+                if here
+                else []
+            )
             fills += [
-                fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there
+                fill(
+                    indices, self._ask_points(store, owner, [texts[i] for i in indices])
+                )
+                for owner, indices in there
             ]
             await _all_or_none(fills)
             return orjson.dumps({"store": store.name, "entries": entries})
@@ -122,7 +159,9 @@ class QueryService:
             instances = scatter(placement, store)
             if isinstance(instances, Moving):
                 raise moving(instances.reason)
-            path = store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
+            path = store_path(
+                store.name, f"range?query={msgspec.msgpack.encode(query).hex()}"
+            )
 
             async def part(instance: Peer) -> PartialPage | bytes:
                 if instance.id == placement.here:
@@ -130,7 +169,9 @@ class QueryService:
                 return await self._peers.ask(instance, path, self.limits.ask_part_s)
 
             parts = await _all_or_none([part(instance) for instance in instances])
-            return await self._run(self._scans, lambda: _put_together(store, query, parts))
+            return await self._run(
+                self._scans, lambda: _put_together(store, query, parts)
+            )
 
         async def alone() -> Page:
             return page_of([await self._part(store, query)], query)
@@ -150,7 +191,9 @@ class QueryService:
     async def stores(self, asked: Asked) -> bytes:
         """Return the JSON of all stores; sizes, and what was seen of them, are of all instances that answer."""
         stores = dict(self.backend.stores())
-        sizes = await self._settled(lambda: self._run(self._scans, self._local.sizes), asked)
+        sizes = await self._settled(
+            lambda: self._run(self._scans, self._local.sizes), asked
+        )
         unreachable = []
         if asked == "any":
             for instance, answer in await self._ask_all("/v1/stores"):
@@ -163,13 +206,22 @@ class QueryService:
                         sizes[name] = sizes.get(name, 0) + store["approximate_entries"]
                     if name in stores:  # an instance of another version may have others
                         seen = {*stores[name].misplaced, *store.get("misplaced", ())}
-                        stores[name] = replace(stores[name], misplaced=tuple(sorted(seen)))
+                        stores[name] = replace(
+                            stores[name], misplaced=tuple(sorted(seen))
+                        )
         return orjson.dumps(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:
         """Return the JSON of the instances' status; an instance that does not answer is listed as unreachable."""
         placement, status = self.backend.placement(), self.backend.status()
-        url = next((instance.url for instance in placement.instances if instance.id == placement.here), None)
+        url = next(
+            (
+                instance.url
+                for instance in placement.instances
+                if instance.id == placement.here
+            ),
+            None,
+        )
         found = [reports.instance_status(placement, url, status)]
         if asked == "any":
             for instance, answer in await self._ask_all("/v1/status"):
@@ -179,12 +231,22 @@ class QueryService:
                     else answer["instances"]
                 )
         found.sort(key=lambda instance: str(instance["id"]))
-        about = {"application": status.application, "generation": placement.generation, "here": placement.here}
-        return orjson.dumps({**about, "at": int(time.time() * 1000), "instances": found})
+        about = {
+            "application": status.application,
+            "generation": placement.generation,
+            "here": placement.here,
+        }
+        return orjson.dumps(
+            {**about, "at": int(time.time() * 1000), "instances": found}
+        )
 
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
-        return orjson.dumps(reports.metadata(self.backend.placement(), self.backend.stores(), self.backend.status()))
+        return orjson.dumps(
+            reports.metadata(
+                self.backend.placement(), self.backend.stores(), self.backend.status()
+            )
+        )
 
     def topology(self) -> bytes:
         """Return the JSON of the topology as a picture."""
@@ -193,9 +255,16 @@ class QueryService:
     def key_metadata(self, store: StoreInfo, text: str) -> bytes:
         """Return the JSON of a key's location and owner."""
         if store.kind == "global":
-            raise bad_request("WRONG_KIND", f"{store.name} is a global table: every instance has all of it")
+            raise bad_request(
+                "WRONG_KIND",
+                f"{store.name} is a global table: every instance has all of it",
+            )
         key = parse_key(store.key, text)
-        return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, locate(store, key)))
+        return orjson.dumps(
+            reports.key_metadata(
+                self.backend.placement(), store, key, locate(store, key)
+            )
+        )
 
     async def close(self) -> None:
         """Shut the thread pools down once running reads are finished; those that wait for a thread are cancelled."""
@@ -203,17 +272,29 @@ class QueryService:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _by_key(
-        self, store: StoreInfo, what: str, text: str, query: str, asked: Asked, read: Callable[[Lookup], bytes]
+        self,
+        store: StoreInfo,
+        what: str,
+        text: str,
+        query: str,
+        asked: Asked,
+        read: Callable[[Lookup], bytes],
     ) -> bytes:
         key = parse_key(store.key, text)
         at = locate(store, key)
         path = store_path(store.name, f"{what}/{path_text(text)}{query}")
 
         async def attempt() -> bytes:
-            decision = None if store.kind == "global" else decided(self.backend.placement(), store, at, asked)
+            decision = (
+                None
+                if store.kind == "global"
+                else decided(self.backend.placement(), store, at, asked)
+            )
             if decision is None or isinstance(decision, Here):
                 return await self._run(self._gets, lambda: read((text, key, at)))
-            return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
+            return await self._peers.ask(
+                decision.owner.instance, path, self.limits.forward_s
+            )
 
         return await self._settled(attempt, asked)
 
@@ -247,33 +328,49 @@ class QueryService:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _ask_points(self, store: StoreInfo, owner: Peer, texts: Sequence[str]) -> list[Any]:
+    async def _ask_points(
+        self, store: StoreInfo, owner: Peer, texts: Sequence[str]
+    ) -> list[Any]:
         entries: list[Any] = []
         for batch in key_batches(texts):
-            answer = await self._peers.ask(owner, keys_path(store.name, batch), self.limits.forward_s)
+            answer = await self._peers.ask(
+                owner, keys_path(store.name, batch), self.limits.forward_s
+            )
             entries += orjson.loads(answer)["entries"]
         return entries
 
     async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
-        return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.read_part_s))
+        return await self._run(
+            self._scans, lambda: self._local.part(store, query, self.limits.read_part_s)
+        )
 
-    async def _ask_all(self, path: str) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
+    async def _ask_all(
+        self, path: str
+    ) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
         placement = self.backend.placement()
 
         async def ask(instance: Peer) -> tuple[Peer, Mapping[str, Any] | QueryError]:
             try:
                 if instance.url is None:
                     raise moving(f"instance {instance.id} serves no queries (yet)")
-                return instance, orjson.loads(await self._peers.ask(instance, path, self.limits.forward_s))
+                return instance, orjson.loads(
+                    await self._peers.ask(instance, path, self.limits.forward_s)
+                )
             except QueryError as error:
                 return instance, error
 
         return await asyncio.gather(
-            *(ask(instance) for instance in placement.instances if instance.id != placement.here)
+            *(
+                ask(instance)
+                for instance in placement.instances
+                if instance.id != placement.here
+            )
         )
 
     async def _run(self, pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, self._budget.counted(read))
+        return await asyncio.get_running_loop().run_in_executor(
+            pool, self._budget.counted(read)
+        )
 
 
 async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
@@ -285,17 +382,27 @@ async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
         for part in found:
             part.cancel()
         if found:
-            await asyncio.wait(found)  # a read that still waits for a thread is off its queue then
+            await asyncio.wait(
+                found
+            )  # a read that still waits for a thread is off its queue then
 
 
-def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:
+def _put_together(
+    store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]
+) -> Page:
     """Return the page of these parts; slow if they are large.
 
     Raises:
         QueryError: TASK_MOVING: the parts do not cover the store, or two of them have the same range.
     """
-    parts = [PARTS.decode(answer) if isinstance(answer, bytes) else answer for answer in answers]
-    gap = coverage_gap(store, ((cover.partition, cover.key_range) for part in parts for cover in part.covers))
+    parts = [
+        PARTS.decode(answer) if isinstance(answer, bytes) else answer
+        for answer in answers
+    ]
+    gap = coverage_gap(
+        store,
+        ((cover.partition, cover.key_range) for part in parts for cover in part.covers),
+    )
     if gap is not None:
         reasons = [reason for part in parts for reason in part.closed]
         raise moving(f"{gap}: {'; '.join(reasons) or 'moving or being restored'}")
@@ -326,19 +433,30 @@ def keys_of(store: StoreInfo, texts: Sequence[str], most: int) -> list[Lookup]:
     """
     expect(store, *WITH_VALUES)
     if not 1 <= len(texts) <= most:
-        raise bad_request("BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {len(texts)}")
+        raise bad_request(
+            "BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {len(texts)}"
+        )
     keys = [parse_key(store.key, text) for text in texts]
-    return [(text, key, locate(store, key)) for text, key in zip(texts, keys, strict=True)]
+    return [
+        (text, key, locate(store, key)) for text, key in zip(texts, keys, strict=True)
+    ]
 
 
 def expect(store: StoreInfo, *kinds: Kind) -> None:
     """Raise WRONG_KIND if the request does not fit the kind of the store; the message names one that does."""
     if store.kind not in kinds:
-        kind = "global table" if store.kind == "global" else f"{store.kind.replace('_', '-')} store"
+        kind = (
+            "global table"
+            if store.kind == "global"
+            else f"{store.kind.replace('_', '-')} store"
+        )
         forms: Mapping[Kind, str] = {
             "window": "windows/{key}",
             "session": "sessions/{key}",
             "versioned": "versions/{key}, keys/{key}",
         }
         ask = forms.get(store.kind, "keys/{key}")
-        raise bad_request("WRONG_KIND", f"{store.name} is a {kind}: ask /v1/stores/{store.name}/{ask}, or /range")
+        raise bad_request(
+            "WRONG_KIND",
+            f"{store.name} is a {kind}: ask /v1/stores/{store.name}/{ask}, or /range",
+        )

@@ -21,10 +21,19 @@ from coopstreams.topology.schemas import registry_is_away
 class DeliveryCalls:
     """The calls of one sub-topology on one share thread, until `cancel`. One thread, except `_ended` and `pauses`."""
 
-    def __init__(self, program: Program, ahead: Program, tell: Callable[[], None], host: Host) -> None:
+    def __init__(
+        self, program: Program, ahead: Program, tell: Callable[[], None], host: Host
+    ) -> None:
         """`tell` is called on another thread when calls have ended."""
-        self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
-        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
+        self._nodes = {
+            node.name: node
+            for node in program.subtopology.nodes
+            if isinstance(node, AsyncMap)
+        }
+        self._lanes = {
+            name: Lane(node.calling, self._ended, host)
+            for name, node in self._nodes.items()
+        }
         self._ahead = ahead.bind({}, self._leave_to_the_program, caching=False)
         self._unread: dict[int | None, Exception] = {}
         """Why records were not read ahead, by offset: the schema registry was away."""
@@ -41,9 +50,15 @@ class DeliveryCalls:
     @property
     def pauses(self) -> str:
         """Why calls are not begun, in words; empty: they are. Any thread."""
-        return "; ".join(f"calls of {name} pause: {why}" for name, lane in self._lanes.items() if (why := lane.pauses))
+        return "; ".join(
+            f"calls of {name} pause: {why}"
+            for name, lane in self._lanes.items()
+            if (why := lane.pauses)
+        )
 
-    def begin(self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]) -> None:
+    def begin(
+        self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
+    ) -> None:
         """Begin the calls of records of one partition; each has the number of its calls from now on."""
         for delivery in deliveries:
             delivery.calls = []
@@ -54,11 +69,15 @@ class DeliveryCalls:
             self._ahead.process(source, columns)
             for delivery in deliveries if self._unread else ():
                 if (error := self._unread.get(delivery.record.offset)) is not None:
-                    delivery.calls = [_failed(node, error) for node in self._nodes.values()]
+                    delivery.calls = [
+                        _failed(node, error) for node in self._nodes.values()
+                    ]
             for row, name, key, value in self._ahead.wanted:
                 node, delivery = self._nodes[name], deliveries[row]
                 arguments = (key, value) if node.with_key else (value,)
-                call = DeliveryCall(node.function, arguments, delivery.record.key, name, delivery)
+                call = DeliveryCall(
+                    node.function, arguments, delivery.record.key, name, delivery
+                )
                 delivery.calls.append(call)
                 of_nodes.setdefault(name, []).append(call)
         for delivery in deliveries:

@@ -81,7 +81,9 @@ class DeliveryCall(Call):
 
 
 def columns_of(
-    source: TopicPartition, deliveries: Sequence[Delivery], extract: TimestampColumn | None = None
+    source: TopicPartition,
+    deliveries: Sequence[Delivery],
+    extract: TimestampColumn | None = None,
 ) -> Columns:
     """Return records of one partition as columns, with the timestamps of an extractor if there is one.
 
@@ -97,5 +99,7 @@ def columns_of(
     )
     if extract is not None:
         columns.timestamps = extract(source, columns, NO_STREAM_TIME)
-    columns.stream_times = list(accumulate(columns.timestamps, max, initial=NO_STREAM_TIME))[1:]
+    columns.stream_times = list(
+        accumulate(columns.timestamps, max, initial=NO_STREAM_TIME)
+    )[1:]
     return columns

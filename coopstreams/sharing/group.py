@@ -76,15 +76,27 @@ class ShareMembers:
         for thread in self._threads:
             name = f"share thread {thread.number}"
             if thread.waits:
-                others.append(Reason("share-group", f"{name} takes no records: {thread.waits}"))
+                others.append(
+                    Reason("share-group", f"{name} takes no records: {thread.waits}")
+                )
             elif thread.pauses:
                 others.append(Reason("calls-pause", f"{name}: {thread.pauses}"))
             elif thread.held and (seconds := now - thread.moved_at) > SLOW_S:
                 message = f"{name} has {len(thread.held)} records and has finished none for {seconds:.0f} s"
                 if thread.retrying:
-                    others.append(Reason("slow", f"{message}: its failure handler has it try again later"))
+                    others.append(
+                        Reason(
+                            "slow",
+                            f"{message}: its failure handler has it try again later",
+                        )
+                    )
                 elif thread.flushing:
-                    others.append(Reason("slow", f"{message}: it waits for the brokers to take its results"))
+                    others.append(
+                        Reason(
+                            "slow",
+                            f"{message}: it waits for the brokers to take its results",
+                        )
+                    )
                 elif seconds > STALLED_S:
                     stalled.append(Reason("no-progress", message))
                 else:
@@ -102,9 +114,13 @@ class ShareMembers:
         for thread in self._threads:
             for work in thread.every:
                 of_each.setdefault(work.id.subtopology, []).append((thread, work))
-        return tuple(self._status(number, those) for number, those in sorted(of_each.items()))
+        return tuple(
+            self._status(number, those) for number, those in sorted(of_each.items())
+        )
 
-    def _status(self, number: int, those: Sequence[tuple[ShareThread, SharedWork]]) -> ShareStatus:
+    def _status(
+        self, number: int, those: Sequence[tuple[ShareThread, SharedWork]]
+    ) -> ShareStatus:
         works = [work for _, work in those]
         topics = works[0].topics
         held = [delivery for thread, _ in those for delivery in list(thread.held)]

@@ -37,7 +37,12 @@ from coopstreams.tasks.outlasting import InVain
 from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import DeliveryError, LogError, ProcessingError, RefusedError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    LogError,
+    ProcessingError,
+    RefusedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +97,12 @@ class ShareThread:
         """Whether the thread waits until the brokers have its results. Any thread reads."""
         self.every = tuple(works)
         """The work of each sub-topology."""
-        self._connect, self._holds, self._emit, self._metrics = connect, holds, emit, metrics
+        self._connect, self._holds, self._emit, self._metrics = (
+            connect,
+            holds,
+            emit,
+            metrics,
+        )
         self._writer, self._refusals = writer, refusals
         self._lock_s, self._timeout_s = lock_s, timeout_s
         # Also with a long commit interval: beside a slow record, the locks of those that are done would end.
@@ -133,7 +143,11 @@ class ShareThread:
     @property
     def pauses(self) -> str:
         """Why calls are not begun, in words; empty: they are. Any thread."""
-        return "; ".join(why for work in self.every if (calls := work.calls) is not None and (why := calls.pauses))
+        return "; ".join(
+            why
+            for work in self.every
+            if (calls := work.calls) is not None and (why := calls.pauses)
+        )
 
     @property
     def retrying(self) -> bool:
@@ -158,7 +172,10 @@ class ShareThread:
         if self._ends is None:
             return False
         over = len(self._failed) + len(self._later) + len(self._done)
-        return over == len(self.held) or self._kept_until(next(iter(self.held.values()))) <= self._host.now()
+        return (
+            over == len(self.held)
+            or self._kept_until(next(iter(self.held.values()))) <= self._host.now()
+        )
 
     def _turn(self) -> None:
         if why := self._holds():
@@ -174,7 +191,11 @@ class ShareThread:
             if not error.retryable:
                 raise
             self.waits = f"its share group is joined again: {error}"
-            log.warning("share thread %d: what it has is delivered again: %s", self.number, error)
+            log.warning(
+                "share thread %d: what it has is delivered again: %s",
+                self.number,
+                error,
+            )
             self._leave()
             self._wait(AGAIN_S)
 
@@ -207,7 +228,9 @@ class ShareThread:
             self._wait(self._next_s())
         self._look()
         self._step()
-        if self._acknowledge_at <= self._host.now() or len(self._done) == len(self.held):
+        if self._acknowledge_at <= self._host.now() or len(self._done) == len(
+            self.held
+        ):
             self._acknowledge()
 
     def _take(self, records: Iterable[AcquiredRecord], until: float) -> None:
@@ -218,7 +241,11 @@ class ShareThread:
         self.held = {delivery.place: delivery for delivery in deliveries}
         self._metrics.acquired(self.number, len(self.held))
         for work in self.every:
-            if mine := [delivery for delivery in deliveries if delivery.record.topic in work.topics]:
+            if mine := [
+                delivery
+                for delivery in deliveries
+                if delivery.record.topic in work.topics
+            ]:
                 work.took(mine)
         for source, those in _by_partition(deliveries):
             for index, _ in time_marks.marks_in(columns_of(source, those)):
@@ -253,7 +280,11 @@ class ShareThread:
 
     def _released_at(self, delivery: Delivery) -> float:
         """Return when a record that failed is released to another member."""
-        return self._kept_until(delivery) if delivery.record.deliveries == 1 else float("inf")
+        return (
+            self._kept_until(delivery)
+            if delivery.record.deliveries == 1
+            else float("inf")
+        )
 
     def _kept_until(self, delivery: Delivery) -> float:
         return delivery.until - (1 - LOCK_PART) * self._lock_s
@@ -323,20 +354,34 @@ class ShareThread:
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
         for delivery in deliveries:
-            del self.held[delivery.place]  # first: never acknowledge a record again after an error
+            del self.held[
+                delivery.place
+            ]  # first: never acknowledge a record again after an error
             self._client.acknowledge(delivery.record, done=done)
         if not done:
             self._say_given_up(deliveries)
         self._metrics.acquired(self.number, len(self.held))
         refused = self._client.commit(ACKNOWLEDGE_S)
         for partition, why in refused.items():
-            log.warning("share thread %d: records of %s are delivered again: %s", self.number, partition, why)
+            log.warning(
+                "share thread %d: records of %s are delivered again: %s",
+                self.number,
+                partition,
+                why,
+            )
 
     def _say_given_up(self, released: Sequence[Delivery]) -> None:
         """Log the records that no member gets again: the brokers say so to nobody."""
-        last = [each.place for each in released if each.record.deliveries >= MOST_DELIVERIES and not each.mark]
+        last = [
+            each.place
+            for each in released
+            if each.record.deliveries >= MOST_DELIVERIES and not each.mark
+        ]
         if last:
-            shown = ", ".join(f"{topic}[{partition}]@{offset}" for topic, partition, offset in last[:MOST_SHOWN])
+            shown = ", ".join(
+                f"{topic}[{partition}]@{offset}"
+                for topic, partition, offset in last[:MOST_SHOWN]
+            )
             log.error(
                 "share thread %d: %d records were delivered %d times in vain. The brokers give such records up "
                 "(group.share.delivery.count.limit, %d unless set), so they will not be processed: %s%s",
@@ -361,10 +406,14 @@ class ShareThread:
         self._done = [delivery for delivery in self._done if delivery.mark]
         self._writer.abort()
         if not error.retryable:
-            hopeless = isinstance(error, DeliveryError) and not isinstance(error, RefusedError)
+            hopeless = isinstance(error, DeliveryError) and not isinstance(
+                error, RefusedError
+            )
             if self._in_vain.again(self._host.now()) or hopeless:
                 raise error
-        log.warning("share thread %d: records are processed again: %s", self.number, error)
+        log.warning(
+            "share thread %d: records are processed again: %s", self.number, error
+        )
         if isinstance(error, RefusedError):
             self._refusals.expect()
 
@@ -377,7 +426,9 @@ class ShareThread:
             calls = [work.calls for work in self.every if work.calls is not None]
             for each in calls:
                 each.drain()
-            while not all(each.drained for each in calls) and self._host.now() < give_up:
+            while (
+                not all(each.drained for each in calls) and self._host.now() < give_up
+            ):
                 self._news.wait(LOOK_S / 10)
                 self._news.clear()
             ended = [delivery for each in calls for delivery in each.ready()]
@@ -386,9 +437,17 @@ class ShareThread:
             self._acknowledge()
             if left := list(self.held.values()):
                 self._answer(left, done=False)
-                log.info("share thread %d: %d records are left to other members", self.number, len(left))
+                log.info(
+                    "share thread %d: %d records are left to other members",
+                    self.number,
+                    len(left),
+                )
         except LogError as error:
-            log.warning("share thread %d: what it has is delivered again: %s", self.number, error)
+            log.warning(
+                "share thread %d: what it has is delivered again: %s",
+                self.number,
+                error,
+            )
         finally:
             self._client = None
             self.held = {}
@@ -400,7 +459,12 @@ class ShareThread:
             client.close()
 
 
-def _by_partition(deliveries: Iterable[Delivery]) -> list[tuple[TopicPartition, list[Delivery]]]:
+def _by_partition(
+    deliveries: Iterable[Delivery],
+) -> list[tuple[TopicPartition, list[Delivery]]]:
     """Return the records of each partition, in the order of their offsets."""
     ordered = sorted(deliveries, key=attrgetter("place"))
-    return [(source, list(those)) for source, those in groupby(ordered, attrgetter("source"))]
+    return [
+        (source, list(those))
+        for source, those in groupby(ordered, attrgetter("source"))
+    ]

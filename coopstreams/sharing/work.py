@@ -44,7 +44,9 @@ class Deliveries:
 
     def attempt(self, task: TaskId, failure: Failure) -> int:  # noqa: ARG002 as of all `Attempts`
         """Return the number of attempts at the record of this failure."""
-        delivery = self.at_hand.get((failure.source, -1 if failure.offset is None else failure.offset))
+        delivery = self.at_hand.get(
+            (failure.source, -1 if failure.offset is None else failure.offset)
+        )
         return 1 if delivery is None else delivery.attempt
 
     def note(self, task: TaskId, failure: Failure) -> None:
@@ -80,13 +82,24 @@ class SharedWork:
         """The calls under way; None: no node is asynchronous, or the thread is not a member now."""
         self._retried = 0
         self._program, self._sayings = program, sayings
-        self._metrics, self._tallies, self._refusals, self._host = metrics, tallies, refusals, host
-        self._append = partial(refusals.append, writer, config["transaction.timeout.ms"] / 1000)
+        self._metrics, self._tallies, self._refusals, self._host = (
+            metrics,
+            tallies,
+            refusals,
+            host,
+        )
+        self._append = partial(
+            refusals.append, writer, config["transaction.timeout.ms"] / 1000
+        )
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
         self._left_out: list[tuple[TaskId, Failure, Answer]] = []
         """What the failure handler has left out of the batch, which counts when the batch passes."""
-        self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
+        self._sinks = {
+            node.topic: node.name
+            for node in program.subtopology.nodes
+            if isinstance(node, Sink)
+        }
         self._handler = partial(
             handler,
             config=config,
@@ -96,7 +109,11 @@ class SharedWork:
             topics=dead_letter_topics,
         )
         self.program: BoundProgram = program.bind(
-            global_tables, self._on_failure, caching=False, clock=host.wall_ms, partitions=partitions
+            global_tables,
+            self._on_failure,
+            caching=False,
+            clock=host.wall_ms,
+            partitions=partitions,
         )
 
     @cached_property
@@ -113,7 +130,9 @@ class SharedWork:
     def open(self, tell: Callable[[], None]) -> None:
         """Begin to take records. `tell`: see `DeliveryCalls`."""
         if self._program.ahead is not None:
-            self.calls = DeliveryCalls(self._program, self._program.ahead, tell, self._host)
+            self.calls = DeliveryCalls(
+                self._program, self._program.ahead, tell, self._host
+            )
 
     def close(self) -> None:
         """Cancel the calls under way; forget them."""
@@ -125,7 +144,9 @@ class SharedWork:
     def took(self, deliveries: Sequence[Delivery]) -> None:
         """Count records that were delivered."""
         for topic in {delivery.record.topic for delivery in deliveries}:
-            of_it = [delivery for delivery in deliveries if delivery.record.topic == topic]
+            of_it = [
+                delivery for delivery in deliveries if delivery.record.topic == topic
+            ]
             again = sum(delivery.record.deliveries > 1 for delivery in of_it)
             self.redelivered += again
             self._metrics.consumed(self.id, topic, len(of_it))
@@ -134,11 +155,17 @@ class SharedWork:
     def begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
         """Begin the calls that records of one partition need; those with `waits_for` 0 can be processed at once."""
         if self.calls is not None:
-            self.calls.begin(source, columns_of(source, deliveries, self._extract(source)), deliveries)
+            self.calls.begin(
+                source,
+                columns_of(source, deliveries, self._extract(source)),
+                deliveries,
+            )
 
     def process(
         self, source: TopicPartition, deliveries: Sequence[Delivery]
-    ) -> tuple[list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None]:
+    ) -> tuple[
+        list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None
+    ]:
         """Run records of one partition through the program, and hand their results to the writer.
 
         Return those that passed, those that are to be processed again later, and the first error that ends the thread:
@@ -153,7 +180,10 @@ class SharedWork:
                 return list(deliveries), [], None
             except TriedLaterError as later:
                 if len(deliveries) == 1:
-                    self._sayings.warn(("again", source.topic), f"share thread {self.id.partition}: {later}")
+                    self._sayings.warn(
+                        ("again", source.topic),
+                        f"share thread {self.id.partition}: {later}",
+                    )
                     return [], [(deliveries[0], later)], None
             except ProcessingError as error:
                 if len(deliveries) == 1:
@@ -173,13 +203,17 @@ class SharedWork:
         self._tallies.look(self)
 
     def _run(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
-        self._attempts.at_hand = {(source, delivery.record.offset): delivery for delivery in deliveries}
+        self._attempts.at_hand = {
+            (source, delivery.record.offset): delivery for delivery in deliveries
+        }
         self.program.results.clear()
         for delivery in deliveries:
             for call in delivery.calls:
                 self.program.results.give(call.node, delivery.record.offset, call)
         try:
-            self.program.process(source, columns_of(source, deliveries, self._extract(source)))
+            self.program.process(
+                source, columns_of(source, deliveries, self._extract(source))
+            )
             if len(deliveries) == 1 and self._refusals.expected:
                 self._leave_out_refused(deliveries[0].record)
             self._write()
@@ -192,7 +226,9 @@ class SharedWork:
                 output.clear()
         self.processed += len(deliveries)
         first_ms = min(delivery.record.timestamp for delivery in deliveries)
-        self._metrics.latency(self.id.subtopology, max(0, self._host.wall_ms() - first_ms) / 1000)
+        self._metrics.latency(
+            self.id.subtopology, max(0, self._host.wall_ms() - first_ms) / 1000
+        )
 
     def _extract(self, source: TopicPartition) -> TimestampColumn | None:
         return self._program.timestamp_of.get(source.topic)
@@ -200,14 +236,23 @@ class SharedWork:
     def _leave_out_refused(self, record: AcquiredRecord) -> None:
         """Hand those results of a record that their topics would refuse to the failure handler, and keep the others."""
         for output in self.program.outputs.values():
-            self._refusals.leave_out(output, partial(self._refused, record, output.topic))
+            self._refusals.leave_out(
+                output, partial(self._refused, record, output.topic)
+            )
 
     def _refused(
-        self, record: AcquiredRecord, topic: str, _key: bytes | None, _timestamp: int, error: DeliveryError
+        self,
+        record: AcquiredRecord,
+        topic: str,
+        _key: bytes | None,
+        _timestamp: int,
+        error: DeliveryError,
     ) -> None:
         source = TopicPartition(record.topic, record.partition)
         body = record.offset, record.key, record.value, record.timestamp, record.headers
-        self._on_failure(Failure("production", self._sinks.get(topic, topic), error, source, *body))
+        self._on_failure(
+            Failure("production", self._sinks.get(topic, topic), error, source, *body)
+        )
 
     def _write(self) -> None:
         for output in self.program.outputs.values():
@@ -217,8 +262,12 @@ class SharedWork:
                 self.tally.written[output.topic] += len(output)
         for failure, headers, topic in self._letters:
             timestamp = min(failure.timestamp, self._host.wall_ms())
-            self._append(topic, [failure.key], [failure.value], [timestamp], headers=[headers])
+            self._append(
+                topic, [failure.key], [failure.value], [timestamp], headers=[headers]
+            )
 
     def _on_failure(self, failure: Failure) -> None:
         task = TaskId(self.id.subtopology, failure.source.partition, WHOLE)
-        self._handler(task, count=lambda *counted: self._left_out.append((task, *counted)))(failure)
+        self._handler(
+            task, count=lambda *counted: self._left_out.append((task, *counted))
+        )(failure)

@@ -21,7 +21,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from coopstreams.topology.errors import ConfigError, CoopStreamsError, FencedError, SinkUnavailableError, TopologyError
+from coopstreams.topology.errors import (
+    ConfigError,
+    CoopStreamsError,
+    FencedError,
+    SinkUnavailableError,
+    TopologyError,
+)
 from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 Columns: TypeAlias = Mapping[str, Any]
@@ -50,9 +56,7 @@ _TAKE = (
     "UPDATE {} SET term = term + 1 WHERE application = %s AND sink = %s AND partition = %s "
     "RETURNING topic_id, next_offset, term, refused"
 )
-_MOVE = (
-    "UPDATE {} SET next_offset = %s, refused = %s WHERE application = %s AND sink = %s AND partition = %s AND term = %s"
-)
+_MOVE = "UPDATE {} SET next_offset = %s, refused = %s WHERE application = %s AND sink = %s AND partition = %s AND term = %s"
 _CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
 """Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names the record in this way."""
 
@@ -65,7 +69,9 @@ def fields_of(_: Any, value: Any) -> Columns:
         return {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
-    raise TypeError(f"{type(value).__name__} has no fields: give PostgresSink columns=, a function of key and value")
+    raise TypeError(
+        f"{type(value).__name__} has no fields: give PostgresSink columns=, a function of key and value"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +100,15 @@ class PostgresSink:
             from psycopg import ProgrammingError
             from psycopg.conninfo import conninfo_to_dict
         except ImportError as error:
-            raise TopologyError(f'PostgresSink needs psycopg ({error}): pip install "coopstreams[postgres]"') from None
+            raise TopologyError(
+                f'PostgresSink needs psycopg ({error}): pip install "coopstreams[postgres]"'
+            ) from None
         try:
             conninfo_to_dict(self.dsn)
         except ProgrammingError:  # its text may quote the password
-            raise TopologyError(f"PostgresSink for {self.table}: the dsn cannot be read") from None
+            raise TopologyError(
+                f"PostgresSink for {self.table}: the dsn cannot be read"
+            ) from None
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -136,18 +146,33 @@ class PostgresSink:
         try:
             if keys:
                 put = f"INSERT INTO {{0}} ({listed}) SELECT {listed} FROM {{0}} ON CONFLICT ({listed}) DO NOTHING"
-                connection.execute(_over(f"EXPLAIN {put}", self.table), ())  # with values, %% in a name is one %
-                connection.execute(_over("EXPLAIN DELETE FROM {0} WHERE false", self.table))
+                connection.execute(
+                    _over(f"EXPLAIN {put}", self.table), ()
+                )  # with values, %% in a name is one %
+                connection.execute(
+                    _over("EXPLAIN DELETE FROM {0} WHERE false", self.table)
+                )
             else:
-                connection.execute(_over("EXPLAIN INSERT INTO {0} DEFAULT VALUES", self.table))
-        except (psycopg.ProgrammingError, psycopg.errors.ObjectNotInPrerequisiteState) as error:  # or it is a view
-            columns = f" with a primary key or a unique index on ({', '.join(keys)})" if keys else ""
+                connection.execute(
+                    _over("EXPLAIN INSERT INTO {0} DEFAULT VALUES", self.table)
+                )
+        except (
+            psycopg.ProgrammingError,
+            psycopg.errors.ObjectNotInPrerequisiteState,
+        ) as error:  # or it is a view
+            columns = (
+                f" with a primary key or a unique index on ({', '.join(keys)})"
+                if keys
+                else ""
+            )
             raise ConfigError(
                 f"PostgresSink: table {self.table} cannot take the records: {_said(error)}. Make the table{columns}, "
                 "and let the user insert, update and delete there"
             ) from error
 
-    def _taken(self, connection: Any, partition: SinkPartition, begin: int | None) -> Any:
+    def _taken(
+        self, connection: Any, partition: SinkPartition, begin: int | None
+    ) -> Any:
         """Take over the position of a partition; make the table of the positions if it is not there.
 
         Raises:
@@ -157,14 +182,24 @@ class PostgresSink:
 
         name = partition.application, partition.sink, partition.number
         try:
-            if connection.execute("SELECT to_regclass(%s)", (_quoted(self.positions),)).fetchone()[0] is None:
+            if (
+                connection.execute(
+                    "SELECT to_regclass(%s)", (_quoted(self.positions),)
+                ).fetchone()[0]
+                is None
+            ):
                 # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
                 with connection.transaction():
-                    connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
+                    connection.execute(
+                        "SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,)
+                    )
                     connection.execute(_over(_CREATE, self.positions))
             with connection.transaction():
                 if begin is not None:
-                    connection.execute(_over(_BEGIN, self.positions), (*name, partition.topic_id, begin))
+                    connection.execute(
+                        _over(_BEGIN, self.positions),
+                        (*name, partition.topic_id, begin),
+                    )
                 row = connection.execute(_over(_TAKE, self.positions), name).fetchone()
                 self._check_row(partition, row)
         except psycopg.ProgrammingError as error:
@@ -207,7 +242,13 @@ class PostgresSession:
         self._term = term
         self.position, self.refused = position, frozenset(refused)
 
-    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+    def apply(
+        self,
+        records: Sequence[SinkRecord],
+        position: int,
+        on_refused: OnRefused,
+        settled: int,
+    ) -> None:
         """Apply records, and the position behind them, in one transaction.
 
         Raises:
@@ -224,7 +265,9 @@ class PostgresSession:
                     self._move(position, refused)
                     self._write(wanted)
             except Exception as error:
-                if isinstance(error, CoopStreamsError) or (isinstance(error, psycopg.Error) and not _refuses(error)):
+                if isinstance(error, CoopStreamsError) or (
+                    isinstance(error, psycopg.Error) and not _refuses(error)
+                ):
                     raise
                 with self._connection.transaction():
                     self._move(position, refused)
@@ -241,19 +284,26 @@ class PostgresSession:
     def _move(self, position: int, refused: frozenset[int]) -> None:
         name = self._partition.application, self._partition.sink, self._partition.number
         moved = self._connection.execute(
-            _over(_MOVE, self._sink.positions), (position, sorted(refused), *name, self._term)
+            _over(_MOVE, self._sink.positions),
+            (position, sorted(refused), *name, self._term),
         )
         if moved.rowcount != 1:
             raise FencedError(f"another process has taken over {self._partition}")
 
-    def _write(self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]) -> None:
+    def _write(
+        self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]
+    ) -> None:
         """Write records in order; consecutive records with the same statement are written together."""
         with self._connection.cursor() as cursor:
             for statement, alike in groupby(wanted, key=lambda each: each[1]):
                 if statement[0]:
-                    cursor.executemany(self._sql(*statement), [values for _, _, values in alike])
+                    cursor.executemany(
+                        self._sql(*statement), [values for _, _, values in alike]
+                    )
 
-    def _write_or_refuse(self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]) -> None:
+    def _write_or_refuse(
+        self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]
+    ) -> None:
         """Write the records that the server takes; find the others by bisection, because few are bad as a rule."""
         import psycopg
 
@@ -292,15 +342,20 @@ class PostgresSession:
         keys = self._sink.key_columns
         if what == "delete":
             return _over(
-                f"DELETE FROM {{0}} WHERE {' AND '.join(f'{_name(key)} = %s' for key in keys)}", self._sink.table
+                f"DELETE FROM {{0}} WHERE {' AND '.join(f'{_name(key)} = %s' for key in keys)}",
+                self._sink.table,
             )
         everything = (*keys, *columns)
         text = f"INSERT INTO {{0}} ({_names(everything)}) VALUES ({', '.join(['%s'] * len(everything))})"
         if not everything:
             text = "INSERT INTO {0} DEFAULT VALUES"
         elif keys:
-            replaced = ", ".join(f"{_name(column)} = excluded.{_name(column)}" for column in columns)
-            text += f" ON CONFLICT ({_names(keys)}) DO " + (f"UPDATE SET {replaced}" if replaced else "NOTHING")
+            replaced = ", ".join(
+                f"{_name(column)} = excluded.{_name(column)}" for column in columns
+            )
+            text += f" ON CONFLICT ({_names(keys)}) DO " + (
+                f"UPDATE SET {replaced}" if replaced else "NOTHING"
+            )
         return _over(text, self._sink.table)
 
 
@@ -310,7 +365,9 @@ def _connected(dsn: str, partition: SinkPartition) -> Any:
     from psycopg.types.json import JsonbDumper
 
     given = conninfo_to_dict(dsn)
-    named = {"application_name": f"coopstreams {partition.application} {partition.sink}-{partition.number}"}
+    named = {
+        "application_name": f"coopstreams {partition.application} {partition.sink}-{partition.number}"
+    }
     told: dict[str, Any] = {**_DEFAULTS, **named, **given}
     connection = psycopg.connect(**told, autocommit=True)
     connection.adapters.register_dumper(dict, JsonbDumper)
@@ -326,7 +383,9 @@ def _heard(dsn: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise SinkUnavailableError(f"PostgreSQL at {_place(dsn)}: {_said(error)}") from error
+        raise SinkUnavailableError(
+            f"PostgreSQL at {_place(dsn)}: {_said(error)}"
+        ) from error
 
 
 def _place(dsn: str) -> str:
@@ -349,7 +408,10 @@ def _refuses(error: Any) -> bool:
 
 def _said(error: Any) -> str:
     """Return the message of the server, or of the client, on one line."""
-    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+    return (
+        " ".join((error.diag.message_primary or str(error)).split())
+        or type(error).__name__
+    )
 
 
 def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -358,7 +420,9 @@ def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
         return (key,)
     if isinstance(key, tuple) and not hasattr(key, "_fields"):
         if len(key) != len(names):
-            raise ValueError(f"the key {key!r} has not the {len(names)} parts {', '.join(names)}")
+            raise ValueError(
+                f"the key {key!r} has not the {len(names)} parts {', '.join(names)}"
+            )
         return key
     if isinstance(key, Mapping):
         return tuple(key[name] for name in names)
@@ -372,7 +436,14 @@ def _quoted(table: str) -> str:
 
 def _name(column: str) -> str:
     """Return a name as it stands in SQL that psycopg formats."""
-    return '"' + column.replace('"', '""').replace("%", "%%").replace("{", "{{").replace("}", "}}") + '"'
+    return (
+        '"'
+        + column.replace('"', '""')
+        .replace("%", "%%")
+        .replace("{", "{{")
+        .replace("}", "}}")
+        + '"'
+    )
 
 
 def _names(columns: Sequence[str]) -> str:

@@ -2,7 +2,11 @@
 
 from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.spark.history.history import KafkaHistory, TableHistory
-from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.spark.history.kafka_source import (
+    KafkaSource,
+    read_options,
+    write_options,
+)
 from coopstreams.spark.preparing import Options
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild

@@ -21,17 +21,27 @@ def horizon_of(table: Table) -> int | None:
     if isinstance(table, VersionTable):
         return table.old_ms + 1
     spec, observed = table.spec, table.observed
-    return layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
+    return (
+        layout.horizon(spec, observed)
+        if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED
+        else None
+    )
 
 
-def visible(database: Database, spec: StoreSpec, key_range: KeyRange, horizon: int | None) -> Rows:
+def visible(
+    database: Database, spec: StoreSpec, key_range: KeyRange, horizon: int | None
+) -> Rows:
     """Yield the store keys of a range with their rows, in order, without those from before the horizon."""
-    for key, row in database.scan(spec.name, layout.groups_of(key_range).numbers, None, None):
+    for key, row in database.scan(
+        spec.name, layout.groups_of(key_range).numbers, None, None
+    ):
         if horizon is None or layout.time_of(spec.kind, key) >= horizon:
             yield key, row
 
 
-def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str) -> tuple[bytes, bytes, int]:
+def record_of(
+    spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str
+) -> tuple[bytes, bytes, int]:
     """Return key, value and timestamp of the changelog record of a row.
 
     `oldest_ms`: the earliest timestamp that the changelog keeps.

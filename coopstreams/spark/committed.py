@@ -93,15 +93,28 @@ class Cut:
             if (common := key_range.intersect(segment.key_range)) is not None
         ]
         self._until = [
-            min(segment_range.segment.position for segment_range in self.segment_ranges if segment_range.slot == slot)
+            min(
+                segment_range.segment.position
+                for segment_range in self.segment_ranges
+                if segment_range.slot == slot
+            )
             for slot in range(len(ranges))
         ]
         self.ends: list[Now | None] = [None] * len(ranges)
         """By slot, the time at which the task ends; None: before the first record."""
 
-    def spans(self, offsets: Sequence[int], ends: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+    def spans(
+        self, offsets: Sequence[int], ends: Iterable[int] = ()
+    ) -> Iterator[tuple[int, int]]:
         """Yield the half-open bounds of the next records, divided where a task ends, and at these `ends`."""
-        cuts = sorted({0, len(offsets), *ends, *(bisect_left(offsets, until) for until in self._until)})
+        cuts = sorted(
+            {
+                0,
+                len(offsets),
+                *ends,
+                *(bisect_left(offsets, until) for until in self._until),
+            }
+        )
         yield from pairwise(cuts)
 
     def tell(self, last: int, now: Now) -> list[int]:
@@ -116,4 +129,6 @@ class Cut:
         segment = self.segment_ranges[number].segment
         if not len(columns) or columns.offsets[-1] < segment.position:
             return columns
-        return columns.pick([i for i, offset in enumerate(columns.offsets) if segment.has_done(offset)])
+        return columns.pick(
+            [i for i, offset in enumerate(columns.offsets) if segment.has_done(offset)]
+        )

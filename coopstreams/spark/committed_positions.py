@@ -54,23 +54,36 @@ def committed(
     with GroupAdmin(config.client, application) as admin, ExitStack() as reading:
         # Plain offsets first: the commits that they name are then in the commit topic, whatever is committed meanwhile.
         plain = {
-            at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()
+            at: None if found is None else Committed.parse(*found)
+            for at, found in admin.committed(wanted).items()
         }
         follower = reading.enter_context(individual_commits(cluster, application))
         if follower is not None:
             follower.check(admin.committed(follower.rows()))
             check_beside(follower, plain)
-            ids = {topic: cluster.topic_id(topic) for topic in {at.topic for at in wanted}}
-            opened = {at: follower.open(at, WHOLE, plain.get(at), Position(0)) for at in wanted}
+            ids = {
+                topic: cluster.topic_id(topic) for topic in {at.topic for at in wanted}
+            }
+            opened = {
+                at: follower.open(at, WHOLE, plain.get(at), Position(0))
+                for at in wanted
+            }
             check_named(application, opened, ids)
-        resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
+        resolved = {
+            at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE)
+            for at in wanted
+        }
         return {
-            at: tuple(combine(ranges, plain.get(at), Position(cluster.start_offset(at))))
+            at: tuple(
+                combine(ranges, plain.get(at), Position(cluster.start_offset(at)))
+            )
             for at, ranges in resolved.items()
         }
 
 
-def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int) -> int:
+def unread(
+    cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int
+) -> int:
     """Return the number of uncommitted records below an end.
 
     Raises:
@@ -91,9 +104,12 @@ def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment]
             for batch in batches:
                 at = batch.next_offset
                 for offset, hash_ in zip(
-                    batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True
+                    batch.columns.offsets,
+                    key_hashes(batch.columns.keys, batch.columns.offsets),
+                    strict=True,
                 ):
                     count += offset < end and not any(
-                        hash_ in segment.key_range and segment.has_done(offset) for segment in segments
+                        hash_ in segment.key_range and segment.has_done(offset)
+                        for segment in segments
                     )
     return count

@@ -40,9 +40,7 @@ log = logging.getLogger(__name__)
 
 _DROPS: Final = {"null-key": "keyless", "null-value": "valueless", "late": "late"}
 """The counts of a group by reason for which records are dropped."""
-_GOES_ON: Final = (
-    "sub-topology %d runs in Python instead: SQL may treat %d of its records differently, or a sum exceeds 64 bits"
-)
+_GOES_ON: Final = "sub-topology %d runs in Python instead: SQL may treat %d of its records differently, or a sum exceeds 64 bits"
 _ROW: Final = (1 << 33) - 1
 """The bits of `monotonically_increasing_id` that count the rows within a Spark partition."""
 
@@ -63,41 +61,73 @@ class Folding:
         late.
         """
         told = self._told(history, self.aggregations, exact=not self.numbered)
-        if self.numbered and (late := [each for each in self.aggregations if self._has_late(each, told)]):
+        if self.numbered and (
+            late := [each for each in self.aggregations if self._has_late(each, told)]
+        ):
             stores = {self.stage.stores.index(each.store) for each in late}
-            told = [row for row in told if row["store"] not in stores] + self._told(history, late, exact=True)
+            told = [row for row in told if row["store"] not in stores] + self._told(
+                history, late, exact=True
+            )
         if in_doubt := sum(row["doubts"] for row in told):
             log.warning(_GOES_ON, self.stage.subtopology, in_doubt)
             return None
         return folded(told, self.aggregations, self.stage)
 
     def _told(
-        self, history: Callable[[bool], DataFrame], aggregations: Sequence[Aggregation], *, exact: bool
+        self,
+        history: Callable[[bool], DataFrame],
+        aggregations: Sequence[Aggregation],
+        *,
+        exact: bool,
     ) -> list[Row]:
-        return reduce(DataFrame.unionAll, [self._kept(history, each, exact=exact) for each in aggregations]).collect()
+        return reduce(
+            DataFrame.unionAll,
+            [self._kept(history, each, exact=exact) for each in aggregations],
+        ).collect()
 
-    def _kept(self, history: Callable[[bool], DataFrame], aggregation: Aggregation, *, exact: bool) -> DataFrame:
+    def _kept(
+        self,
+        history: Callable[[bool], DataFrame],
+        aggregation: Aggregation,
+        *,
+        exact: bool,
+    ) -> DataFrame:
         records = history(aggregation.ordered and not self.numbered)
-        made = groups(records, aggregation, self.stage, numbered=self.numbered, exact=exact)
+        made = groups(
+            records, aggregation, self.stage, numbered=self.numbered, exact=exact
+        )
         if not aggregation.size_ms:
             made = made.repartitionById(self.stage.tasks, "task")
         keeping = Keeping(self.folder, self.stage.stores.index(aggregation.store))
-        return made.sortWithinPartitions("place", "start").mapInArrow(plain_function(keeping), ddl(KEPT))
+        return made.sortWithinPartitions("place", "start").mapInArrow(
+            plain_function(keeping), ddl(KEPT)
+        )
 
     def _has_late(self, aggregation: Aggregation, told: Sequence[Row]) -> bool:
         """Return whether a record is late, or may be."""
         spans: dict[int, list[pa.Table]] = defaultdict(list)
         for row in told:
-            if row["store"] == self.stage.stores.index(aggregation.store) and aggregation.size_ms:
+            if (
+                row["store"] == self.stage.stores.index(aggregation.store)
+                and aggregation.size_ms
+            ):
                 if row["start"] is None:
                     return True
                 found = pa.table([row[name] for name in SPANS.names], schema=SPANS)
                 spans[row["task"] // self.stage.ranges].append(found)
-        return any(any_late(each, aggregation.advance_ms, aggregation.close_ms) for each in spans.values())
+        return any(
+            any_late(each, aggregation.advance_ms, aggregation.close_ms)
+            for each in spans.values()
+        )
 
 
 def groups(
-    history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool, exact: bool = True
+    history: DataFrame,
+    aggregation: Aggregation,
+    stage: Stage,
+    *,
+    numbered: bool,
+    exact: bool = True,
 ) -> DataFrame:
     """Return the groups of an aggregation over HISTORY rows. With windows, a Spark partition is a task.
 
@@ -107,16 +137,24 @@ def groups(
     records = _records(history, aggregation, stage, numbered=numbered)
     # With windows there may be nearly as many groups as records: each record goes to its task at once.
     records = (
-        _windowed(records, aggregation, exact=exact).repartitionById(stage.tasks, "task")
+        _windowed(records, aggregation, exact=exact).repartitionById(
+            stage.tasks, "task"
+        )
         if aggregation.size_ms
         else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
     )
     begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
-    spans = {} if aggregation.size_ms and not exact else dict.fromkeys(SPANS.names[1:], F.lit(None).cast("bigint"))
+    spans = (
+        {}
+        if aggregation.size_ms and not exact
+        else dict.fromkeys(SPANS.names[1:], F.lit(None).cast("bigint"))
+    )
     by = ["task", "key", *(["start"] if aggregation.size_ms else [])]
     made = _folded(records, aggregation, by, _spans(aggregation) if not spans else [])
     prefix = F.element_at(F.array(*map(F.lit, PREFIXES)), _group(F.col("key")) + 1)
-    return made.withColumns({"start": begin, "place": F.concat(prefix, "key"), **spans}).select(*FOLDED)
+    return made.withColumns(
+        {"start": begin, "place": F.concat(prefix, "key"), **spans}
+    ).select(*FOLDED)
 
 
 def _spans(aggregation: Aggregation) -> list[Column]:
@@ -130,23 +168,39 @@ def _spans(aggregation: Aggregation) -> list[Column]:
     ]
 
 
-def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
+def _records(
+    history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool
+) -> DataFrame:
     """Return the records of an aggregation. Filtered records stay, without a key, because they count as read."""
     key, timestamp = F.col("key"), F.col("timestamp")
     seen, token_of = with_tokens(history, aggregation.reads, aggregation.parts)
     number = numbers(aggregation, token_of)
-    where = Judged(F.lit(True), F.lit(False)) if aggregation.where is None else judged(aggregation.where, token_of)
-    offset = F.col("offset") if numbered else F.monotonically_increasing_id().bitwiseAND(F.lit(_ROW))
+    where = (
+        Judged(F.lit(True), F.lit(False))
+        if aggregation.where is None
+        else judged(aggregation.where, token_of)
+    )
+    offset = (
+        F.col("offset")
+        if numbered
+        else F.monotonically_increasing_id().bitwiseAND(F.lit(_ROW))
+    )
     records = seen.select(
         "partition",
         *([offset.alias("offset")] if aggregation.ordered else []),
-        (F.col("partition") * stage.ranges + _slot(key, stage.ranges)).cast("int").alias("task"),
+        (F.col("partition") * stage.ranges + _slot(key, stage.ranges))
+        .cast("int")
+        .alias("task"),
         key,
         timestamp,
         number.value.alias("number"),
         number.missing.alias("missing"),
         where.true.alias("arrives"),
-        (where.doubt | (where.true & number.doubt) | F.coalesce(timestamp < 0, F.lit(True))).alias("doubt"),
+        (
+            where.doubt
+            | (where.true & number.doubt)
+            | F.coalesce(timestamp < 0, F.lit(True))
+        ).alias("doubt"),
     )
     keyed = F.col("key").isNotNull()
     return records.withColumns(
@@ -163,48 +217,92 @@ def _slot(key: Column, ranges: int) -> Column:
 
     A record without a key is dropped, and counted by the first task of its partition.
     """
-    slots = [slot for slot, key_range in enumerate(KeyRange.split(ranges)) for _ in key_range.groups.numbers]
+    slots = [
+        slot
+        for slot, key_range in enumerate(KeyRange.split(ranges))
+        for _ in key_range.groups.numbers
+    ]
     return (
         F.lit(0)
         if ranges == 1
-        else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), _group(key) + 1))
+        else F.when(key.isNull(), 0).otherwise(
+            F.element_at(F.array(*map(F.lit, slots)), _group(key) + 1)
+        )
     )
 
 
 def _group(key: Column) -> Column:
-    return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
+    return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast(
+        "int"
+    )
 
 
-def _windowed(records: DataFrame, aggregation: Aggregation, *, exact: bool) -> DataFrame:
+def _windowed(
+    records: DataFrame, aggregation: Aggregation, *, exact: bool
+) -> DataFrame:
     """Return a row for each window of a record: its `start`, whether it is `late`, whether it is the `first` row.
 
     Also how far `into` the window its time is. Not `exact`: none is late.
     """
-    size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
+    size, advance = (
+        F.lit(aggregation.size_ms),
+        F.lit(aggregation.advance_ms).cast("bigint"),
+    )
     keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
     # The numbers of a table order the records of each key only: between keys, the order is that of `table_frame`.
     ordered = Window.partitionBy("partition").orderBy("offset", "key", "timestamp")
     before = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    timed = records.withColumn("reached", F.max(F.when(keyed, time)).over(before)) if exact else records
+    timed = (
+        records.withColumn("reached", F.max(F.when(keyed, time)).over(before))
+        if exact
+        else records
+    )
     if aggregation.advance_ms == aggregation.size_ms:
-        timed = timed.withColumns({"start": F.when(keyed, time - F.pmod(time, size)), "first": F.lit(True)})
-    else:
-        earliest = F.greatest(time - (aggregation.size_ms - aggregation.advance_ms), F.lit(0))
-        starts = F.when(keyed, F.sequence(earliest - F.pmod(earliest, advance), time, advance))
-        timed = timed.select("*", F.posexplode_outer(starts).alias("at", "start")).withColumn(
-            "first", F.coalesce(F.col("at") == 0, F.lit(True))
+        timed = timed.withColumns(
+            {"start": F.when(keyed, time - F.pmod(time, size)), "first": F.lit(True)}
         )
-    late = F.col("start") <= F.col("reached") - aggregation.close_ms if exact else F.lit(False)
-    return timed.withColumns({"late": F.coalesce(late, F.lit(False)), "into": time - F.col("start")})
+    else:
+        earliest = F.greatest(
+            time - (aggregation.size_ms - aggregation.advance_ms), F.lit(0)
+        )
+        starts = F.when(
+            keyed, F.sequence(earliest - F.pmod(earliest, advance), time, advance)
+        )
+        timed = timed.select(
+            "*", F.posexplode_outer(starts).alias("at", "start")
+        ).withColumn("first", F.coalesce(F.col("at") == 0, F.lit(True)))
+    late = (
+        F.col("start") <= F.col("reached") - aggregation.close_ms
+        if exact
+        else F.lit(False)
+    )
+    return timed.withColumns(
+        {"late": F.coalesce(late, F.lit(False)), "into": time - F.col("start")}
+    )
 
 
-def _folded(records: DataFrame, aggregation: Aggregation, by: list[str], more: Sequence[Column]) -> DataFrame:
+def _folded(
+    records: DataFrame, aggregation: Aggregation, by: list[str], more: Sequence[Column]
+) -> DataFrame:
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
-    number, count, floats = F.when(taken, F.col("number")), F.count_if(taken), aggregation.number == "float64"
-    value = {"count": count, "sum": F.try_sum(number), "min": F.min(number), "max": F.max(number)}[aggregation.fold]
+    number, count, floats = (
+        F.when(taken, F.col("number")),
+        F.count_if(taken),
+        aggregation.number == "float64",
+    )
+    value = {
+        "count": count,
+        "sum": F.try_sum(number),
+        "min": F.min(number),
+        "max": F.max(number),
+    }[aggregation.fold]
     if floats and aggregation.fold == "sum":
         # Rounding depends on the order: add in the order of offsets, and take the last sum.
-        before = Window.partitionBy(*by).orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        before = (
+            Window.partitionBy(*by)
+            .orderBy("offset")
+            .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        )
         records = records.withColumn("sum", F.sum(number).over(before))
         value = F.max_by("sum", F.when(taken, F.col("offset")))
     nothing = F.lit(None)
@@ -230,16 +328,26 @@ def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
     """Return whether Python might fold the numbers of a group to another result."""
     if aggregation.number == "int64":
         # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
-        return F.try_sum(F.abs(number)).isNull() if aggregation.fold == "sum" else F.lit(False)
+        return (
+            F.try_sum(F.abs(number)).isNull()
+            if aggregation.fold == "sum"
+            else F.lit(False)
+        )
     negative_zero = (number == 0) & number.cast("string").startswith("-")
     # Which of two zeros is the result depends on the order, also of a smallest or largest.
-    unsure = ~(F.abs(value) <= sys.float_info.max) | ((value == 0) & (F.count_if(negative_zero) > 0))
+    unsure = ~(F.abs(value) <= sys.float_info.max) | (
+        (value == 0) & (F.count_if(negative_zero) > 0)
+    )
     if not aggregation.mixed:
         return unsure
-    return unsure | F.coalesce(F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT, F.lit(False))
+    return unsure | F.coalesce(
+        F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT, F.lit(False)
+    )
 
 
-def folded(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Folded]:
+def folded(
+    told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
+) -> dict[int, Folded]:
     """Return SQL's results for each task, except for tasks of partitions without records, from KEPT rows."""
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Folded] = {}
@@ -249,7 +357,12 @@ def folded(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stag
         # Each operator has its own time: that of the records that pass its filters.
         operator_times = {
             stage.stores[store]: max(
-                (row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1
+                (
+                    row["clock"]
+                    for row in rows
+                    if row["store"] == store and row["clock"] is not None
+                ),
+                default=-1,
             )
             for store in node_of
         }
@@ -262,5 +375,7 @@ def folded(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stag
                 if row[count]
             }
             files = {stage.stores[row["store"]]: row["file"] for row in own}
-            result[task] = Folded(own[0]["read"] if own else 0, newest, dropped, operator_times, files)
+            result[task] = Folded(
+                own[0]["read"] if own else 0, newest, dropped, operator_times, files
+            )
     return result

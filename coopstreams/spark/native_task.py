@@ -39,17 +39,32 @@ class NativeWork:
         """Yield the result of the task."""
         return attempt(
             batches,
-            lambda number, closing: _NativeAttempt(self.work, number, closing, self.folder, self.folded.get(number)),
+            lambda number, closing: _NativeAttempt(
+                self.work, number, closing, self.folder, self.folded.get(number)
+            ),
         )
 
 
 class _NativeAttempt(TaskAttempt):
     """One attempt of one task. `folded`: None if its partition has no record."""
 
-    def __init__(self, work: TaskWork, number: int, closing: ExitStack, folder: str, folded: Folded | None) -> None:
+    def __init__(
+        self,
+        work: TaskWork,
+        number: int,
+        closing: ExitStack,
+        folder: str,
+        folded: Folded | None,
+    ) -> None:
         super().__init__(work, number, closing, tables=NO_TABLES)
         clocks = {} if folded is None else folded.operator_times
-        self._clocks = tuple(sorted((store_id(store), clock) for store, clock in clocks.items() if clock >= 0))
+        self._clocks = tuple(
+            sorted(
+                (store_id(store), clock)
+                for store, clock in clocks.items()
+                if clock >= 0
+            )
+        )
         self._folder, self._files = folder, {} if folded is None else folded.files
         if folded is None:
             return
@@ -66,7 +81,11 @@ class _NativeAttempt(TaskAttempt):
         """Put the rows of this task into its database: each key, or key and window, comes once."""
         check_task(rows, self._number)
         for spec in self._specs:
-            for kept in kept_rows(self._folder, self._files[spec.name]) if spec.name in self._files else ():
+            for kept in (
+                kept_rows(self._folder, self._files[spec.name])
+                if spec.name in self._files
+                else ()
+            ):
                 self._database.write(self._changes(spec, kept), {})
         yield from ()
 
@@ -77,18 +96,31 @@ class _NativeAttempt(TaskAttempt):
         """Return the rows of a store as changes of its families, ordered by database key."""
         number = "value" if rows.column("real").null_count else "real"
         names = ("place", "start", number, "timestamp")
-        places, starts, values, times = (rows.column(name).to_pylist() for name in names)
+        places, starts, values, times = (
+            rows.column(name).to_pylist() for name in names
+        )
         pack, encode = TIMESTAMP.pack, spec.value.encode
-        packed = [pack(time) + encode(value) for time, value in zip(times, values, strict=True)]
+        packed = [
+            pack(time) + encode(value)
+            for time, value in zip(times, values, strict=True)
+        ]
         if spec.kind not in layout.SEGMENTED:
-            return [_change(layout.family_of(spec.name), zip(places, packed, strict=True))]
-        observed, length = self._state.stores[spec.name].observed, layout.segment_ms(spec)
+            return [
+                _change(layout.family_of(spec.name), zip(places, packed, strict=True))
+            ]
+        observed, length = (
+            self._state.stores[spec.name].observed,
+            layout.segment_ms(spec),
+        )
         horizon = 0 if observed == NOTHING_OBSERVED else layout.horizon(spec, observed)
         segments: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
         for place, start, row in zip(places, starts, packed, strict=True):
             if start >= horizon:
                 segments[start // length].append((place + pack(start), row))
-        return [_change(layout.segment_family(spec.name, segment), found) for segment, found in segments.items()]
+        return [
+            _change(layout.segment_family(spec.name, segment), found)
+            for segment, found in segments.items()
+        ]
 
 
 def _change(family: str, rows: Iterable[tuple[bytes, bytes]]) -> Change:

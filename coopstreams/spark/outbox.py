@@ -43,12 +43,21 @@ def marks_spec(application: str, run: str, tasks: int, replication: int) -> Topi
 def announce(config: Config, run: str, tasks: int) -> None:
     """Create the topic with the marks of a run, if missing; other runs find it, and know that this run has begun."""
     with closing(cluster_of(config)) as cluster:
-        cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
+        cluster.create_topics(
+            [
+                marks_spec(
+                    config["application.id"], run, tasks, config["replication.factor"]
+                )
+            ]
+        )
 
 
 def cluster_of(config: Config) -> KafkaLog:
     """Return the cluster of a configuration, with the longest transaction time-out that brokers allow."""
-    settings = {"producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS, **config.client}
+    settings = {
+        "producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS,
+        **config.client,
+    }
     return KafkaLog(settings, timeout_s=config["connect.timeout.ms"] / 1000)
 
 
@@ -86,7 +95,9 @@ class Outbox:
         self._config, self._run = config, run
         self._log: Log = cluster_of(config)
         self._mark = TopicPartition(marks_topic(config["application.id"], run), number)
-        self._writer = self._log.writer(f"{config['application.id']}-backfill-{run}-{number}")
+        self._writer = self._log.writer(
+            f"{config['application.id']}-backfill-{run}-{number}"
+        )
         self.mark = read_mark(self._log, self._mark)
         """The result that an earlier attempt committed; None: nothing of this task is in Kafka."""
         if self.mark is None:
@@ -134,7 +145,13 @@ class Outbox:
             LogError: it is unknown whether the commit counted; the next attempt finds out.
         """
         now = int(time.time() * 1000)
-        self._writer.append(self._mark.topic, [b"result"], [result.encode()], [now], partitions=self._mark.partition)
+        self._writer.append(
+            self._mark.topic,
+            [b"result"],
+            [result.encode()],
+            [now],
+            partitions=self._mark.partition,
+        )
         self._writer.commit(LONGEST_TRANSACTION_MS / 1000)
 
     def close(self) -> None:
@@ -142,10 +159,18 @@ class Outbox:
         self._writer.close()
         self._log.close()
 
-    def _append(self, changelog: TopicPartition, rows: Sequence[tuple[bytes, bytes | None, int]]) -> int:
+    def _append(
+        self, changelog: TopicPartition, rows: Sequence[tuple[bytes, bytes | None, int]]
+    ) -> int:
         if rows:
             keys, values, timestamps = zip(*rows, strict=True)
-            self._writer.append(changelog.topic, keys, values, timestamps, partitions=changelog.partition)
+            self._writer.append(
+                changelog.topic,
+                keys,
+                values,
+                timestamps,
+                partitions=changelog.partition,
+            )
         return len(rows)
 
 
@@ -157,5 +182,12 @@ def read_mark(log: Log, mark: TopicPartition) -> str | None:
         while at < end:
             for run in reader.fetch(BATCH, 0.1):
                 at = run.next_offset
-                found = next((value.decode() for value in reversed(run.columns.values) if value is not None), found)
+                found = next(
+                    (
+                        value.decode()
+                        for value in reversed(run.columns.values)
+                        if value is not None
+                    ),
+                    found,
+                )
     return found

@@ -105,7 +105,9 @@ class Plan:
     snapshots: str | None = None
     table: str | None = None
     """The folder of the outputs, if they go to a table that is kept."""
-    global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(
+        default_factory=dict
+    )
     """Of the topics of global tables, the offsets [start, end) that every task reads."""
     connector: Connector = "python"
     """The reader of Kafka: our own data source, or Spark's connector."""
@@ -131,7 +133,9 @@ class Plan:
 
     def to_json(self) -> bytes:
         """Return the plan as JSON."""
-        return msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)), indent=1)
+        return msgspec.json.format(
+            msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)), indent=1
+        )
 
     @staticmethod
     def from_json(data: bytes) -> Plan:
@@ -140,20 +144,26 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the text that `--dry-run` prints."""
-        lines = [f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"]
+        lines = [
+            f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"
+        ]
         for stage in self.stages:
             leaves = (
                 f"stores {', '.join(stage.stores) or 'none'}"
                 if stage.is_last
                 else f"only asks, by {', '.join(topic for topic, _ in stage.forwarded)}"
             )
-            lines.append(f"  {stage.name}: {stage.partitions} partitions x {stage.ranges} key ranges; {leaves}")
+            lines.append(
+                f"  {stage.name}: {stage.partitions} partitions x {stage.ranges} key ranges; {leaves}"
+            )
             if stage.called and stage.ranges == 1:
                 lines.append(
                     "    not divided, because its processors may be called by stream time; --ranges N divides it"
                 )
             if stage.native:
-                lines.append("    in Spark SQL, if all its records are understood there")
+                lines.append(
+                    "    in Spark SQL, if all its records are understood there"
+                )
             elif stage.why:
                 lines.append(f"    in Python: {stage.why}")
             for topic in stage.topics:
@@ -175,18 +185,35 @@ class Plan:
                 "for every task"
             )
         if self.rebuild is not None:
-            written = "differences go to the changelogs" if self.seed else "differences are counted"
-            return "\n".join(
-                [*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"]
+            written = (
+                "differences go to the changelogs"
+                if self.seed
+                else "differences are counted"
             )
-        state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
-        outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
+            return "\n".join(
+                [
+                    *lines,
+                    f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}",
+                ]
+            )
+        state = [
+            *(["changelogs"] if self.seed else []),
+            *([self.snapshots] if self.snapshots else []),
+        ]
+        outputs = (
+            self.outputs if self.table is None else f"{self.outputs} at {self.table}"
+        )
         if self.outputs == "none":
             outputs += (
                 " (results, late records and dead letters are counted, not written;"
                 " --outputs topic or table writes them)"
             )
-        return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
+        return "\n".join(
+            [
+                *lines,
+                f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}",
+            ]
+        )
 
 
 _PLANS = msgspec.json.Decoder(Plan, strict=False)
@@ -198,7 +225,12 @@ def check(topology: Topology) -> None:
     Raises:
         TopologyError: no topic matches its patterns, a topic feeds itself, or records are applied outside of Kafka.
     """
-    if (sink := next((part.applies_to for part in topology.subtopologies if part.applies_to), None)) is not None:
+    if (
+        sink := next(
+            (part.applies_to for part in topology.subtopologies if part.applies_to),
+            None,
+        )
+    ) is not None:
         raise TopologyError(
             f'a backfill applies nothing to places outside of Kafka, and "{sink.name}" ({sink.target}) would lack its '
             "history. Backfill the program without to_sink, with its results in a topic or table, and load them there; "
@@ -239,7 +271,11 @@ def stages(
         count = max((partitions[topic] for topic in part.topics), default=0)
         if not count:
             continue
-        found = translated(part, outputs) if native and round_.rounds == 1 else ("it runs in rounds" if native else "")
+        found = (
+            translated(part, outputs)
+            if native and round_.rounds == 1
+            else ("it runs in rounds" if native else "")
+        )
         called = part.divisible and foresees(part)
         stage = Stage(
             part.id,
@@ -282,7 +318,9 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
     found: dict[int, bool] = {}
     wanted: set[str] = set()
     for round_ in reversed(rounds_of(topology)):
-        needed = found.get(round_.part.id, False) or bool(wanted.intersection(round_.forwards))
+        needed = found.get(round_.part.id, False) or bool(
+            wanted.intersection(round_.forwards)
+        )
         if needed or any(store.name in stores for store in round_.part.stores):
             found[round_.part.id] = needed
             wanted.update(round_.part.topics)
@@ -300,7 +338,10 @@ def digest(topology: Topology) -> str:
             part.id,
             [(type(node).__name__, node.name, node.parents) for node in part.nodes],
             part.topics,
-            [(store.name, shape_of(store), store.logged, store.source) for store in part.stores],
+            [
+                (store.name, shape_of(store), store.logged, store.source)
+                for store in part.stores
+            ],
         ]
         for part in topology.subtopologies
     ]
@@ -311,21 +352,32 @@ def digest(topology: Topology) -> str:
 def sources(topology: Topology) -> tuple[str, ...]:
     """Return the topics whose history is read: all sources except repartition topics."""
     nodes = (
-        node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and not node.internal
+        node
+        for part in topology.subtopologies
+        for node in part.nodes
+        if isinstance(node, Source) and not node.internal
     )
     return tuple(dict.fromkeys(topic for node in nodes for topic in node.topics))
 
 
 def positions(
-    plan: Plan, stream_times: Mapping[tuple[str, int], int], internal_ends: Mapping[str, Mapping[int, int]]
+    plan: Plan,
+    stream_times: Mapping[tuple[str, int], int],
+    internal_ends: Mapping[str, Mapping[int, int]],
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the position of each partition that tasks read, at which the live application continues.
 
     Shape: (topic, partition) -> (offset, stream time below it).
     """
-    ends = {(topic, partition): end for topic, bounds in plan.cut.items() for partition, (_, end) in bounds.items()}
+    ends = {
+        (topic, partition): end
+        for topic, bounds in plan.cut.items()
+        for partition, (_, end) in bounds.items()
+    }
     ends |= {
-        (topic, partition): end for topic, internal in internal_ends.items() for partition, end in internal.items()
+        (topic, partition): end
+        for topic, internal in internal_ends.items()
+        for partition, end in internal.items()
     }
     return {place: (end, stream_times.get(place, -1)) for place, end in ends.items()}
 

@@ -21,7 +21,12 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history.history import History, KafkaHistory, TableHistory, cut_of
+from coopstreams.spark.history.history import (
+    History,
+    KafkaHistory,
+    TableHistory,
+    cut_of,
+)
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
@@ -79,12 +84,21 @@ class Options:
             ("connector", self.connector, get_args(Connector)),
         ):
             if given not in known:
-                raise ConfigError(f'{name}="{given}" of a backfill: it must be one of {", ".join(known)}')
+                raise ConfigError(
+                    f'{name}="{given}" of a backfill: it must be one of {", ".join(known)}'
+                )
         if self.ranges is not None and not 1 <= self.ranges <= GROUPS:
-            raise ConfigError(f"ranges={self.ranges} of a backfill: a partition has 1 to {GROUPS} key ranges")
+            raise ConfigError(
+                f"ranges={self.ranges} of a backfill: a partition has 1 to {GROUPS} key ranges"
+            )
 
 
-def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
+def begin(
+    topology: Topology,
+    config: Config,
+    histories: Mapping[str, History],
+    options: Options,
+) -> Plan:
     """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin.
 
     Raises:
@@ -113,7 +127,9 @@ def _check_alone(topology: Topology, config: Config, plan: Plan) -> None:
             ) from error
 
 
-def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False) -> Plan:
+def load_plan(
+    work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False
+) -> Plan:
     """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
     Raises:
@@ -125,7 +141,9 @@ def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuil
     plan = Plan.from_json(data)
     if (plan.rebuild is not None) != rebuild:
         kind = "backfill" if rebuild else "rebuild --from source"
-        raise ConfigError(f'run "{run}" is a {kind}: go on with it by coopstreams {kind} --resume {run}')
+        raise ConfigError(
+            f'run "{run}" is a {kind}: go on with it by coopstreams {kind} --resume {run}'
+        )
     as_planned(topology, config, plan)
     return plan
 
@@ -137,7 +155,10 @@ def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
         ConfigError: the run is of another topology.
     """
     running = as_it_runs(built, plan.cut, config)
-    if (plan.application, plan.topology) != (running.application_id, planning.digest(running)):
+    if (plan.application, plan.topology) != (
+        running.application_id,
+        planning.digest(running),
+    ):
         raise ConfigError(
             f'run "{plan.run}" is of another topology, or of an older form of "{plan.application}", or was begun with '
             "another topology.optimization: "
@@ -147,7 +168,12 @@ def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
 
 
 def make_plan(
-    built: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True
+    built: Topology,
+    config: Config,
+    histories: Mapping[str, History],
+    options: Options,
+    *,
+    create: bool = True,
 ) -> Plan:
     """Return the plan of a run: patterns are resolved and the cut is taken now. `create`: make missing internal topics.
 
@@ -157,13 +183,17 @@ def make_plan(
         SnapshotError: `snapshots` is not a usable storage.
     """
     if options.outputs == "topic" and not options.seed:
-        raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
+        raise ConfigError(
+            "a trial writes nothing to Kafka: outputs must be none or table"
+        )
     if options.table is not None and options.outputs != "table":
         raise ConfigError(
             f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"'
         )
     if options.snapshots is not None:
-        Storage(options.snapshots)  # fails now if its driver is missing, instead of in the tasks
+        Storage(
+            options.snapshots
+        )  # fails now if its driver is missing, instead of in the tasks
     with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
@@ -173,12 +203,19 @@ def make_plan(
         if create:
             create_missing(cluster, topology, config, resolved)
         cut, globally = (
-            {topic: cut_of(cluster, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
+            {
+                topic: cut_of(cluster, topic, history, resolved.partitions[topic])
+                for topic, history in each.items()
+            }
             for each in (chosen, known)
         )
         ids = ids_of(cluster, topology)
-    tables = tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory))
-    for topic in () if options.outputs == "topic" else _fed_by_itself(topology, cut, tables):
+    tables = tuple(
+        topic for topic, history in chosen.items() if isinstance(history, TableHistory)
+    )
+    for topic in (
+        () if options.outputs == "topic" else _fed_by_itself(topology, cut, tables)
+    ):
         log.warning(
             'the program writes to "%s" and reads it, which has no records: what reads it gets no history, because '
             "outputs are %s. With --outputs topic, the live application reads what the run has written.",
@@ -192,7 +229,11 @@ def make_plan(
             pattern,
         )
     stages = planning.stages(
-        topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs
+        topology,
+        resolved.partitions,
+        options.ranges,
+        native=options.native,
+        outputs=options.outputs,
     )
     for warning in planning.called_late(stages, "leave out --ranges (ranges=None)"):
         log.warning("%s", warning)
@@ -215,13 +256,17 @@ def make_plan(
 
 
 def _fed_by_itself(
-    topology: Topology, cut: Mapping[str, Mapping[int, tuple[int, int]]], tables: Collection[str]
+    topology: Topology,
+    cut: Mapping[str, Mapping[int, tuple[int, int]]],
+    tables: Collection[str],
 ) -> list[str]:
     """Return the sources without a history to which the program writes."""
     return [
         topic
         for topic, bounds in cut.items()
-        if topic in topology.sink_topics and topic not in tables and all(start == end for start, end in bounds.values())
+        if topic in topology.sink_topics
+        and topic not in tables
+        and all(start == end for start, end in bounds.values())
     ]
 
 
@@ -237,14 +282,26 @@ def _histories(
         raise ConfigError(
             f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}"
         )
-    chosen = {topic: given.get(topic, KafkaHistory(until)) for topic in planning.sources(topology)}
-    known = {table.topic: given.get(table.topic, KafkaHistory()) for table in topology.global_tables}
-    if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
+    chosen = {
+        topic: given.get(topic, KafkaHistory(until))
+        for topic in planning.sources(topology)
+    }
+    known = {
+        table.topic: given.get(table.topic, KafkaHistory())
+        for table in topology.global_tables
+    }
+    if tables := [
+        topic for topic, history in known.items() if isinstance(history, TableHistory)
+    ]:
         raise ConfigError(
             f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other "
             "history"
         )
-    restored = {store.source: store.name for part in topology.subtopologies for store in part.stores}
+    restored = {
+        store.source: store.name
+        for part in topology.subtopologies
+        for store in part.stores
+    }
     for topic, history in chosen.items():
         if isinstance(history, TableHistory):
             history.check(topic)
@@ -258,7 +315,11 @@ def _histories(
 
 
 def check_unused(
-    cluster: KafkaLog, config: Config, topology: Topology, partitions: Mapping[str, int], begun: str | None = None
+    cluster: KafkaLog,
+    config: Config,
+    topology: Topology,
+    partitions: Mapping[str, int],
+    begun: str | None = None,
 ) -> None:
     """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
 
@@ -268,7 +329,9 @@ def check_unused(
         ConfigError: it runs or has run, or another backfill has begun; the message has the evidence and the cure.
     """
     known = cluster.partitions()
-    if others := [run for run in backfill_runs(topology.application_id, known) if run != begun]:
+    if others := [
+        run for run in backfill_runs(topology.application_id, known) if run != begun
+    ]:
         raise ConfigError(
             f'run {others[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume '
             f"{others[-1]}). To begin anew, "
@@ -295,22 +358,43 @@ def check_unused(
                 f"the group has committed offset {found[0]} of {place}: the application has run, or was reset. Give "
                 "the program another application id: the individual commits under this one stay valid"
             )
-    with individual_commits(cluster, config["application.id"]) as commits:  # they outlive the offsets of a group
-        if commits is not None and (shared := [place for place in places if commits.live(place)]):
+    with individual_commits(
+        cluster, config["application.id"]
+    ) as commits:  # they outlive the offsets of a group
+        if commits is not None and (
+            shared := [place for place in places if commits.live(place)]
+        ):
             raise ConfigError(
                 f"key ranges of the group have committed in {shared[0]}: the application has run, or was reset. Give "
                 "the program another application id: these commits stay valid"
             )
-    if members_text:  # one that has just started, or has no tasks, has committed nothing
-        raise ConfigError(f'"{topology.application_id}" runs, it has {members_text}: stop all instances')
+    if (
+        members_text
+    ):  # one that has just started, or has no tasks, has committed nothing
+        raise ConfigError(
+            f'"{topology.application_id}" runs, it has {members_text}: stop all instances'
+        )
 
 
-def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:
+def oldest_ms(
+    topology: Topology, config: Config, plan: Plan
+) -> tuple[tuple[str, int], ...]:
     """Return, for stores whose changelogs have a retention, the earliest timestamp that is not deleted at once."""
-    stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
+    stores = (
+        store
+        for stage in plan.stages
+        for store in topology.subtopologies[stage.subtopology].stores
+    )
     forgetful = [store.name for store in stores if store.logged and store.retention_ms]
-    topics = {store: changelog_topic(topology.application_id, store) for store in forgetful}
+    topics = {
+        store: changelog_topic(topology.application_id, store) for store in forgetful
+    }
     now = int(time.time() * 1000)
     with closing(cluster_of(config)) as cluster:
-        kept = {store: int(cluster.topic_config(topic)["retention.ms"]) for store, topic in topics.items()}
-    return tuple((store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0)
+        kept = {
+            store: int(cluster.topic_config(topic)["retention.ms"])
+            for store, topic in topics.items()
+        }
+    return tuple(
+        (store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0
+    )

@@ -39,7 +39,9 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, marks_topic
 
 
-def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:
+def publish(
+    done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]
+) -> dict[TopicPartition, int]:
     """Publish a run; return the offsets at which the application continues. It must not run, and must not have run.
 
     Raises:
@@ -54,7 +56,10 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         )
     config = Config.of(settings, topology.application_id)
     running = as_planned(topology, config, done.plan)
-    with closing(cluster_of(config)) as cluster, GroupAdmin(config.client, config["application.id"]) as group:
+    with (
+        closing(cluster_of(config)) as cluster,
+        GroupAdmin(config.client, config["application.id"]) as group,
+    ):
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(group, goes_on, done.plan)
@@ -74,7 +79,10 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Committed]:
     plan = done.plan
     internal = {
-        topic: {number: cluster.end_offset(TopicPartition(topic, number)) for number in range(plan.partitions[topic])}
+        topic: {
+            number: cluster.end_offset(TopicPartition(topic, number))
+            for number in range(plan.partitions[topic])
+        }
         for stage in plan.stages
         for topic in stage.topics
         if topic not in plan.cut
@@ -82,12 +90,16 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
     found = planning.positions(plan, stream_times(done), internal)
     times = operator_times(done.results)
     return {
-        TopicPartition(*place): Committed(offset, stream_time, BACKFILLED, operator_times=times.get(place, ()))
+        TopicPartition(*place): Committed(
+            offset, stream_time, BACKFILLED, operator_times=times.get(place, ())
+        )
         for place, (offset, stream_time) in found.items()
     }
 
 
-def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed], plan: Plan) -> None:
+def _check_unused(
+    group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed], plan: Plan
+) -> None:
     for place, found in group.committed(goes_on).items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
             left = f"to delete the topic {marks_topic(plan.application, plan.run)}"
@@ -102,10 +114,16 @@ def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed]
 
 def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
     """Return the stream time of each source partition; all tasks of a partition have the same."""
-    return {(topic, result.partition): at for result in done.results for topic, at in result.stream_times.items()}
+    return {
+        (topic, result.partition): at
+        for result in done.results
+        for topic, at in result.stream_times.items()
+    }
 
 
-def operator_times(results: Iterable[TaskResult]) -> dict[tuple[str, int], OperatorTimes]:
+def operator_times(
+    results: Iterable[TaskResult],
+) -> dict[tuple[str, int], OperatorTimes]:
     """Return the operator times of each source partition.
 
     The tasks of a partition may have reached different ones, where a processor has chosen timestamps: the latest count,
@@ -138,7 +156,10 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
         if not spec.logged:
             continue  # a store without a changelog stays local
         changelog = changelog_topic(plan.application, spec.name)
-        ends = {number: cluster.end_offset(TopicPartition(changelog, number)) for number in range(part.partitions)}
+        ends = {
+            number: cluster.end_offset(TopicPartition(changelog, number))
+            for number in range(part.partitions)
+        }
         stores[spec.name] = StoreSlices(
             changelog,
             cluster.topic_id(changelog),
@@ -146,7 +167,10 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
             shape_of(spec),
             placed(slices[spec.name], ends, now_ms),
         )
-    cut = {topic: {number: end for number, (_, end) in bounds.items()} for topic, bounds in plan.cut.items()}
+    cut = {
+        topic: {number: end for number, (_, end) in bounds.items()}
+        for topic, bounds in plan.cut.items()
+    }
     return Manifest(
         plan.application,
         plan.run,

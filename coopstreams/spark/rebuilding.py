@@ -57,10 +57,17 @@ def rebuild(
     url = absolute(config["snapshots.dir"])
     with closing(cluster_of(config)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
-        rebuilder = Rebuilder(cluster, running, config["application.id"], url, afresh=afresh)
+        rebuilder = Rebuilder(
+            cluster, running, config["application.id"], url, afresh=afresh
+        )
         partitions = rebuilder.to_rebuild(wanted or RebuildScope())
-        with session_or_local(spark, f"rebuild of {config['application.id']}") as session:
-            found = _made(session, _Work(running, config, url, rebuilder.run, afresh, tuple(partitions)))
+        with session_or_local(
+            spark, f"rebuild of {config['application.id']}"
+        ) as session:
+            found = _made(
+                session,
+                _Work(running, config, url, rebuilder.run, afresh, tuple(partitions)),
+            )
         return rebuilder.publish(found)
 
 
@@ -79,11 +86,21 @@ class _Work:
         """Rebuild the partitions that these rows name; yield a row for each."""
         application = self.config["application.id"]
         with closing(cluster_of(self.config)) as cluster:
-            rebuilder = Rebuilder(cluster, self.topology, application, self.url, afresh=self.afresh, run=self.run)
-            for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            rebuilder = Rebuilder(
+                cluster,
+                self.topology,
+                application,
+                self.url,
+                afresh=self.afresh,
+                run=self.run,
+            )
+            for number in (
+                number for batch in batches for number in batch.column(0).to_pylist()
+            ):
                 made = rebuilder.rebuild(self.partitions[number])
                 yield pa.RecordBatch.from_pydict(
-                    {"rebuilt": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE
+                    {"rebuilt": [number], "made": [msgspec.json.encode(made).decode()]},
+                    _MADE,
                 )
 
 
@@ -91,7 +108,9 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
     """Return the slices of all partitions, by store."""
     if not work.partitions:
         return {}
-    rows = spark.createDataFrame([(number,) for number in range(len(work.partitions))], "rebuilt int")
+    rows = spark.createDataFrame(
+        [(number,) for number in range(len(work.partitions))], "rebuilt int"
+    )
     answers = (
         rows.repartitionById(len(work.partitions), "rebuilt")
         .mapInArrow(plain_function(work), "rebuilt int, made string")

@@ -13,7 +13,11 @@ from typing import Final
 
 from coopstreams.common.config import Config
 from coopstreams.spark.rounds import Round
-from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.aggregate_nodes import (
+    CogroupMerge,
+    Suppress,
+    TableAggregate,
+)
 from coopstreams.topology.graph.join_nodes import TableTableJoin, stores_of
 from coopstreams.topology.graph.nodes import (
     Aggregate,
@@ -39,7 +43,11 @@ def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
     return (
         config["statestore.cache.max.bytes"] > 0
         and not round_.placed  # a question or answer would be joined with other rows than its own
-        and not any(_follows_time(node) for part in _behind(topology, round_.part) for node in part.nodes)
+        and not any(
+            _follows_time(node)
+            for part in _behind(topology, round_.part)
+            for node in part.nodes
+        )
         and not _feeds_time(round_.part)
     )
 
@@ -48,8 +56,17 @@ def _behind(topology: Topology, part: SubTopology) -> list[SubTopology]:
     """Return the sub-topologies that read what a sub-topology writes, or what they write."""
     found, new = set[int](), {part.id}
     while new:
-        written = {node.topic for each in new for node in topology.subtopologies[each].nodes if isinstance(node, Sink)}
-        new = {other.id for other in topology.subtopologies if not written.isdisjoint(other.topics)} - found
+        written = {
+            node.topic
+            for each in new
+            for node in topology.subtopologies[each].nodes
+            if isinstance(node, Sink)
+        }
+        new = {
+            other.id
+            for other in topology.subtopologies
+            if not written.isdisjoint(other.topics)
+        } - found
         found |= new
     return [topology.subtopologies[each] for each in found]
 
@@ -60,7 +77,11 @@ def _feeds_time(part: SubTopology) -> bool:
     below = set[str]()
     """Tables that would be held back, and the nodes that get their updates."""
     for node in part.nodes:
-        above = (parent for side, parent in enumerate(node.parents) if Edge(node, side).carries)
+        above = (
+            parent
+            for side, parent in enumerate(node.parents)
+            if Edge(node, side).carries
+        )
         if not below.isdisjoint(above):
             if _follows_time(node):
                 return True
@@ -74,7 +95,11 @@ def _has_updates(node: Node) -> bool:
     """Whether a node is a table, or a suppression, whose updates may be held back."""
     if isinstance(node, Suppress):
         return True
-    return isinstance(node, _TABLES) and node.store is not None and not getattr(node, "emit_on_close", False)
+    return (
+        isinstance(node, _TABLES)
+        and node.store is not None
+        and not getattr(node, "emit_on_close", False)
+    )
 
 
 def _follows_time(node: Node) -> bool:
@@ -89,5 +114,12 @@ def _follows_time(node: Node) -> bool:
         return True
     if isinstance(node, _VIEWS):
         return False
-    windows = any(store.retention_ms is not None or store.history_ms is not None for store in stores)
-    return windows or holds_results(node) or (isinstance(node, Processing) and not isinstance(node, AsyncProcessing))
+    windows = any(
+        store.retention_ms is not None or store.history_ms is not None
+        for store in stores
+    )
+    return (
+        windows
+        or holds_results(node)
+        or (isinstance(node, Processing) and not isinstance(node, AsyncProcessing))
+    )

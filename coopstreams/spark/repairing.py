@@ -70,7 +70,9 @@ class Differences:
         return f"{self.equal:,} equal, {self.added:,} added, {self.changed:,} changed, {self.deleted:,} deleted"
 
 
-def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tuple[bytes, bytes | None]]:
+def differences(
+    found: Rows, right: Rows, counted: Differences
+) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield the changes that turn the found rows into the right ones: key, and row or None.
 
     Both come by ascending key. The rows are counted in `counted`.
@@ -122,7 +124,11 @@ class Repair:
         return Repair(rebuild, stores) if stores else None
 
     def write(
-        self, config: Config, rebuilt: Rebuilt, oldest_ms: Mapping[str, int], outbox: Outbox | None
+        self,
+        config: Config,
+        rebuilt: Rebuilt,
+        oldest_ms: Mapping[str, int],
+        outbox: Outbox | None,
     ) -> dict[str, Differences]:
         """Return the differences of each store; write them, unless it is a dry run.
 
@@ -130,29 +136,46 @@ class Repair:
             GroupError: the application runs.
             LogError: a changelog stood still for two minutes, or its retention would delete a row at once.
         """
-        key_range, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
+        key_range, specs, result = (
+            self.rebuild.covered(rebuilt.task),
+            self._specs(rebuilt),
+            dict[str, Differences](),
+        )
         if key_range is None:
             return result
         with (
             tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder,
             closing(Database(Rocks(Path(folder)), specs)) as present,
         ):
-            self._restore(config, replace(rebuilt.task, key_range=key_range), specs, present)
+            self._restore(
+                config, replace(rebuilt.task, key_range=key_range), specs, present
+            )
             for spec in specs:
                 counted, horizon = Differences(), rebuilt.horizons[spec.name]
-                found, right = (visible(database, spec, key_range, horizon) for database in (present, rebuilt.database))
+                found, right = (
+                    visible(database, spec, key_range, horizon)
+                    for database in (present, rebuilt.database)
+                )
                 changes = differences(found, right, counted)
                 if outbox is None:
                     deque(changes, maxlen=0)
                 else:
-                    changelog = TopicPartition(changelog_of(config, spec), rebuilt.task.partition)
+                    changelog = TopicPartition(
+                        changelog_of(config, spec), rebuilt.task.partition
+                    )
                     oldest = oldest_ms.get(spec.name, KEPT_FOR_EVER)
-                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest, changelog.topic)))
+                    outbox.seed(
+                        Seeds(
+                            changelog, _records(spec, changes, oldest, changelog.topic)
+                        )
+                    )
                 result[spec.name] = counted
         check_stopped(config)
         return result
 
-    def export(self, rebuilt: Rebuilt, writer: SnapshotWriter) -> dict[str, list[Slice]]:
+    def export(
+        self, rebuilt: Rebuilt, writer: SnapshotWriter
+    ) -> dict[str, list[Slice]]:
         """Return the state as slices of a snapshot, at the planned ends of the changelogs.
 
         Replaying the differences behind those ends does not change it.
@@ -167,7 +190,9 @@ class Repair:
         return {
             spec.name: list(
                 placed(
-                    writer.export(rebuilt.database, spec, partition, key_range), self.rebuild.ends[spec.name], now_ms
+                    writer.export(rebuilt.database, spec, partition, key_range),
+                    self.rebuild.ends[spec.name],
+                    now_ms,
                 )
             )
             for spec in self._specs(rebuilt)
@@ -176,14 +201,24 @@ class Repair:
     def _specs(self, rebuilt: Rebuilt) -> list[StoreSpec]:
         return [spec for spec in rebuilt.specs if spec.name in self.stores]
 
-    def _restore(self, config: Config, task: TaskId, specs: Sequence[StoreSpec], present: Database) -> None:
+    def _restore(
+        self,
+        config: Config,
+        task: TaskId,
+        specs: Sequence[StoreSpec],
+        present: Database,
+    ) -> None:
         ends = {
-            spec.name: {task.key_range: end} for spec in specs if (end := self.rebuild.ends[spec.name][task.partition])
+            spec.name: {task.key_range: end}
+            for spec in specs
+            if (end := self.rebuild.ends[spec.name][task.partition])
         }
         with closing(cluster_of(config)) as cluster:
             restoring = Restoring(cluster, partial(changelog_of, config))
             with closing(restoring):
-                restoring.add(task, [spec for spec in specs if spec.name in ends], present, ends)
+                restoring.add(
+                    task, [spec for spec in specs if spec.name in ends], present, ends
+                )
                 finish(restoring, task, self.stores)
 
 
@@ -193,7 +228,10 @@ def changelog_of(config: Config, spec: StoreSpec) -> str:
 
 
 def _records(
-    spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int, changelog: str
+    spec: StoreSpec,
+    changes: Iterator[tuple[bytes, bytes | None]],
+    oldest_ms: int,
+    changelog: str,
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
     """Yield the changelog records of changes.
 

@@ -53,44 +53,81 @@ def rounds_of(topology: Topology) -> list[Round]:
     Raises:
         TopologyError: a topic feeds itself, so the backfill would have no end.
     """
-    leads = {topic: _leading(part, (topic,)) for part in topology.subtopologies for topic in forwarded(part)}
+    leads = {
+        topic: _leading(part, (topic,))
+        for part in topology.subtopologies
+        for topic in forwarded(part)
+    }
     waiting, written, taken = list(topology.subtopologies), set[str](), list[Round]()
     while waiting:
         open_ = leads.keys() - written
         ready = [part for part in waiting if open_.isdisjoint(part.topics)]
-        chosen = [_last(part, written) for part in ready] or [_asking(waiting, leads, written)]
+        chosen = [_last(part, written) for part in ready] or [
+            _asking(waiting, leads, written)
+        ]
         written.update(topic for round_ in chosen for topic in round_.forwards)
         waiting = [part for part in waiting if part not in ready]
         taken += chosen
-    counts = {part.id: sum(round_.part.id == part.id for round_ in taken) for part in topology.subtopologies}
+    counts = {
+        part.id: sum(round_.part.id == part.id for round_ in taken)
+        for part in topology.subtopologies
+    }
     placed = _placed(topology, leads, taken, counts)
     result, seen = list[Round](), dict.fromkeys(counts, 0)
     for round_ in taken:
         seen[round_.part.id] += 1
         touched = placed.intersection((*round_.part.topics, *round_.forwards))
-        result.append(replace(round_, round=seen[round_.part.id], rounds=counts[round_.part.id], placed=touched))
+        result.append(
+            replace(
+                round_,
+                round=seen[round_.part.id],
+                rounds=counts[round_.part.id],
+                placed=touched,
+            )
+        )
     return result
 
 
 def round_of(topology: Topology, subtopology: int, number: int) -> Round:
     """Return a round of a sub-topology."""
-    return next(round_ for round_ in rounds_of(topology) if (round_.part.id, round_.round) == (subtopology, number))
+    return next(
+        round_
+        for round_ in rounds_of(topology)
+        if (round_.part.id, round_.round) == (subtopology, number)
+    )
 
 
 def forwarded(part: SubTopology) -> tuple[str, ...]:
     """Return the internal topics that a sub-topology writes, without changelogs."""
-    return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
+    return tuple(
+        dict.fromkeys(
+            node.topic
+            for node in part.nodes
+            if isinstance(node, Sink) and node.internal
+        )
+    )
 
 
-def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]], written: set[str]) -> Round:
+def _asking(
+    waiting: Sequence[SubTopology],
+    leads: Mapping[str, frozenset[str]],
+    written: set[str],
+) -> Round:
     """Return a round that lets others run, preferably of a sub-topology that waits for its own results."""
     able = [
         (part, topic)
         for part in waiting
         for topic in forwarded(part)
-        if topic not in written and not any(source in leads and source not in written for source in leads[topic])
+        if topic not in written
+        and not any(
+            source in leads and source not in written for source in leads[topic]
+        )
     ]
-    back = [(part, topic) for part, topic in able if not _beyond(topic, leads).isdisjoint(part.topics)]
+    back = [
+        (part, topic)
+        for part, topic in able
+        if not _beyond(topic, leads).isdisjoint(part.topics)
+    ]
     if not able:
         parts = " and ".join(str(part.id) for part in waiting)
         raise TopologyError(
@@ -110,7 +147,8 @@ def _last(part: SubTopology, written: set[str]) -> Round:
     gone |= {
         node.name
         for node in part.nodes
-        if isinstance(node, ForeignKeyAsk) and any(node.name in other.parents for other in _sinks(part, done))
+        if isinstance(node, ForeignKeyAsk)
+        and any(node.name in other.parents for other in _sinks(part, done))
     }
     return Round(
         _cut(part, {node.name for node in part.nodes} - gone),
@@ -119,15 +157,26 @@ def _last(part: SubTopology, written: set[str]) -> Round:
 
 
 def _placed(
-    topology: Topology, leads: Mapping[str, frozenset[str]], taken: Iterable[Round], counts: Mapping[int, int]
+    topology: Topology,
+    leads: Mapping[str, frozenset[str]],
+    taken: Iterable[Round],
+    counts: Mapping[int, int],
 ) -> frozenset[str]:
     """Return the topics between a round and a later one of the same sub-topology."""
     found = set[str]()
     for round_ in taken:
         if counts[round_.part.id] > 1:
             own = topology.subtopologies[round_.part.id].topics
-            between = {each for topic in round_.forwards for each in (topic, *_beyond(topic, leads))}
-            found |= {topic for topic in between if topic in own or not _beyond(topic, leads).isdisjoint(own)}
+            between = {
+                each
+                for topic in round_.forwards
+                for each in (topic, *_beyond(topic, leads))
+            }
+            found |= {
+                topic
+                for topic in between
+                if topic in own or not _beyond(topic, leads).isdisjoint(own)
+            }
     return frozenset(found)
 
 
@@ -135,7 +184,9 @@ def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
     """Return the internal topics whose records depend on the records of one topic."""
     found, new = set[str](), {topic}
     while new:
-        new = {other for other, sources in leads.items() if not new.isdisjoint(sources)} - found
+        new = {
+            other for other, sources in leads.items() if not new.isdisjoint(sources)
+        } - found
         found |= new
     return found
 
@@ -147,7 +198,9 @@ def _leading(part: SubTopology, topics: Iterable[str]) -> frozenset[str]:
 
 def _sinks(part: SubTopology, topics: Iterable[str]) -> list[Node]:
     wanted = set(topics)
-    return [node for node in part.nodes if isinstance(node, Sink) and node.topic in wanted]
+    return [
+        node for node in part.nodes if isinstance(node, Sink) and node.topic in wanted
+    ]
 
 
 def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
@@ -157,20 +210,29 @@ def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
     while new:
         found |= new
         stores = {store for name in new for store in _used(by_name[name])}
-        beside = {node.name for node in part.nodes if not stores.isdisjoint(_used(node))}
-        new = ({parent for name in new for parent in by_name[name].parents} | beside) - found
+        beside = {
+            node.name for node in part.nodes if not stores.isdisjoint(_used(node))
+        }
+        new = (
+            {parent for name in new for parent in by_name[name].parents} | beside
+        ) - found
     return found
 
 
 def _used(node: Node) -> set[str]:
     """Return the stores that a node owns, or that a processor uses."""
-    return {*(store.name for store in stores_of(node)), *(node.store_names if isinstance(node, Processing) else ())}
+    return {
+        *(store.name for store in stores_of(node)),
+        *(node.store_names if isinstance(node, Processing) else ()),
+    }
 
 
 def _cut(part: SubTopology, names: set[str]) -> SubTopology:
     """Return the part of a sub-topology with these nodes, and with their topics and stores."""
     nodes = tuple(node for node in part.nodes if node.name in names)
-    topics = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
+    topics = {
+        topic for node in nodes if isinstance(node, Source) for topic in node.topics
+    }
     stores = {store for node in nodes for store in _used(node)}
     return SubTopology(
         part.id,

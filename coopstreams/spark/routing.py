@@ -21,7 +21,14 @@ from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.time_marks import marks_in
 from coopstreams.spark.committed import ALL, Cut, Now
-from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, lists_column, record_columns
+from coopstreams.spark.history.rows import (
+    END,
+    ROUTED,
+    batch,
+    columns_of,
+    lists_column,
+    record_columns,
+)
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -63,7 +70,10 @@ class Routing:
         if first is None:
             return
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
-        cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
+        cut = Cut(
+            KeyRange.split(self.ranges),
+            ALL if self.committed is None else self.committed[partition.partition],
+        )
         idle = bool(program.idle_ms)
         operator_times = (
             program.operator_times_of(self.topic, may_drop=self.may_drop)
@@ -83,7 +93,9 @@ class Routing:
                     f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition"
                 )
             offsets = (
-                rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
+                rows.column("offset").to_pylist()
+                if self.numbered
+                else range(next_offset, next_offset + rows.num_rows)
             )
             if offsets[0] < next_offset:
                 raise ValueError(
@@ -98,24 +110,40 @@ class Routing:
                 else None
             )
             columns = columns_of(rows, offsets)
-            marks = {at + 1 for at, _ in marks_in(columns)} if routes.time_marks else set[int]()
+            marks = (
+                {at + 1 for at, _ in marks_in(columns)}
+                if routes.time_marks
+                else set[int]()
+            )
             for start, end in cut.spans(offsets, marks):
                 last, span = offsets[end - 1], columns.slice(start, end)
-                batches = make_batches(partition, span, routes, stream_time, last + 1, at_end=False)
+                batches = make_batches(
+                    partition, span, routes, stream_time, last + 1, at_end=False
+                )
                 stream_time = batches[0].stream_time
-                now = Now(stream_time if places is None else places[last], stream_time, routes.now)
+                now = Now(
+                    stream_time if places is None else places[last],
+                    stream_time,
+                    routes.now,
+                )
                 going_on = cut.tell(last, now)
                 for fetched in batches:
                     counted = cut.committed(fetched.slot, fetched.columns)
                     if len(counted):
                         yield self._records(
                             source,
-                            partition.partition * self.ranges + cut.segment_ranges[fetched.slot].slot,
+                            partition.partition * self.ranges
+                            + cut.segment_ranges[fetched.slot].slot,
                             counted,
                             places,
                         )
                 if end in marks:
-                    yield self._times(source, partition.partition, [(slot, now) for slot in going_on], last)
+                    yield self._times(
+                        source,
+                        partition.partition,
+                        [(slot, now) for slot in going_on],
+                        last,
+                    )
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()
         ends = [(slot, now) for slot, now in enumerate(cut.ends) if now is not None]
@@ -123,14 +151,28 @@ class Routing:
 
     def _reporter(self, at: TopicPartition) -> Reporter:
         return Reporter(
-            self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]]
+            self.reports,
+            "history",
+            str(at),
+            str(at),
+            [None if self.cut is None else self.cut[at.partition]],
         )
 
-    def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
+    def _records(
+        self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None
+    ) -> pa.RecordBatch:
         count = len(columns)
-        told = [list(row) for row in zip(*columns.operator_times, strict=True)] if columns.operator_times else None
+        told = (
+            [list(row) for row in zip(*columns.operator_times, strict=True)]
+            if columns.operator_times
+            else None
+        )
         operator_times = lists_column(told, count, ROUTED.field("operator_times").type)
-        times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
+        times = (
+            columns.stream_times
+            if places is None
+            else [places[offset] for offset in columns.offsets]
+        )
         return batch(
             ROUTED,
             [
@@ -144,19 +186,41 @@ class Routing:
             ],
         )
 
-    def _times(self, source: int, partition: int, reached: Sequence[tuple[int, Now]], offset: int) -> pa.RecordBatch:
+    def _times(
+        self,
+        source: int,
+        partition: int,
+        reached: Sequence[tuple[int, Now]],
+        offset: int,
+    ) -> pa.RecordBatch:
         """Return rows that tell tasks, by their slots, the times that the partition reaches at an offset."""
         told = [(partition * self.ranges + slot, *now) for slot, now in reached]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
         tasks, times, stream_times, operator_times = (
-            [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+            [list(column) for column in zip(*told, strict=True)]
+            if told
+            else [[], [], [], []]
         )
-        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [offset] * count, *nothing, operator_times])
+        return batch(
+            ROUTED,
+            [
+                tasks,
+                [source] * count,
+                times,
+                stream_times,
+                [offset] * count,
+                *nothing,
+                operator_times,
+            ],
+        )
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:
-    topics, partitions = rows.column("topic").unique(), rows.column("partition").unique()
+    topics, partitions = (
+        rows.column("topic").unique(),
+        rows.column("partition").unique(),
+    )
     if len(topics) != 1 or len(partitions) != 1:
         raise ValueError(
             f"a Spark partition holds records of {topics.to_pylist()}, {partitions.to_pylist()}: it must have one "

@@ -82,7 +82,12 @@ class Backfilled:
     @property
     def records(self) -> int:
         """The number of records that tasks took from sources, without repartition topics."""
-        return sum(count for result in self.results for topic, count in result.read.items() if topic in self.plan.cut)
+        return sum(
+            count
+            for result in self.results
+            for topic, count in result.read.items()
+            if topic in self.plan.cut
+        )
 
     @property
     def unwritten(self) -> dict[str, int]:
@@ -94,8 +99,12 @@ class Backfilled:
         if self.plan.outputs != "none":
             return {}
         internal = {topic for stage in self.plan.stages for topic, _ in stage.forwarded}
-        written = sum((Counter(result.written) for result in self.results), Counter[str]())
-        return {topic: count for topic, count in written.items() if topic not in internal}
+        written = sum(
+            (Counter(result.written) for result in self.results), Counter[str]()
+        )
+        return {
+            topic: count for topic, count in written.items() if topic not in internal
+        }
 
     def outputs(self, spark: SparkSession) -> DataFrame:
         """Return the records that a live application would have written to topics, including dead letters.
@@ -139,8 +148,20 @@ def backfill(
         if resume is None
         else taken_up(topology, config, wanted.work, resume)
     )
-    with named(plan, wanted.work), session_or_local(spark, f"backfill of {plan.application}") as session:
-        return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+    with (
+        named(plan, wanted.work),
+        session_or_local(spark, f"backfill of {plan.application}") as session,
+    ):
+        return carry_out(
+            session,
+            topology,
+            config,
+            plan,
+            histories,
+            wanted.work,
+            on_stage,
+            on_progress,
+        )
 
 
 @contextmanager
@@ -150,11 +171,15 @@ def named(plan: Plan, work: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f'The run is not done. What has not run yet is done with resume="{plan.run}", work="{work}".')
+        error.add_note(
+            f'The run is not done. What has not run yet is done with resume="{plan.run}", work="{work}".'
+        )
         raise
 
 
-def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False) -> Plan:
+def taken_up(
+    topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False
+) -> Plan:
     """Return the plan of a backfill, or of a rebuild from the source, that is resumed.
 
     Raises:
@@ -192,9 +217,13 @@ def carry_out(
         announce(config, plan.run, plan.tasks)
     run = _Run(running, config, plan, histories, work, on_progress)
     try:
-        with schemas_bound(running, config):  # as they are sent, the workers ask the same registry
+        with schemas_bound(
+            running, config
+        ):  # as they are sent, the workers ask the same registry
             went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
-        results = tuple(result for stage, each in went if stage.is_last for result in each)
+        results = tuple(
+            result for stage, each in went if stage.is_last for result in each
+        )
         if plan.table is not None:
             table_outputs.write(spark, plan, run.folder, Storage(work))
         return Backfilled(plan, results, run.folder)
@@ -223,7 +252,12 @@ class _Run:
         self.folder = f"{absolute(work)}/{plan.run}"
         self._place = Storage(self.folder)
 
-    def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
+    def stage(
+        self,
+        spark: SparkSession,
+        stage: Stage,
+        on_stage: Callable[[Stage], None] | None,
+    ) -> list[TaskResult]:
         """Run the tasks of a stage, unless they have run; return their results."""
         if (name := rows_of(self._place, stage)) is not None:
             return self._results(spark, stage, name)
@@ -236,12 +270,16 @@ class _Run:
                 self._routed(spark, stage, reports),
             )
             # Written, not cached: a lost cache would run the tasks again.
-            rows.mapInArrow(plain_function(work), ddl(RESULTS)).write.parquet(f"{self.folder}/{name}")
+            rows.mapInArrow(plain_function(work), ddl(RESULTS)).write.parquet(
+                f"{self.folder}/{name}"
+            )
         found = self._results(spark, stage, name)
         keep_rows(self._place, stage, name)
         return found
 
-    def _results(self, spark: SparkSession, stage: Stage, name: str) -> list[TaskResult]:
+    def _results(
+        self, spark: SparkSession, stage: Stage, name: str
+    ) -> list[TaskResult]:
         rows = spark.read.parquet(f"{self.folder}/{name}")
         found = rows.where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
@@ -263,7 +301,9 @@ class _Run:
             yield reports
 
     def _work(self, stage: Stage, reports: str | None) -> TaskWork:
-        repair = None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
+        repair = (
+            None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
+        )
         counts = stage.is_last and (self._plan.rebuild is None or repair is not None)
         return TaskWork(
             topology=self._topology,
@@ -278,35 +318,57 @@ class _Run:
             repair=repair,
             oldest_ms=self._oldest_ms,
             snapshots=self._plan.snapshots if counts else None,
-            cut={topic: bounds for topic, bounds in self._plan.cut.items() if topic not in self._plan.tables},
+            cut={
+                topic: bounds
+                for topic, bounds in self._plan.cut.items()
+                if topic not in self._plan.tables
+            },
             global_tables=self._plan.global_tables,
             reports=reports,
             round=stage.round,
         )
 
-    def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
+    def _folded(
+        self, spark: SparkSession, stage: Stage, reports: str | None
+    ) -> tuple[NativeWork, DataFrame] | None:
         """Return the tasks and rows of a stage that Spark SQL folded. None: it is left to Python."""
         aggregations = (
-            translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
+            translated(
+                self._topology.subtopologies[stage.subtopology], self._plan.outputs
+            )
+            if stage.native
+            else ""
         )
         if isinstance(aggregations, str):
             return None
         (topic,) = stage.topics
         table = self._histories.get(topic) if topic in self._plan.tables else None
-        rows = numbered_frame(table, topic, stage.partitions) if isinstance(table, TableHistory) else None
+        rows = (
+            numbered_frame(table, topic, stage.partitions)
+            if isinstance(table, TableHistory)
+            else None
+        )
         numbered = rows is not None or self._numbered(topic)
-        folding = Folding(stage, aggregations, numbered, f"{self.folder}/{stage_name(stage)}-native")
-        folded = folding.run(lambda ordered: rows or self._history(spark, topic, ordered=ordered))
+        folding = Folding(
+            stage, aggregations, numbered, f"{self.folder}/{stage_name(stage)}-native"
+        )
+        folded = folding.run(
+            lambda ordered: rows or self._history(spark, topic, ordered=ordered)
+        )
         if folded is None:
             return None
-        tasks = spark.createDataFrame([(task,) for task in range(stage.tasks)], "task int")
+        tasks = spark.createDataFrame(
+            [(task,) for task in range(stage.tasks)], "task int"
+        )
         work = NativeWork(self._work(stage, reports), folding.folder, folded)
         return work, tasks.repartitionById(stage.tasks, "task")
 
     def _numbered(self, topic: str) -> bool:
         return topic in self._plan.cut and topic not in self._plan.tables
 
-    def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
+    def _routed(
+        self, spark: SparkSession, stage: Stage, reports: str | None
+    ) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in processing order."""
         begins = [
             (task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5)))
@@ -317,7 +379,11 @@ class _Run:
         for topic in stage.topics:
             numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
-            committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
+            committed = (
+                self._plan.rebuild.committed[topic]
+                if numbered and self._plan.rebuild is not None
+                else None
+            )
             routing = Routing(
                 topology=self._topology,
                 subtopology=stage.subtopology,
@@ -333,18 +399,31 @@ class _Run:
             history = self._history(spark, topic)
             # Empty lists in place of null: see `rows`.
             records = history.withColumn(
-                "headers", F.coalesce("headers", F.array().cast(history.schema["headers"].dataType))
+                "headers",
+                F.coalesce(
+                    "headers", F.array().cast(history.schema["headers"].dataType)
+                ),
             )
-            rows = rows.unionAll(records.mapInArrow(plain_function(routing), ddl(ROUTED)))
+            rows = rows.unionAll(
+                records.mapInArrow(plain_function(routing), ddl(ROUTED))
+            )
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
-        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")
+        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions(
+            "time", "source", "offset"
+        )
 
-    def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:
+    def _history(
+        self, spark: SparkSession, topic: str, *, ordered: bool = True
+    ) -> DataFrame:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)
         if topic not in self._plan.cut:
-            writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
-            folders = [f"{self.folder}/{rows_of(self._place, stage)}" for stage in writers]
+            writers = [
+                stage for stage in self._plan.stages if topic in dict(stage.forwarded)
+            ]
+            folders = [
+                f"{self.folder}/{rows_of(self._place, stage)}" for stage in writers
+            ]
             return forwarded_frame(spark, folders, topic, partitions)
         if topic not in self._plan.tables:
             frame, bounds = FRAMES[self._plan.connector], self._plan.cut[topic]
@@ -354,7 +433,11 @@ class _Run:
             raise ConfigError(
                 f'the run has the history of "{topic}" from a table: give it again, the very same, to resume'
             )
-        return table_frame(history, topic, partitions) if ordered else partitioned(history, topic, partitions)
+        return (
+            table_frame(history, topic, partitions)
+            if ordered
+            else partitioned(history, topic, partitions)
+        )
 
 
 def error_of_task(error: PySparkException) -> Exception:

@@ -23,13 +23,18 @@ ATTEMPTS = 4
 
 
 def local_session(
-    name: str = "coopstreams", settings: Mapping[str, str] | None = None, *, cores: str = "*"
+    name: str = "coopstreams",
+    settings: Mapping[str, str] | None = None,
+    *,
+    cores: str = "*",
 ) -> SparkSession:
     """Return a local session; `settings`, in Spark's names, override those chosen here.
 
     Workers run this Python interpreter, with the same module path.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the default is any `python3` on the path
+    os.environ["PYSPARK_PYTHON"] = (
+        sys.executable
+    )  # the default is any `python3` on the path
     os.environ.setdefault("JAVA_HOME", str(find_java().executable.parent.parent))
     path = os.pathsep.join(os.path.abspath(folder or os.curdir) for folder in sys.path)
     builder: Any = SparkSession.builder  # each access makes a new one
@@ -83,7 +88,9 @@ def _elsewhere(name: str, remote: str | None) -> SparkSession | None:
     if remote is not None:
         connected: SparkSession = builder.remote(remote).getOrCreate()
         return connected
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # started by spark-submit, which sets master and archives
+    if (
+        "PYSPARK_GATEWAY_PORT" in os.environ
+    ):  # started by spark-submit, which sets master and archives
         submitted: SparkSession = builder.appName(name).getOrCreate()
         return submitted
     return None

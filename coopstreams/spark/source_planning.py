@@ -33,7 +33,11 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.topics import check_topics, create_missing, reset_of
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
+from coopstreams.topology.errors import (
+    ConfigError,
+    OffsetOutOfRangeError,
+    TopologyError,
+)
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
@@ -79,10 +83,14 @@ def begin_rebuild(
         resolved = check_topics(cluster, topology, config)
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, ranges)
-        for warning in planning.called_late(stages, "leave out --ranges, and stop the application when it has no lag"):
+        for warning in planning.called_late(
+            stages, "leave out --ranges, and stop the application when it has no lag"
+        ):
             log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
-        if not any(end > start for bounds in cut.values() for start, end in bounds.values()):
+        if not any(
+            end > start for bounds in cut.values() for start, end in bounds.values()
+        ):
             raise ConfigError(
                 f'"{config["application.id"]}" has committed nothing of what its sources have now: there is nothing '
                 "to rebuild state from. To give it state before it begins: coopstreams backfill. If it has run, the "
@@ -92,8 +100,17 @@ def begin_rebuild(
             check_whole(stages, cut)
         _check_read(cluster, stages, cut, rebuild.committed)
         if not dry_run:
-            create_missing(cluster, topology, config, resolved, _kept_as_they_are(cluster, topology, config, wanted))
-        tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
+            create_missing(
+                cluster,
+                topology,
+                config,
+                resolved,
+                _kept_as_they_are(cluster, topology, config, wanted),
+            )
+        tables = {
+            table.topic: resolved.partitions[table.topic]
+            for table in topology.global_tables
+        }
         plan = Plan(
             # Named differently from a backfill, whose runs keep the application from starting until they are published.
             run=f"{new_run()}{REBUILD}",
@@ -103,8 +120,13 @@ def begin_rebuild(
             stages=stages,
             partitions=dict(resolved.partitions),
             seed=not dry_run,
-            snapshots=None if dry_run or config["snapshots.dir"] is None else absolute(config["snapshots.dir"]),
-            global_tables={topic: cut_of(cluster, topic, KafkaHistory(), count) for topic, count in tables.items()},
+            snapshots=None
+            if dry_run or config["snapshots.dir"] is None
+            else absolute(config["snapshots.dir"]),
+            global_tables={
+                topic: cut_of(cluster, topic, KafkaHistory(), count)
+                for topic, count in tables.items()
+            },
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
@@ -115,7 +137,10 @@ def begin_rebuild(
 
 
 def stages_of(
-    topology: Topology, partitions: Mapping[str, int], rebuild: Rebuild, ranges: int | None
+    topology: Topology,
+    partitions: Mapping[str, int],
+    rebuild: Rebuild,
+    ranges: int | None,
 ) -> tuple[Stage, ...]:
     """Return the stages of a rebuild, with at least `ranges` key ranges, so that each task has one end per source.
 
@@ -125,7 +150,11 @@ def stages_of(
         TopologyError: a sub-topology waits for another one, or time advances in the silence of a repartition topic.
         ConfigError: key ranges of one task have different positions, and it cannot be divided.
     """
-    needed, first, result = planning.leading_to(topology, rebuild.stores), 0, list[Stage]()
+    needed, first, result = (
+        planning.leading_to(topology, rebuild.stores),
+        0,
+        list[Stage](),
+    )
     for stage in planning.stages(topology, partitions, ranges):
         if stage.subtopology not in needed:
             continue
@@ -161,11 +190,20 @@ def stages_of(
         if not needed[stage.subtopology]:
             key_ranges = KeyRange.split(stage.ranges)
             tasks = [
-                TaskId(stage.subtopology, number // stage.ranges, key_ranges[number % stage.ranges])
+                TaskId(
+                    stage.subtopology,
+                    number // stage.ranges,
+                    key_ranges[number % stage.ranges],
+                )
                 for number in range(stage.tasks)
             ]
             stage = replace(
-                stage, only=tuple(number for number, task in enumerate(tasks) if rebuild.covered(task) is not None)
+                stage,
+                only=tuple(
+                    number
+                    for number, task in enumerate(tasks)
+                    if rebuild.covered(task) is not None
+                ),
             )
         result.append(stage)
         first += stage.tasks
@@ -175,24 +213,49 @@ def stages_of(
 def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> Stands:
     """Return the committed segments of these topics."""
     known = cluster.partitions()
-    places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
-    found = committed(config, cluster, [place for place in places if place.topic in known])
+    places = [
+        TopicPartition(topic, number)
+        for topic, count in partitions.items()
+        for number in range(count)
+    ]
+    found = committed(
+        config, cluster, [place for place in places if place.topic in known]
+    )
     return {
-        topic: {number: found.get(TopicPartition(topic, number), _NOTHING) for number in range(count)}
+        topic: {
+            number: found.get(TopicPartition(topic, number), _NOTHING)
+            for number in range(count)
+        }
         for topic, count in partitions.items()
     }
 
 
 def _rebuild(
-    topology: Topology, config: Config, cluster: KafkaLog, resolved: ResolvedTopics, wanted: RebuildScope
+    topology: Topology,
+    config: Config,
+    cluster: KafkaLog,
+    resolved: ResolvedTopics,
+    wanted: RebuildScope,
 ) -> Rebuild:
     found = to_rebuild(topology, resolved.tasks, wanted)
-    stores = tuple(dict.fromkeys(store for rebuilt in found for store in rebuilt.stores))
-    topics = [topic for part in planning.leading_to(topology, stores) for topic in topology.subtopologies[part].topics]
-    specs, known, ends = logged(topology), cluster.partitions(), dict[str, dict[int, int]]()
+    stores = tuple(
+        dict.fromkeys(store for rebuilt in found for store in rebuilt.stores)
+    )
+    topics = [
+        topic
+        for part in planning.leading_to(topology, stores)
+        for topic in topology.subtopologies[part].topics
+    ]
+    specs, known, ends = (
+        logged(topology),
+        cluster.partitions(),
+        dict[str, dict[int, int]](),
+    )
     for rebuilt in found:
         for store in rebuilt.stores:
-            changelog = TopicPartition(changelog_of(config, specs[store]), rebuilt.task.partition)
+            changelog = TopicPartition(
+                changelog_of(config, specs[store]), rebuilt.task.partition
+            )
             ends.setdefault(store, {})[rebuilt.task.partition] = (
                 cluster.end_offset(changelog) if changelog.topic in known else 0
             )
@@ -200,14 +263,21 @@ def _rebuild(
         stores,
         None if wanted.partitions is None else tuple(sorted(wanted.partitions)),
         whole_slices(wanted.key_range),
-        stands(config, cluster, {topic: resolved.partitions[topic] for topic in topics}),
+        stands(
+            config, cluster, {topic: resolved.partitions[topic] for topic in topics}
+        ),
         ends,
     )
 
 
-def _kept_as_they_are(cluster: KafkaLog, topology: Topology, config: Config, wanted: RebuildScope) -> Collection[str]:
+def _kept_as_they_are(
+    cluster: KafkaLog, topology: Topology, config: Config, wanted: RebuildScope
+) -> Collection[str]:
     """Return the changelogs of the last version that this run does not make as a whole: deleted ones stay missing."""
-    deployed, whole = Deployed(cluster, config), wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
+    deployed, whole = (
+        Deployed(cluster, config),
+        wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE,
+    )
     deployed.last()
     specs = logged(topology)
     made = [changelog_of(config, specs[name]) for name in wanted.names(specs)]
@@ -220,12 +290,16 @@ def _cut(
     """Return the offsets [start, end) to read: up to the last committed one, and none where no task runs."""
     cut: dict[str, dict[int, tuple[int, int]]] = {}
     for stage in stages:
-        for topic in (topic for topic in stage.topics if topic in planning.sources(topology)):
+        for topic in (
+            topic for topic in stage.topics if topic in planning.sources(topology)
+        ):
             for number, segments in committed[topic].items():
                 start = cluster.start_offset(TopicPartition(topic, number))
                 cut.setdefault(topic, {})[number] = (
                     start,
-                    max(start, *(segment.end for segment in segments)) if number in _partitions(stage) else start,
+                    max(start, *(segment.end for segment in segments))
+                    if number in _partitions(stage)
+                    else start,
                 )
     return cut
 
@@ -234,7 +308,9 @@ def _partitions(stage: Stage) -> set[int]:
     return {task // stage.ranges for task in stage.running}
 
 
-def check_whole(stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+def check_whole(
+    stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> None:
     """Check that no source has lost records: not some in front of those that are left, and not all of a partition."""
     lost = [
         f"{topic}-{number} begins at {start}"
@@ -251,7 +327,12 @@ def check_whole(stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[in
         )
 
 
-def _check_read(cluster: KafkaLog, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands) -> None:
+def _check_read(
+    cluster: KafkaLog,
+    stages: Iterable[Stage],
+    cut: Mapping[str, object],
+    committed: Stands,
+) -> None:
     """Check that the sub-topologies have read all records forwarded to them.
 
     These follow from committed records, so they must be in the state of the reader.

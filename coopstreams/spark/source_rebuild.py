@@ -90,8 +90,13 @@ def rebuild_from_source(
         work=work,
         resume=resume,
     )
-    with named(plan, work), session_or_local(spark, f"rebuild of {plan.application}") as session:
-        return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
+    with (
+        named(plan, work),
+        session_or_local(spark, f"rebuild of {plan.application}") as session,
+    ):
+        return carry_out_rebuild(
+            session, topology, config, plan, work, on_stage, on_progress
+        )
 
 
 def plan_rebuild(
@@ -111,7 +116,15 @@ def plan_rebuild(
     """
     if resume is not None:
         return taken_up(topology, config, work, resume, rebuild=True)
-    return begin_rebuild(topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work)
+    return begin_rebuild(
+        topology,
+        config,
+        wanted,
+        ranges=ranges,
+        dry_run=dry_run,
+        incomplete=incomplete,
+        work=work,
+    )
 
 
 def carry_out_rebuild(
@@ -142,7 +155,11 @@ def carry_out_rebuild(
                 slices[store] += made
         if plan.snapshots is not None:
             Rebuilder(
-                cluster, as_planned(topology, config, plan), config["application.id"], plan.snapshots, run=plan.run
+                cluster,
+                as_planned(topology, config, plan),
+                config["application.id"],
+                plan.snapshots,
+                run=plan.run,
             ).publish(slices)
         if plan.seed:
             cluster.delete_topics([marks_topic(plan.application, plan.run)])
@@ -153,7 +170,14 @@ def _check_unmoved(config: Config, cluster: KafkaLog, plan: Plan) -> None:
     assert plan.rebuild is not None
     check_stopped(config)
     committed = plan.rebuild.committed
-    if stands(config, cluster, {topic: len(partitions) for topic, partitions in committed.items()}) != committed:
+    if (
+        stands(
+            config,
+            cluster,
+            {topic: len(partitions) for topic, partitions in committed.items()},
+        )
+        != committed
+    ):
         raise GroupError(
             f'"{config["application.id"]}" has run since run {plan.run} was planned: what was written is of an older '
             "state. Stop all instances and "

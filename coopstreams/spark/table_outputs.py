@@ -31,7 +31,11 @@ def absolute(place: str) -> str:
 
 def stage_name(stage: Stage) -> str:
     """Return the name of a stage within a run."""
-    return f"stage-{stage.subtopology}" if stage.is_last else f"stage-{stage.subtopology}-round-{stage.round}"
+    return (
+        f"stage-{stage.subtopology}"
+        if stage.is_last
+        else f"stage-{stage.subtopology}-round-{stage.round}"
+    )
 
 
 def rows_of(run: Storage, stage: Stage) -> str | None:
@@ -62,22 +66,28 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
         ConfigError: the run did not write a table.
     """
     if plan.outputs != "table":
-        raise ConfigError(f'run {plan.run} has no table of outputs: its outputs are "{plan.outputs}"')
+        raise ConfigError(
+            f'run {plan.run} has no table of outputs: its outputs are "{plan.outputs}"'
+        )
     run = Storage(folder)
     forwarded = [topic for stage in plan.stages for topic, _ in stage.forwarded]
     stages = [
-        spark.read.parquet(f"{folder}/{rows_of(run, each)}").withColumn("subtopology", F.lit(each.subtopology))
+        spark.read.parquet(f"{folder}/{rows_of(run, each)}").withColumn(
+            "subtopology", F.lit(each.subtopology)
+        )
         for each in plan.stages
     ]
     rows = reduce(DataFrame.unionByName, stages)
-    return rows.where(F.col("topic").isNotNull() & ~F.col("topic").isin(forwarded)).select(*_RECORD, *_ORDER)
+    return rows.where(
+        F.col("topic").isNotNull() & ~F.col("topic").isin(forwarded)
+    ).select(*_RECORD, *_ORDER)
 
 
 def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
     """Write the outputs of a run to its table as Parquet, in a folder for each topic; do nothing if that is done."""
     done = f"{plan.run}/table"
     if work.read(done) is None:
-        frame(spark, plan, folder).write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy(
-            "topic"
-        ).parquet(f"{plan.table}/run={plan.run}")
+        frame(spark, plan, folder).write.mode("overwrite").option(
+            "partitionOverwriteMode", "static"
+        ).partitionBy("topic").parquet(f"{plan.table}/run={plan.run}")
         work.write(done, b"")

@@ -32,9 +32,23 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, horizon_of, record_of, visible
+from coopstreams.spark.changelog_rows import (
+    KEPT_FOR_EVER,
+    horizon_of,
+    record_of,
+    visible,
+)
 from coopstreams.spark.history.global_tables import Cut, read_rows
-from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, check_task, columns_of, headers_column, runs_of
+from coopstreams.spark.history.rows import (
+    BEGIN,
+    END,
+    RESULTS,
+    batch,
+    check_task,
+    columns_of,
+    headers_column,
+    runs_of,
+)
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
@@ -47,7 +61,13 @@ from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import MakeTable, TaskState
-from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handler, may_drop
+from coopstreams.tasks.failures import (
+    FATES,
+    Answer,
+    dead_letter_topics,
+    handler,
+    may_drop,
+)
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -160,44 +180,80 @@ class TaskAttempt:
     """One attempt of one task."""
 
     def __init__(
-        self, work: TaskWork, number: int, closing: ExitStack, *, tables: Mapping[str, MakeTable] | None = None
+        self,
+        work: TaskWork,
+        number: int,
+        closing: ExitStack,
+        *,
+        tables: Mapping[str, MakeTable] | None = None,
     ) -> None:
         """`tables`: stores with other factories; None: known folds, native where possible."""
         topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
         drops = may_drop(work.config, ["processing"])
-        program = compile_subtopology(topology, round_.part, parts=native_parts(), may_drop=drops)
+        program = compile_subtopology(
+            topology, round_.part, parts=native_parts(), may_drop=drops
+        )
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])
         self._application = topology.application_id
         self._specs = program.subtopology.stores
-        self._topics = [TopicPartition(topic, partition) for topic in program.subtopology.topics]
+        self._topics = [
+            TopicPartition(topic, partition) for topic in program.subtopology.topics
+        ]
         self._forwarded = dict(work.forwarded)
         self._outbox: Outbox | None = None
         if work.writes:
             self._outbox = Outbox(work.config, work.run, work.first + number)
             closing.callback(self._outbox.close)
         self._database = Database(
-            Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
+            Rocks(
+                Path(
+                    closing.enter_context(
+                        tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")
+                    )
+                )
+            ),
+            self._specs,
         )
         closing.callback(self._database.close)
         caching = holds_back(topology, round_, work.config)
         if tables is None:
             # Their updates may follow the records of a batch, but a placed record needs its own time.
-            tables = {} if round_.placed else native_tables(program.subtopology, work.config, caching=caching)
-        self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables)
+            tables = (
+                {}
+                if round_.placed
+                else native_tables(program.subtopology, work.config, caching=caching)
+            )
+        self._state = TaskState(
+            self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables
+        )
         self._read, self._dropped = Counter[str](), Counter[str]()
         self._stream_times, self._times = dict[str, int](), dict[str, int]()
-        self._at_hand: tuple[TopicPartition, list[int], list[int]] = self._topics[0], [BEGIN], [-1]
-        self._dead_letters = {topic: Output(topic) for topic in dead_letter_topics(topology, work.config)}
+        self._at_hand: tuple[TopicPartition, list[int], list[int]] = (
+            self._topics[0],
+            [BEGIN],
+            [-1],
+        )
+        self._dead_letters = {
+            topic: Output(topic) for topic in dead_letter_topics(topology, work.config)
+        }
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
-        fates: Mapping[Answer, str] = FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
+        fates: Mapping[Answer, str] = (
+            FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
+        )
         tally = Tally()
         topics = topology.dead_letter_topics
         on_failure = handler(
-            self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates, topics=topics
+            self.id,
+            work.config,
+            tally.failure,
+            self._dead_letter,
+            self._sayings,
+            fates,
+            topics=topics,
         )
         # All tasks read the global tables: a record that fails there is counted, and has a letter, of the first one.
         tells = number == 0
@@ -210,11 +266,16 @@ class TaskAttempt:
             fates,
         )
         rows = read_rows(
-            work.config.client, global_tables_of(topology, program.subtopology), work.global_tables, global_failure
+            work.config.client,
+            global_tables_of(topology, program.subtopology),
+            work.global_tables,
+            global_failure,
         )
         for each in rows.values():
             closing.callback(each.close)
-        progress = Progress.beginning(self.id.key_range, dict.fromkeys(self._topics, Position(0)))
+        progress = Progress.beginning(
+            self.id.key_range, dict.fromkeys(self._topics, Position(0))
+        )
         self._task = Task(
             Incarnation(self.id, tuple(self._topics), self._state, progress),
             program,
@@ -224,7 +285,11 @@ class TaskAttempt:
             partitions=cache(self._partitions),
             max_idle_ms=-1,  # the rows come in processing order: never wait for another source
             global_tables=rows,
-            output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
+            output=lambda topic: (
+                PlacedOutput(topic, self._time)
+                if topic in round_.placed
+                else Output(topic)
+            ),
             host=Timed(lambda: 0),
         )
         closing.callback(self._task.close)
@@ -236,20 +301,30 @@ class TaskAttempt:
             work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None
             for topic in program.subtopology.topics
         ]
-        self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
+        self._reporter = Reporter(
+            work.reports, "task", str(number), str(self.id), bounds
+        )
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield the records that it forwards."""
         check_task(rows, self._number)
-        offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
+        offsets, times = (
+            rows.column("offset").to_pylist(),
+            rows.column("time").to_pylist(),
+        )
         # Whole columns, once: where sources take turns, a slice of Arrow for each run costs more than its records.
-        columns, operator_times = columns_of(rows, offsets), rows.column("operator_times")
+        columns, operator_times = (
+            columns_of(rows, offsets),
+            rows.column("operator_times"),
+        )
         columns.stream_times = rows.column("stream_time").to_pylist()
         sources: list[int] = rows.column("source").to_pylist()
         timestamps: Sequence[int | None] = columns.timestamps
         markers = [
             (source, offset if timestamp is None else None)
-            for source, offset, timestamp in zip(sources, offsets, timestamps, strict=True)
+            for source, offset, timestamp in zip(
+                sources, offsets, timestamps, strict=True
+            )
         ]
         timed = len(operator_times.flatten()) > 0
         for start, end in runs_of(markers):
@@ -258,7 +333,11 @@ class TaskAttempt:
             if told_at == BEGIN:
                 continue
             self._at_hand = source, offsets[start:end], times[start:end]
-            told = operator_times.slice(start, end - start).flatten().to_pylist() if timed else []
+            told = (
+                operator_times.slice(start, end - start).flatten().to_pylist()
+                if timed
+                else []
+            )
             part = columns.slice(start, end)
             received = self._run if told_at is None else self._told
             self._task.add(received(source, part, told))
@@ -278,7 +357,10 @@ class TaskAttempt:
             GroupError: the application has begun beside the run.
         """
         self._write_state()
-        if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
+        if (
+            not self._counts
+            and self._task.program.punctuations["stream_time"].next_ms is not None
+        ):
             raise TopologyError(
                 f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key "
                 "join, or what waits for another sub-topology: in the next round it would be called at other times. "
@@ -311,30 +393,58 @@ class TaskAttempt:
             return times[len(times) - self._task.queues.waiting(source) - 1]
         return times[bisect_left(offsets, at.offset)]
 
-    def _run(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
+    def _run(
+        self, source: TopicPartition, columns: Columns, operator_times: list[int]
+    ) -> RecordBatch:
         """Return records as a batch of a reader."""
         if not any(columns.headers or ()):
             columns.headers = None
         width = len(operator_times) // len(columns)  # each record has as many
-        columns.operator_times = [operator_times[number::width] for number in range(width)]
+        columns.operator_times = [
+            operator_times[number::width] for number in range(width)
+        ]
         self._read[source.topic] += len(columns)
-        return RecordBatch(source, 0, columns, columns.offsets[-1] + 1, columns.stream_times[-1], at_end=False)
+        return RecordBatch(
+            source,
+            0,
+            columns,
+            columns.offsets[-1] + 1,
+            columns.stream_times[-1],
+            at_end=False,
+        )
 
-    def _told(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
+    def _told(
+        self, source: TopicPartition, columns: Columns, operator_times: list[int]
+    ) -> RecordBatch:
         """Return the times that a partition has reached, at a time mark or at its end, as a batch of a reader."""
         (stream_time,), (offset,) = columns.stream_times, columns.offsets
         self._stream_times[source.topic] = stream_time
         at_end = offset == END
         at = self._task.queues.received(source) if at_end else offset + 1
-        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=at_end, operator_times=operator_times)
+        return RecordBatch(
+            source,
+            0,
+            NO_RECORDS,
+            at,
+            stream_time,
+            at_end=at_end,
+            operator_times=operator_times,
+        )
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
-        for output in (*self._task.program.outputs.values(), *self._dead_letters.values()):
+        for output in (
+            *self._task.program.outputs.values(),
+            *self._dead_letters.values(),
+        ):
             if not len(output):
                 continue
             if output.topic in self._forwarded or self._work.outputs == "table":
                 yield self._rows(output)
-            elif self._work.outputs == "topic" and self._outbox is not None and self._outbox.mark is None:
+            elif (
+                self._work.outputs == "topic"
+                and self._outbox is not None
+                and self._outbox.mark is None
+            ):
                 self._outbox.write(output)
             self._task.tally.written[output.topic] += len(output)
             output.clear()
@@ -342,7 +452,9 @@ class TaskAttempt:
     def _rows(self, output: Output) -> pa.RecordBatch:
         """Return records as rows, each with its place in a total order over all tasks: time, then task, then number."""
         count, first = len(output), self._task.tally.written[output.topic]
-        times = output.times if isinstance(output, PlacedOutput) else self._reached(output)
+        times = (
+            output.times if isinstance(output, PlacedOutput) else self._reached(output)
+        )
         numbers = range(first, first + count)
         return batch(
             RESULTS,
@@ -362,7 +474,11 @@ class TaskAttempt:
 
     def _reached(self, output: Output) -> list[int]:
         """Return the stream time of its topic after each record."""
-        times = list(accumulate(output.timestamps, max, initial=self._times.get(output.topic, -1)))[1:]
+        times = list(
+            accumulate(
+                output.timestamps, max, initial=self._times.get(output.topic, -1)
+            )
+        )[1:]
         self._times[output.topic] = times[-1]
         return times
 
@@ -403,17 +519,31 @@ class TaskAttempt:
                 self._specs,
                 {name: horizon_of(table) for name, table in self._state.stores.items()},
             )
-            slices = self._work.repair.export(rebuilt, writer) if writer is not None else {}
-            differences = self._work.repair.write(self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox)
+            slices = (
+                self._work.repair.export(rebuilt, writer) if writer is not None else {}
+            )
+            differences = self._work.repair.write(
+                self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox
+            )
         else:
             for spec in self._specs:
                 if self._work.seed and spec.logged and self._outbox is not None:
-                    changelog = TopicPartition(changelog_topic(self._application, spec.name), self.id.partition)
-                    seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
-                if writer is not None and spec.logged:  # a store without a changelog is in no snapshot
-                    slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.key_range)
+                    changelog = TopicPartition(
+                        changelog_topic(self._application, spec.name), self.id.partition
+                    )
+                    seeded[spec.name] = self._outbox.seed(
+                        Seeds(changelog, self._changelog_rows(spec))
+                    )
+                if (
+                    writer is not None and spec.logged
+                ):  # a store without a changelog is in no snapshot
+                    slices[spec.name] = writer.export(
+                        self._database, spec, self.id.partition, self.id.key_range
+                    )
         dropped = self._task.program.dropped | self._task.tally.failed
-        self._dropped.update({f"{node}: {reason}": count for (node, reason), count in dropped.items()})
+        self._dropped.update(
+            {f"{node}: {reason}": count for (node, reason), count in dropped.items()}
+        )
         counts = dict(self._read), dict(self._task.tally.written), dict(self._dropped)
         return TaskResult(
             self._number,
@@ -429,12 +559,22 @@ class TaskAttempt:
         )
 
     def _operator_times(self) -> dict[str, OperatorTimes]:
-        return {source.topic: self._task.program.operator_times(source.topic) for source in self._topics}
+        return {
+            source.topic: self._task.program.operator_times(source.topic)
+            for source in self._topics
+        }
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER)
-        for key, row in visible(self._database, spec, self.id.key_range, horizon_of(self._state.stores[spec.name])):
-            yield record_of(spec, key, row, oldest, changelog_topic(self._application, spec.name))
+        for key, row in visible(
+            self._database,
+            spec,
+            self.id.key_range,
+            horizon_of(self._state.stores[spec.name]),
+        ):
+            yield record_of(
+                spec, key, row, oldest, changelog_topic(self._application, spec.name)
+            )
 
     def _partitions(self, topic: str) -> int:
         """Return the partition count of a topic that the task writes to."""

@@ -22,8 +22,13 @@ from coopstreams.topology.naming import marks_topic
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:
     """Return the ids of a run's source topics and internal topics, as far as they exist."""
     known = cluster.partitions()
-    names = (*topology.source_topics, *(topic.name for topic in topology.internal_topics))
-    return {name: cluster.topic_id(name) for name in dict.fromkeys(names) if name in known}
+    names = (
+        *topology.source_topics,
+        *(topic.name for topic in topology.internal_topics),
+    )
+    return {
+        name: cluster.topic_id(name) for name in dict.fromkeys(names) if name in known
+    }
 
 
 def check_topics(cluster: KafkaLog, plan: Plan) -> None:
@@ -33,7 +38,11 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
         ConfigError: some are gone, or were created again.
     """
     known = cluster.partitions()
-    if changed := [name for name, found in plan.ids.items() if name not in known or cluster.topic_id(name) != found]:
+    if changed := [
+        name
+        for name, found in plan.ids.items()
+        if name not in known or cluster.topic_id(name) != found
+    ]:
         raise ConfigError(
             f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned, which can "
             "therefore not be resumed. Start a new run."
@@ -48,7 +57,11 @@ def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
     """
     with closing(cluster_of(config)) as cluster:
         check_topics(cluster, plan)
-        if plan.seed and not finished and marks_topic(plan.application, plan.run) not in cluster.partitions():
+        if (
+            plan.seed
+            and not finished
+            and marks_topic(plan.application, plan.run) not in cluster.partitions()
+        ):
             raise ConfigError(
                 f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks "
                 "have written, is gone. Start a new run."

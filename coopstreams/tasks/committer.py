@@ -43,7 +43,13 @@ from coopstreams.tasks.failures import paused_without_registry
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    FencedError,
+    LogError,
+    MembershipLostError,
+    UnknownTopicError,
+)
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.stores import StoreSpec
 
@@ -63,7 +69,9 @@ class Membership(Protocol):
         """See `GroupMember.fence`."""
         ...
 
-    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         """See `GroupMember.commit`."""
 
     def sure(self, epoch: int) -> bool:
@@ -98,7 +106,9 @@ class Committer:
         self._log = cluster
         self._written = written
         self._transactional = config.exactly_once
-        self._writer: Writer = cluster.writer(transactional_id if self._transactional else None, written)
+        self._writer: Writer = cluster.writer(
+            transactional_id if self._transactional else None, written
+        )
         self._member = member
         self._follower = follower
         self._metrics = metrics
@@ -133,7 +143,9 @@ class Committer:
             self._epoch = task.epoch
             self.careful = self._refusals.expected
             if self._transactional:
-                self.asking.begin("the brokers to begin a transaction")  # which may take a new producer
+                self.asking.begin(
+                    "the brokers to begin a transaction"
+                )  # which may take a new producer
                 with self.asking.during():
                     self._writer.begin()
         elif self._epoch != task.epoch:
@@ -173,7 +185,10 @@ class Committer:
             task.progress.committed()
 
     def _commit_first(
-        self, task: Task, begin: Mapping[TopicPartition, tuple[int, str]], others: Sequence[Task]
+        self,
+        task: Task,
+        begin: Mapping[TopicPartition, tuple[int, str]],
+        others: Sequence[Task],
     ) -> None:
         """Commit a task's first positions in a transaction of their own.
 
@@ -221,7 +236,14 @@ class Committer:
         self._check_sure(task.epoch)
         at = [max(0, min(stream_time, self._host.wall_ms()))]
         headers = [time_marks.headers_of(stream_time)]
-        self._append(source.topic, [None], [None], at, partitions=source.partition, headers=headers)
+        self._append(
+            source.topic,
+            [None],
+            [None],
+            at,
+            partitions=source.partition,
+            headers=headers,
+        )
 
     def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
         """Write a failed record to a dead-letter topic, in the same commit as the results around it.
@@ -239,7 +261,9 @@ class Committer:
                 timestamp,
                 "A dead letter that cannot be written",
             )
-        self._append(topic, [failure.key], [failure.value], [timestamp], headers=[headers])
+        self._append(
+            topic, [failure.key], [failure.value], [timestamp], headers=[headers]
+        )
 
     def expect_refusals(self) -> None:
         """Check each output before it is written from the next interval on, because Kafka has refused a record."""
@@ -277,9 +301,12 @@ class Committer:
         # Before the fence: after it, these offsets may lie behind records of a successor, which are not in this
         # state.
         checkpoints = self._checkpoints(
-            tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written}
+            tasks,
+            {changelog: self._writer.delivered_to(changelog) for changelog in written},
         )
-        true_ms = self._host.wall_ms()  # likewise: a process suspended after the fence may resume days later
+        true_ms = (
+            self._host.wall_ms()
+        )  # likewise: a process suspended after the fence may resume days later
         self.asking.begin("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
@@ -307,7 +334,9 @@ class Committer:
         if self._epoch is not None or self._host.now() < self._confirm_at:
             return
         self._confirm_at = self._host.now() + CONFIRM_S
-        true_ms = self._host.wall_ms()  # before the group is asked: its answer covers the time up to now
+        true_ms = (
+            self._host.wall_ms()
+        )  # before the group is asked: its answer covers the time up to now
         for task in tasks:
             if self._member.sure(task.epoch):
                 task.state.confirm(true_ms)
@@ -331,7 +360,11 @@ class Committer:
                 in_vain += not (error.retryable or isinstance(error, FencedError))
                 if in_vain >= MOST_IN_VAIN:
                     raise
-                log.warning("stream thread %d cannot end its transaction: %s; trying again", self._number, error)
+                log.warning(
+                    "stream thread %d cannot end its transaction: %s; trying again",
+                    self._number,
+                    error,
+                )
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
@@ -367,7 +400,9 @@ class Committer:
         partitions = {
             task_partition_of(task.id)
             for task in tasks
-            if task in self.interval.tasks or task.progress.moved or task.progress.mirror_due(self._follower)
+            if task in self.interval.tasks
+            or task.progress.moved
+            or task.progress.mirror_due(self._follower)
         }
         return [task for task in tasks if task_partition_of(task.id) in partitions]
 
@@ -394,18 +429,30 @@ class Committer:
         if not self._transactional and any(changed for _, changed in changes):
             self._flush()
         batches = [(task, batch) for task, changed in changes for batch in changed]
-        past = self._write_changelogs(each for each in batches if each[1].store in each[0].state.pasts)
+        past = self._write_changelogs(
+            each for each in batches if each[1].store in each[0].state.pasts
+        )
         if past and not self._transactional:
             self._flush()
-        return past | self._write_changelogs(each for each in batches if each[1].store not in each[0].state.pasts)
+        return past | self._write_changelogs(
+            each for each in batches if each[1].store not in each[0].state.pasts
+        )
 
-    def _write_changelogs(self, batches: Iterable[tuple[Task, ChangelogBatch]]) -> set[TopicPartition]:
+    def _write_changelogs(
+        self, batches: Iterable[tuple[Task, ChangelogBatch]]
+    ) -> set[TopicPartition]:
         """Write changes to the changelogs; return the partitions written to."""
         written: set[TopicPartition] = set()
         for task, batch in batches:
             self._check_sure(task.epoch)
-            changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
-            for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
+            changelog = TopicPartition(
+                self._changelog(task.state.stores[batch.store].spec), task.id.partition
+            )
+            for row in (
+                zip(batch.keys, batch.values, batch.timestamps, strict=True)
+                if self.careful
+                else ()
+            ):
                 self._check_taken(
                     changelog.topic,
                     row[0],
@@ -414,7 +461,13 @@ class Committer:
                     row[2],
                     f'A row of store "{batch.store}" of {task} that cannot be written',
                 )
-            self._append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
+            self._append(
+                changelog.topic,
+                batch.keys,
+                batch.values,
+                batch.timestamps,
+                partitions=changelog.partition,
+            )
             self._metrics.produced(task.id, changelog.topic, len(batch.keys))
             written.add(changelog)
         return written
@@ -428,7 +481,13 @@ class Committer:
             self._refusals.append(self._writer, self._timeout_s, *records, **columns)
 
     def _check_taken(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        timestamp: int,
+        what: str,
     ) -> None:
         """Check that the topic takes a record that must not be left out.
 
@@ -437,9 +496,13 @@ class Committer:
         """
         reason = self._refusals.reason(topic, key, value, headers, timestamp)
         if reason is not None:
-            raise DeliveryError(f"{what} cannot be left out either: {reason}. Change that setting, or write less.")
+            raise DeliveryError(
+                f"{what} cannot be left out either: {reason}. Change that setting, or write less."
+            )
 
-    def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
+    def _checkpoints(
+        self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]
+    ) -> dict[Task, dict[str, int]]:
         """Return the changelog offset of each store of each task, given where the changelogs end.
 
         A task that wrote nothing gets one too: the records since its own last are its siblings', and need not be read
@@ -448,7 +511,9 @@ class Committer:
         checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
         for task in tasks if ends else ():
             for name, table in task.state.stores.items():
-                changelog = TopicPartition(self._changelog(table.spec), task.id.partition)
+                changelog = TopicPartition(
+                    self._changelog(table.spec), task.id.partition
+                )
                 if changelog in ends:
                     checkpoints[task][name] = ends[changelog]
         return checkpoints
@@ -462,7 +527,9 @@ class Committer:
         """
         if task.applying is None:
             return
-        with self.asking.awaiting(f'sink "{task.applying.sink}" to take its records', of_brokers=False):
+        with self.asking.awaiting(
+            f'sink "{task.applying.sink}" to take its records', of_brokers=False
+        ):
             if applied := task.apply(all_of_it=all_of_it):
                 self._metrics.produced(task.id, task.applying.sink, applied)
 
@@ -473,7 +540,9 @@ class Committer:
             DeliveryError: they are not; `abort` gives them up.
         """
         assert self._epoch is not None
-        sure_s = self._timeout_s if self._transactional else self._member.sure_s(self._epoch)
+        sure_s = (
+            self._timeout_s if self._transactional else self._member.sure_s(self._epoch)
+        )
         with self.asking.awaiting("its results to be in the log"):
             self._writer.flush(min(self._timeout_s, sure_s))
 
@@ -491,6 +560,11 @@ class Committer:
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:
             now = self._host.wall_ms()
-            keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]
+            keys, values = (
+                [key for key, _ in commit.records],
+                [value for _, value in commit.records],
+            )
             where = self._follower.partition
-            self._writer.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)
+            self._writer.append(
+                where.topic, keys, values, [now] * len(keys), partitions=where.partition
+            )

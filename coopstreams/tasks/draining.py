@@ -40,7 +40,11 @@ class Draining:
 
     def ready(self) -> list[Task]:
         """Return the tasks that have records to process, because their calls have ended."""
-        return [task for task in self._until if task.calls is not None and not task.closed and task.calls.look()]
+        return [
+            task
+            for task in self._until
+            if task.calls is not None and not task.closed and task.calls.look()
+        ]
 
     def over(self) -> Iterator[Task]:
         """Yield the tasks to close now, and forget them."""
@@ -49,7 +53,11 @@ class Draining:
             drained = task.closed or task.calls is None or task.calls.drained()
             if drained or until <= now:
                 if not drained:
-                    log.info("%s: calls have not ended within %g s; the next owner makes them", task, self._most_s)
+                    log.info(
+                        "%s: calls have not ended within %g s; the next owner makes them",
+                        task,
+                        self._most_s,
+                    )
                 del self._until[task]
                 yield task
 

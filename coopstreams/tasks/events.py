@@ -64,7 +64,9 @@ class Failed:
     @property
     def doubtful(self) -> bool:
         """Whether a lost membership may explain it. Of a call that outlasts the time-outs it is a consequence."""
-        return (self.thread is not None or self.where == "reader") and not isinstance(self.error, OutlastingError)
+        return (self.thread is not None or self.where == "reader") and not isinstance(
+            self.error, OutlastingError
+        )
 
     @property
     def raised(self) -> BaseException:
@@ -74,7 +76,9 @@ class Failed:
         """
         if not isinstance(self.error, SystemExit):
             return self.error
-        error = CoopStreamsError(f"{self.where}: a function of the program raised {self.error!r}")
+        error = CoopStreamsError(
+            f"{self.where}: a function of the program raised {self.error!r}"
+        )
         error.__cause__ = self.error
         return error
 

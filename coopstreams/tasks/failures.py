@@ -35,14 +35,24 @@ Answer: TypeAlias = Literal["continue", "dead-letter"]
 """The answers of a handler other than `fail`."""
 Count: TypeAlias = Callable[[Failure, Answer], None]
 
-FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
+FATES: Mapping[Answer, str] = {
+    "continue": "dropped",
+    "dead-letter": "sent to the dead-letter topic",
+}
 """The fate of a record, in words, by answer."""
 NO_TOPICS: Mapping[str, str] = {}
 _OURS = Path(__file__).parents[1]
-_ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
+_ROOMS = {
+    folder
+    for room in ("", "topology", "state")
+    for folder in (_OURS / room, (_OURS / room).resolve())
+}
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
-    for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+    for folder in {
+        *map(str, _ROOMS),
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    }
 )
 """Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
 UNAVAILABLE_PAUSE_S = 1.0
@@ -54,7 +64,11 @@ MOST_SAID = 8000
 def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
     """Return all topics to which dead letters may go."""
     of_all = config["errors.dead.letter.queue.topic.name"]
-    return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
+    return tuple(
+        dict.fromkeys(
+            [*([of_all] if of_all else []), *topology.dead_letter_topics.values()]
+        )
+    )
 
 
 @contextmanager
@@ -69,11 +83,15 @@ def paused_without_registry(task: TaskId) -> Iterator[None]:
         yield
     except SerdeError as error:
         if registry_is_away(error):
-            raise TriedLaterError(f"task {task}: {error}", task, UNAVAILABLE_PAUSE_S) from error
+            raise TriedLaterError(
+                f"task {task}: {error}", task, UNAVAILABLE_PAUSE_S
+            ) from error
         raise
 
 
-def may_drop(config: Config, phases: Iterable[Phase] = ("deserialization", "processing")) -> bool:
+def may_drop(
+    config: Config, phases: Iterable[Phase] = ("deserialization", "processing")
+) -> bool:
     """Return whether a handler may drop a record that fails: it cannot be read, or a function raises at it."""
     return any(config[f"{phase}.exception.handler"] != "fail" for phase in phases)
 
@@ -112,8 +130,14 @@ def place_in(thread: int) -> str:
 
 
 def _innermost(frames: traceback.StackSummary) -> str:
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
-    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    own = [
+        frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))
+    ]
+    return (
+        f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
+        if own
+        else ""
+    )
 
 
 def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
@@ -136,7 +160,10 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
         said["offset"] = str(failure.offset)
     # An error may quote invalid Unicode: a dead letter that cannot be encoded would stop the instance.
     coded = (
-        (f"__coopstreams.errors.{name}", _shortened(text).encode(errors="backslashreplace"))
+        (
+            f"__coopstreams.errors.{name}",
+            _shortened(text).encode(errors="backslashreplace"),
+        )
         for name, text in said.items()
     )
     return [*(failure.headers or ()), *coded]
@@ -167,7 +194,9 @@ def handler(
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
-        if registry_is_away(failure.error):  # the record may be good: no handler is asked
+        if registry_is_away(
+            failure.error
+        ):  # the record may be good: no handler is asked
             if task is None or tries is None:
                 raise LogError(message, retryable=True) from failure.error
             raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)
@@ -181,16 +210,23 @@ def handler(
                 ) from failure.error
             if answer.again(failure.attempt, failure.error):
                 tries.note(task, failure)
-                chance = crc32(str(task).encode()) / (1 << 32)  # tasks that fail together come back one by one
-                raise TriedLaterError(message, task, answer.pause_s(failure.attempt, chance))
+                chance = crc32(str(task).encode()) / (
+                    1 << 32
+                )  # tasks that fail together come back one by one
+                raise TriedLaterError(
+                    message, task, answer.pause_s(failure.attempt, chance)
+                )
             answer = "fail"
         if answer == "fail":
-            cure = (
-                f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
-            )
-            raise ProcessingError(f"{message}. {cure} The traceback is logged with -v.") from failure.error
+            cure = f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
+            raise ProcessingError(
+                f"{message}. {cure} The traceback is logged with -v."
+            ) from failure.error
         count(failure, answer)
-        sayings.warn((failure.phase, failure.node, failure.source.topic), f"{message}; {fates[answer]}")
+        sayings.warn(
+            (failure.phase, failure.node, failure.source.topic),
+            f"{message}; {fates[answer]}",
+        )
         if answer == "dead-letter":
             topic = own or config["errors.dead.letter.queue.topic.name"]
             dead_letter(failure, dead_letter_headers(task, failure), topic)
@@ -198,7 +234,9 @@ def handler(
     return on_failure
 
 
-def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] | Answer | Retry:
+def _answer(
+    config: Config, failure: Failure, message: str
+) -> Literal["fail"] | Answer | Retry:
     """Return the answer of the phase's handler.
 
     Raises:
@@ -211,14 +249,19 @@ def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] |
     try:
         answer = said(failure)
     except Exception as error:
-        raise ProcessingError(f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}") from error
+        raise ProcessingError(
+            f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}"
+        ) from error
     if isinstance(answer, Retry):
         return answer
     if answer not in HANDLERS:
         raise ProcessingError(
             f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}, or a Retry"
         )
-    if answer == "dead-letter" and config["errors.dead.letter.queue.topic.name"] is None:
+    if (
+        answer == "dead-letter"
+        and config["errors.dead.letter.queue.topic.name"] is None
+    ):
         raise ProcessingError(
             f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
         )

@@ -47,7 +47,9 @@ class Heat:
             self._began = now
         halvings = (now - self._began) / HALF_LIFE_S
         if halvings > MOST_HALVINGS:
-            self._weights = {group: old * 2.0**-halvings for group, old in self._weights.items()}
+            self._weights = {
+                group: old * 2.0**-halvings for group, old in self._weights.items()
+            }
             self._began, halvings = now, 0.0
         weight = self._latest = 2.0**halvings
         for i in range(self._next, count, EVERY):
@@ -61,6 +63,10 @@ class Heat:
         """Return the hot key groups and their shares of the records, the largest first."""
         weights, latest = dict(self._weights), self._latest
         total = sum(weights.values())
-        least = max(total * max(LEAST_SHARE, TIMES_EVEN / self._groups), LEAST_SAMPLES * latest)
-        found = sorted((-weight, group) for group, weight in weights.items() if weight >= least)
+        least = max(
+            total * max(LEAST_SHARE, TIMES_EVEN / self._groups), LEAST_SAMPLES * latest
+        )
+        found = sorted(
+            (-weight, group) for group, weight in weights.items() if weight >= least
+        )
         return tuple((group, -weight / total) for weight, group in found[:MOST])

@@ -55,16 +55,24 @@ class RestoreListener:
     moves the end.
     """
 
-    def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+    def on_restore_start(
+        self, partition: TopicPartition, store: str, start: int, end: int
+    ) -> None:
         """A restore begins: offsets of the changelog, half-open."""
 
-    def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:
+    def on_batch_restored(
+        self, partition: TopicPartition, store: str, position: int, records: int
+    ) -> None:
         """`records` of the key ranges of the tasks were read; the state is at `position`."""
 
-    def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
+    def on_restore_end(
+        self, partition: TopicPartition, store: str, records: int
+    ) -> None:
         """The store is restored; `records` of the key ranges of its tasks were read altogether."""
 
-    def on_restore_suspended(self, partition: TopicPartition, store: str, records: int) -> None:
+    def on_restore_suspended(
+        self, partition: TopicPartition, store: str, records: int
+    ) -> None:
         """The tasks that needed the store were given up before it was restored."""
 
 
@@ -78,7 +86,9 @@ class StreamThreadExceptionResponse(Enum):
 
 StateListener: TypeAlias = Callable[[StreamsState, StreamsState], None]
 """Called with the new state and the old one."""
-UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], StreamThreadExceptionResponse]
+UncaughtExceptionHandler: TypeAlias = Callable[
+    [BaseException], StreamThreadExceptionResponse
+]
 """Called with an error that no retry cures."""
 
 
@@ -120,10 +130,16 @@ class Lifecycle:
         if not isinstance(answer, StreamThreadExceptionResponse):
             members = ", ".join(str(member) for member in StreamThreadExceptionResponse)
             log.error("%s; the instance ends because of the answer of on_error", why)
-            raise ConfigError(f"on_error returned {answer!r}: it must be one of {members}") from failure.error
-        if answer is StreamThreadExceptionResponse.REPLACE_THREAD and failure.thread is None:
+            raise ConfigError(
+                f"on_error returned {answer!r}: it must be one of {members}"
+            ) from failure.error
+        if (
+            answer is StreamThreadExceptionResponse.REPLACE_THREAD
+            and failure.thread is None
+        ):
             log.error(
-                "only a stream thread can be replaced, but it was the %s that failed: the instance ends", failure.where
+                "only a stream thread can be replaced, but it was the %s that failed: the instance ends",
+                failure.where,
             )
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
         return answer

@@ -46,7 +46,11 @@ class Outlasting:
     @staticmethod
     def of(config: Config) -> Outlasting:
         """Return an empty record with the limits of this configuration."""
-        names = ("transaction.timeout.ms", "max.poll.interval.ms") if config.exactly_once else ("max.poll.interval.ms",)
+        names = (
+            ("transaction.timeout.ms", "max.poll.interval.ms")
+            if config.exactly_once
+            else ("max.poll.interval.ms",)
+        )
         return Outlasting({name: config[name] / 1000 for name in names})
 
     @property
@@ -59,7 +63,11 @@ class Outlasting:
 
         Shape: `call` in words that identify it.
         """
-        exceeded = [f"{name} ({limit:g} s)" for name, limit in self.limits.items() if seconds > limit]
+        exceeded = [
+            f"{name} ({limit:g} s)"
+            for name, limit in self.limits.items()
+            if seconds > limit
+        ]
         if not exceeded:
             return None
         times, last = self._times.get(call, (0, now))

@@ -33,7 +33,13 @@ from coopstreams.common.host import Host
 from coopstreams.log.log import Position
 from coopstreams.tasks.queues import Step
 from coopstreams.tasks.turns import Turns
-from coopstreams.tasks.waiting_records import NodeCall, SourceInFlight, Taken, WaitingRecord, bytes_of
+from coopstreams.tasks.waiting_records import (
+    NodeCall,
+    SourceInFlight,
+    Taken,
+    WaitingRecord,
+    bytes_of,
+)
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
@@ -68,12 +74,23 @@ class PendingCalls:
         by_key: bool,
         spans: RecordSpans | None = None,
     ) -> None:
-        nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, Asynchronous)}
+        nodes = {
+            node.name: node
+            for node in program.subtopology.nodes
+            if isinstance(node, Asynchronous)
+        }
         self._nodes = nodes
-        self._mappers = {name: node for name, node in nodes.items() if isinstance(node, AsyncMap)}
-        self._lanes = {name: Lane(node.calling, self._tell_of, host) for name, node in nodes.items()}
+        self._mappers = {
+            name: node for name, node in nodes.items() if isinstance(node, AsyncMap)
+        }
+        self._lanes = {
+            name: Lane(node.calling, self._tell_of, host)
+            for name, node in nodes.items()
+        }
         self._turns = Turns(program.subtopology, stores)
-        self._ahead = ahead.bind({}, partial(_leave_to_the_program, on_failure), caching=False)
+        self._ahead = ahead.bind(
+            {}, partial(_leave_to_the_program, on_failure), caching=False
+        )
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
         self._host = host
@@ -139,7 +156,11 @@ class PendingCalls:
     @property
     def pauses(self) -> str:
         """Why calls are not begun, in words; empty: they are. Any thread."""
-        return "; ".join(f"calls of {name} pause: {why}" for name, lane in self._lanes.items() if (why := lane.pauses))
+        return "; ".join(
+            f"calls of {name} pause: {why}"
+            for name, lane in self._lanes.items()
+            if (why := lane.pauses)
+        )
 
     @property
     def within_limits(self) -> bool:
@@ -162,10 +183,17 @@ class PendingCalls:
         source = self._sources[step.source]
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
-        columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
+        columns = columns.pick(
+            source.inflight.hand_out(columns.keys, columns.offsets, end)
+        )
         if self._spans is not None:
             columns = self._spans.take(step.source, columns)
-        taken = Taken(replace(step, columns=columns), self._host.now(), len(columns), bytes_of(columns))
+        taken = Taken(
+            replace(step, columns=columns),
+            self._host.now(),
+            len(columns),
+            bytes_of(columns),
+        )
         self._steps.append(taken)
         self._held += taken.held
         if self._held >= self._most_held or len(self._steps) >= 2 * MOST_RECORDS:
@@ -177,11 +205,19 @@ class PendingCalls:
         begun: list[NodeCall] = []
         behind = source.taken
         for row, (key, offset, timestamp, stream_time) in enumerate(
-            zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
+            zip(
+                columns.keys,
+                columns.offsets,
+                columns.timestamps,
+                columns.stream_times,
+                strict=True,
+            )
         ):
             made = calls.get(row, [])
             # A record below the stream time did not raise it. Otherwise only the position before this record is known.
-            before = Position(offset, stream_time) if timestamp < stream_time else behind
+            before = (
+                Position(offset, stream_time) if timestamp < stream_time else behind
+            )
             record = WaitingRecord(taken, row, offset, len(made), before, made)
             for call in made:
                 call.record = record
@@ -193,7 +229,8 @@ class PendingCalls:
             self._line_up(record, key if self._by_key else _ALL)
             behind = Position(offset + 1, stream_time)
         source.taken = Position(
-            max(source.taken.offset, step.next_offset), max(source.taken.stream_time, step.stream_time)
+            max(source.taken.offset, step.next_offset),
+            max(source.taken.stream_time, step.stream_time),
         )
         self._calls += sum(map(len, calls.values()))
         self._begin(begun)
@@ -257,7 +294,10 @@ class PendingCalls:
         yield (
             step.source,
             before,
-            [before if at in source.partition_times else of[first.row] for at, of in enumerate(times)],
+            [
+                before if at in source.partition_times else of[first.row]
+                for at, of in enumerate(times)
+            ],
         )
 
     def look(self) -> bool:
@@ -266,7 +306,10 @@ class PendingCalls:
         begun: list[NodeCall] = []
         while self._done:
             call = self._done.popleft()
-            record, call.record = call.record, None  # else they would hold each other, for the garbage collector
+            record, call.record = (
+                call.record,
+                None,
+            )  # else they would hold each other, for the garbage collector
             assert record is not None
             self._calls -= 1
             record.waits_for -= 1
@@ -320,7 +363,9 @@ class PendingCalls:
                 over = {}
             elif (before := over.get(source)) is not None:
                 times = taken.step.operator_times or before.step.operator_times
-                before.step = replace(taken.step, columns=NO_RECORDS, operator_times=times)
+                before.step = replace(
+                    taken.step, columns=NO_RECORDS, operator_times=times
+                )
             else:
                 taken.keep(())
                 kept.append(taken)
@@ -329,7 +374,9 @@ class PendingCalls:
         self._held = sum(taken.held for taken in kept)
         self._most_held = 2 * self._held + SPARE_BYTES
 
-    def _wanted(self, source: TopicPartition, columns: Columns) -> Mapping[int, list[NodeCall]]:
+    def _wanted(
+        self, source: TopicPartition, columns: Columns
+    ) -> Mapping[int, list[NodeCall]]:
         """Return the calls that records need, by their rows."""
         of_rows: dict[int, list[NodeCall]] = {}
         if len(columns) and source.topic in self._topics:
@@ -340,12 +387,19 @@ class PendingCalls:
                 if (node := self._mappers.get(name)) is None:
                     call = self._turns.call(wanted, source, columns)
                 else:
-                    call = NodeCall(node.function, (key, value) if node.with_key else (value,), columns.keys[row], name)
+                    call = NodeCall(
+                        node.function,
+                        (key, value) if node.with_key else (value,),
+                        columns.keys[row],
+                        name,
+                    )
                 of_rows.setdefault(row, []).append(call)
             if self._spans is not None:
                 for row, made in of_rows.items():
                     for each in made:
-                        self._spans.call(source, columns.offsets[row], each, self._nodes[each.node])
+                        self._spans.call(
+                            source, columns.offsets[row], each, self._nodes[each.node]
+                        )
         return of_rows
 
     def _begin(self, calls: Iterable[NodeCall]) -> None:
@@ -388,7 +442,9 @@ class PendingCalls:
         if not records:
             return True
         before, then = records[0].taken, self._ready[0].taken
-        return before.step.source == then.step.source if self._by_key else before is then
+        return (
+            before.step.source == then.step.source if self._by_key else before is then
+        )
 
     def _tell_of(self, calls: Collection[NodeCall]) -> None:
         self.told(calls)

@@ -78,13 +78,20 @@ class _Batch:
         if times is self.columns.stream_times:
             return bisect_left(times, time, behind) - self.begun
         last = min(self.begun + most, len(times))
-        return next((at for at in range(behind, last) if times[at] >= time), last) - self.begun
+        return (
+            next((at for at in range(behind, last) if times[at] >= time), last)
+            - self.begun
+        )
 
     def take(self, count: int) -> Columns:
         """Return the next records."""
         begun, self.begun = self.begun, self.begun + count
         self.left -= count
-        return self.columns if not (begun or self.left) else self.columns.slice(begun, self.begun)
+        return (
+            self.columns
+            if not (begun or self.left)
+            else self.columns.slice(begun, self.begun)
+        )
 
 
 @dataclass(slots=True)
@@ -127,9 +134,16 @@ class Step:
         columns = self.columns
         if stop == len(columns):
             times = self.next_offset, self.stream_time, self.operator_times
-            return self if not start else Step(self.source, columns.slice(start, stop), *times)
+            return (
+                self
+                if not start
+                else Step(self.source, columns.slice(start, stop), *times)
+            )
         return Step(
-            self.source, columns.slice(start, stop), columns.offsets[stop - 1] + 1, columns.stream_times[stop - 1]
+            self.source,
+            columns.slice(start, stop),
+            columns.offsets[stop - 1] + 1,
+            columns.stream_times[stop - 1],
         )
 
 
@@ -139,11 +153,15 @@ class SourceQueues:
     Shape: sources in the order of the topology, tables first where the topology has them first: it breaks ties.
     """
 
-    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0) -> None:
+    def __init__(
+        self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0
+    ) -> None:
         self.waits_until: float | None = None
         """The time at which `steps` may yield more without further records; None: never. Units: seconds."""
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
-        self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
+        self._sources = {
+            source: _Source(at.offset, at.stream_time) for source, at in positions
+        }
         self._in_order = list(self._sources.items())
 
     def received(self, source: TopicPartition) -> int:
@@ -166,10 +184,14 @@ class SourceQueues:
         """
         source, columns = self._sources[batch.partition], batch.columns
         source.at_end = batch.at_end
-        if batch.next_offset < source.received or (batch.next_offset == source.received and not batch.at_end):
+        if batch.next_offset < source.received or (
+            batch.next_offset == source.received and not batch.at_end
+        ):
             return
         if len(columns) and columns.offsets[0] < source.received:
-            columns = columns.slice(bisect_left(columns.offsets, source.received), len(columns))
+            columns = columns.slice(
+                bisect_left(columns.offsets, source.received), len(columns)
+            )
         source.received = batch.next_offset
         source.records += len(columns)
         if len(columns):
@@ -180,7 +202,15 @@ class SourceQueues:
             # for each fetch.
             before = source.waiting.pop()
             operator_times = operator_times or before.operator_times
-        source.waiting.append(_Batch(columns, batch.next_offset, batch.stream_time, operator_times, len(columns)))
+        source.waiting.append(
+            _Batch(
+                columns,
+                batch.next_offset,
+                batch.stream_time,
+                operator_times,
+                len(columns),
+            )
+        )
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order, of at most `most` records each.
@@ -214,8 +244,12 @@ class SourceQueues:
             return None
         name, chosen = self._in_order[best]
         if not chosen.waiting:
-            if chosen.at_end and any(source.waiting for source in self._sources.values()):
-                self.waits_until = chosen.waited_for_until  # with records left in the log, it waits for these
+            if chosen.at_end and any(
+                source.waiting for source in self._sources.values()
+            ):
+                self.waits_until = (
+                    chosen.waited_for_until
+                )  # with records left in the log, it waits for these
             return None
         return self._take(name, chosen, limit, most, ties=best < limit_order)
 
@@ -235,7 +269,9 @@ class SourceQueues:
         return _AWAITED if now < source.waited_for_until else None
 
     @staticmethod
-    def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:
+    def _take(
+        name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool
+    ) -> Step:
         batch = source.waiting[0]
         count = min(batch.left, most)
         if limit is not None and count:
@@ -244,11 +280,17 @@ class SourceQueues:
         taken = batch.take(count)
         reached = taken.stream_times[-1] if count else source.stream_time
         # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
-        waits = limit is not None and batch.stream_time > reached and batch.stream_time >= limit + ties
+        waits = (
+            limit is not None
+            and batch.stream_time > reached
+            and batch.stream_time >= limit + ties
+        )
         if not count or not (batch.left or waits):
             source.waiting.popleft()
             source.stream_time = batch.stream_time
-            return Step(name, taken, batch.next_offset, batch.stream_time, batch.operator_times)
+            return Step(
+                name, taken, batch.next_offset, batch.stream_time, batch.operator_times
+            )
         source.stream_time = reached
         return Step(name, taken, taken.offsets[-1] + 1, reached)
 
@@ -258,7 +300,10 @@ def _head_times(columns: Columns) -> Sequence[int]:
     times, reached = columns.timestamps, columns.stream_times
     if times is reached or times == reached:
         return reached
-    later = (now if now > before else time for time, (before, now) in zip(times[1:], pairwise(reached), strict=True))
+    later = (
+        now if now > before else time
+        for time, (before, now) in zip(times[1:], pairwise(reached), strict=True)
+    )
     return [times[0], *later]
 
 

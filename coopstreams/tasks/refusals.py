@@ -65,7 +65,12 @@ class TopicLimits:
         )
 
     def reason(
-        self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, now_ms: int
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        timestamp: int,
+        now_ms: int,
     ) -> str | None:
         """Return why the broker refuses a record in a batch of its own, with the setting; None: it does not."""
         if key is None and self.compacted:
@@ -80,7 +85,10 @@ class TopicLimits:
                 f"its timestamp is {seconds(now_ms - timestamp)} behind the clock, message.timestamp.before.max.ms "
                 f"allows {seconds(self.before_ms)}"
             )
-        if self.most_bytes is not None and (size := batch_bytes(key, value, headers)) > self.most_bytes:
+        if (
+            self.most_bytes is not None
+            and (size := batch_bytes(key, value, headers)) > self.most_bytes
+        ):
             return f"it has {size} bytes with Kafka's overhead, max.message.bytes allows {self.most_bytes}"
         return None
 
@@ -93,10 +101,22 @@ class Refusals:
         self._log = log
         self._limits: dict[str, TopicLimits] = {}
         self._until = float("-inf")
-        settings = {name.removeprefix("producer."): value for name, value in config.client.items()}
-        self._compressed = str(settings.get("compression.type", settings.get("compression.codec", "none"))) != "none"
+        settings = {
+            name.removeprefix("producer."): value
+            for name, value in config.client.items()
+        }
+        self._compressed = (
+            str(
+                settings.get(
+                    "compression.type", settings.get("compression.codec", "none")
+                )
+            )
+            != "none"
+        )
         self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
-        self._client_batch = min(self._client_bytes, int(settings.get("batch.size", 1_000_000)))
+        self._client_batch = min(
+            self._client_bytes, int(settings.get("batch.size", 1_000_000))
+        )
         self.narrow: dict[str, int] = {}
         """The batch limits of topics that have refused a record and take smaller batches than the client makes.
 
@@ -128,20 +148,39 @@ class Refusals:
         """Append records; if a topic takes smaller batches than the client makes, in groups that fit into one batch."""
         most_bytes = self.narrow.get(topic)
         if most_bytes is None:
-            writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
+            writer.append(
+                topic, keys, values, timestamps, partitions=partitions, headers=headers
+            )
             return
         # The header of a batch is counted for each record: within a batch, the deltas of its timestamp and offset may
         # take more bytes than alone.
-        sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
+        sizes = [
+            batch_bytes(*row)
+            for row in zip(keys, values, headers or [None] * len(keys), strict=True)
+        ]
         for at in batches(sizes, most_bytes):
-            where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
+            where = (
+                partitions
+                if partitions is None or isinstance(partitions, int)
+                else partitions[at]
+            )
             writer.append(
-                topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at]
+                topic,
+                keys[at],
+                values[at],
+                timestamps[at],
+                partitions=where,
+                headers=headers and headers[at],
             )
             writer.flush(timeout_s)
 
     def reason(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        timestamp: int,
     ) -> str | None:
         """Return why a topic refuses a record; None: no reason is known.
 
@@ -150,18 +189,31 @@ class Refusals:
         """
         limits = self._limits.get(topic)
         if limits is None:
-            limits = self._limits[topic] = TopicLimits.of(self._log.topic_config(topic), compressed=self._compressed)
-            if limits.batch_bytes is not None and limits.batch_bytes < self._client_batch:
+            limits = self._limits[topic] = TopicLimits.of(
+                self._log.topic_config(topic), compressed=self._compressed
+            )
+            if (
+                limits.batch_bytes is not None
+                and limits.batch_bytes < self._client_batch
+            ):
                 self.narrow[topic] = limits.batch_bytes
         why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())
-        if why is None and (size := CLIENT_BYTES + payload_bytes(key, value, headers)) > self._client_bytes:
+        if (
+            why is None
+            and (size := CLIENT_BYTES + payload_bytes(key, value, headers))
+            > self._client_bytes
+        ):
             why = f"it has {size} bytes, the application's producer.message.max.bytes allows {self._client_bytes}"
         if why is not None:
             self._until = self._host.now() + CAREFUL_S
             return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
         return None
 
-    def leave_out(self, output: Output, on_refused: Callable[[bytes | None, int, DeliveryError], None]) -> None:
+    def leave_out(
+        self,
+        output: Output,
+        on_refused: Callable[[bytes | None, int, DeliveryError], None],
+    ) -> None:
         """Remove the records that the topic would refuse from an output; report each by key and timestamp.
 
         Raises:
@@ -172,7 +224,9 @@ class Refusals:
         reasons = [self.reason(output.topic, *row) for row in rows]
         if not any(reasons):
             return
-        for key, timestamp, reason in zip(output.keys, output.timestamps, reasons, strict=True):
+        for key, timestamp, reason in zip(
+            output.keys, output.timestamps, reasons, strict=True
+        ):
             if reason:
                 on_refused(key, timestamp, DeliveryError(reason))
         output.keep([row for row, reason in enumerate(reasons) if not reason])
@@ -197,19 +251,25 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None)
     return BATCH_BYTES + _varint(body) + body
 
 
-def payload_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+def payload_bytes(
+    key: bytes | None, value: bytes | None, headers: Headers | None
+) -> int:
     """Return the bytes of key, value and headers."""
     return (
         len(key or b"")
         + len(value or b"")
-        + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
+        + sum(
+            len(name.encode()) + len(content or b"") for name, content in headers or ()
+        )
     )
 
 
 def shown(key: bytes | None) -> str:
     """Return a key as text, shortened if it is long."""
     text = repr(key)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(key or b'')} bytes)"
+    return (
+        text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(key or b'')} bytes)"
+    )
 
 
 def seconds(ms: int) -> str:

@@ -51,11 +51,19 @@ class Repeats:
 
     def due(self, now: float) -> list[str]:
         """Return the counts that are to be logged now."""
-        return [self._count(kind, now) for kind in self.kinds.values() if kind.unsaid and now - kind.said_at >= EVERY_S]
+        return [
+            self._count(kind, now)
+            for kind in self.kinds.values()
+            if kind.unsaid and now - kind.said_at >= EVERY_S
+        ]
 
     def rest(self) -> list[str]:
         """Return the counts that are still to be logged at the end."""
-        return [self._count(kind, kind.said_at) for kind in self.kinds.values() if kind.unsaid]
+        return [
+            self._count(kind, kind.said_at)
+            for kind in self.kinds.values()
+            if kind.unsaid
+        ]
 
     @staticmethod
     def _count(kind: _Kind, now: float) -> str:

@@ -43,8 +43,15 @@ class ResolvedTopology:
 
         Empty: this process does not know the task yet.
         """
-        topics, counts = self.programs[task.subtopology].subtopology.topics, self.topics.partitions
-        return tuple(TopicPartition(topic, task.partition) for topic in topics if task.partition < counts[topic])
+        topics, counts = (
+            self.programs[task.subtopology].subtopology.topics,
+            self.topics.partitions,
+        )
+        return tuple(
+            TopicPartition(topic, task.partition)
+            for topic in topics
+            if task.partition < counts[topic]
+        )
 
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
         """Return the sub-topologies whose source topics differ from before."""
@@ -65,7 +72,11 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
 
 
 def resolve_topology(
-    cluster: Log, built: Topology, config: Config, known: Collection[str] = (), had: Collection[str] = ()
+    cluster: Log,
+    built: Topology,
+    config: Config,
+    known: Collection[str] = (),
+    had: Collection[str] = (),
 ) -> ResolvedTopology:
     """Return the topology, resolved now.
 
@@ -80,9 +91,21 @@ def resolve_topology(
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(
-        Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
+        Runs(
+            prints[part.id],
+            0 if part.unordered else topics.tasks[part.id],
+            part.divisible,
+        )
+        for part in parts
     )
-    wrapper, reader, drops = config["processor.wrapper"], native_parts(), may_drop(config, ["processing"])
-    programs = {part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops) for part in parts}
+    wrapper, reader, drops = (
+        config["processor.wrapper"],
+        native_parts(),
+        may_drop(config, ["processing"]),
+    )
+    programs = {
+        part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops)
+        for part in parts
+    }
     feeding = {} if config["ranges.before.windows"] else before_windows(parts)
     return ResolvedTopology(topology, topics, programs, announced, feeding)

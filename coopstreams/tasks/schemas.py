@@ -19,7 +19,13 @@ from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
 from coopstreams.topology.naming import changelog_topic
-from coopstreams.topology.schemas import IN_MEMORY, Codec, RegistryUnavailableError, SchemaRegistry, SchemaSerde
+from coopstreams.topology.schemas import (
+    IN_MEMORY,
+    Codec,
+    RegistryUnavailableError,
+    SchemaRegistry,
+    SchemaSerde,
+)
 from coopstreams.topology.serde import Serde, within
 
 S = TypeVar("S", bound=Structure)
@@ -44,7 +50,11 @@ class SchemaUse:
         return f"{self.topic}-{self.codec.name if strategy == 'TopicRecordNameStrategy' else self.part}"
 
     def __str__(self) -> str:
-        topic = "topics that a function chooses" if self.topic is None else f'topic "{self.topic}"'
+        topic = (
+            "topics that a function chooses"
+            if self.topic is None
+            else f'topic "{self.topic}"'
+        )
         return f"the {self.part}s of {topic}"
 
 
@@ -54,13 +64,20 @@ def schema_uses(topology: Structure) -> list[SchemaUse]:
     for part in topology.subtopologies:
         for node in part.nodes:
             if isinstance(node, Source) and not node.internal:
-                places += [(topic, node.key, node.value, False) for topic in node.topics]
+                places += [
+                    (topic, node.key, node.value, False) for topic in node.topics
+                ]
             elif isinstance(node, Sink):
                 places.append((node.topic, node.key, node.value, True))
             elif isinstance(node, DynamicSink):
                 places.append((None, node.key, node.value, True))
         places += [
-            (changelog_topic(topology.application_id, store.name), store.key, store.value, True)
+            (
+                changelog_topic(topology.application_id, store.name),
+                store.key,
+                store.value,
+                True,
+            )
             for store in part.stores
             if store.logged and store.source is None
         ]
@@ -72,8 +89,23 @@ def schema_uses(topology: Structure) -> list[SchemaUse]:
         found += [SchemaUse(topic, "key", codec, written) for codec in _codecs(key)]
         found += [SchemaUse(topic, "value", codec, written) for codec in _codecs(value)]
     known = {use.codec for use in found if use.written}
-    wrapped = [(topic, codec) for topic, serde in _wrapped(topology) for codec in _codecs(serde) if codec not in known]
-    return list(dict.fromkeys([*found, *(SchemaUse(topic, "value", codec, written=True) for topic, codec in wrapped)]))
+    wrapped = [
+        (topic, codec)
+        for topic, serde in _wrapped(topology)
+        for codec in _codecs(serde)
+        if codec not in known
+    ]
+    return list(
+        dict.fromkeys(
+            [
+                *found,
+                *(
+                    SchemaUse(topic, "value", codec, written=True)
+                    for topic, codec in wrapped
+                ),
+            ]
+        )
+    )
 
 
 def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
@@ -83,9 +115,16 @@ def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
     for part in topology.subtopologies:
         for node in part.nodes:
             if isinstance(node, Suppress):
-                yield changelog_topic(topology.application_id, node.buffer.name), node.value
+                yield (
+                    changelog_topic(topology.application_id, node.buffer.name),
+                    node.value,
+                )
             elif isinstance(node, ForeignKeyAsk | ForeignKeyAnswer):
-                behind = (sink for sink in part.nodes if isinstance(sink, Sink) and node.name in sink.parents)
+                behind = (
+                    sink
+                    for sink in part.nodes
+                    if isinstance(sink, Sink) and node.name in sink.parents
+                )
                 yield next(behind).topic, node.value
 
 
@@ -122,7 +161,9 @@ def check_schemas(topology: Structure, config: Config) -> None:
     """
     uses = schema_uses(topology)
     registry = registry_of(config) if uses else IN_MEMORY
-    for step, use in ((step, use) for step in (_check, _pin) for use in uses):  # what is refused registers nothing
+    for step, use in (
+        (step, use) for step in (_check, _pin) for use in uses
+    ):  # what is refused registers nothing
         subject = use.subject(config["subject.name.strategy"])
         try:
             step(use, subject, registry)
@@ -138,13 +179,22 @@ def check_schemas(topology: Structure, config: Config) -> None:
 def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
     latest = registry.latest(subject)
     if use.part == "key":
-        if latest is not None and registry.lookup(subject, use.codec.registered()) is None:
+        if (
+            latest is not None
+            and registry.lookup(subject, use.codec.registered()) is None
+        ):
             raise SerdeError(
                 f"its keys have another schema, {latest}. Equal keys must be equal bytes, and the id is among them: "
                 "use that schema"
             )
-    elif not use.written and latest is not None and (why := use.codec.why_unreadable(latest)):
-        raise SerdeError(f"its latest version cannot be read as {use.codec.name}: {why}")
+    elif (
+        not use.written
+        and latest is not None
+        and (why := use.codec.why_unreadable(latest))
+    ):
+        raise SerdeError(
+            f"its latest version cannot be read as {use.codec.name}: {why}"
+        )
 
 
 def _pin(use: SchemaUse, subject: str, _: SchemaRegistry) -> None:
@@ -157,9 +207,17 @@ def _codecs(whole: Serde[Any]) -> list[Codec]:
 
 
 @contextmanager
-def _bound(uses: list[SchemaUse], registry: SchemaRegistry, strategy: str) -> Iterator[None]:
+def _bound(
+    uses: list[SchemaUse], registry: SchemaRegistry, strategy: str
+) -> Iterator[None]:
     with ExitStack() as bound:
         for codec in dict.fromkeys(use.codec for use in uses):
-            mine = [use for use in uses if use.codec is codec and (use.written or use.part == "key")]
-            bound.enter_context(codec.bound(registry, {use.subject(strategy) for use in mine}))
+            mine = [
+                use
+                for use in uses
+                if use.codec is codec and (use.written or use.part == "key")
+            ]
+            bound.enter_context(
+                codec.bound(registry, {use.subject(strategy) for use in mine})
+            )
         yield

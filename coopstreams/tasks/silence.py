@@ -30,7 +30,11 @@ class Silence:
         if batch.busy:
             self.since = None
         if self.since is None and batch.at_end and batch.stream_time >= 0:
-            self.since, self._stream_time, self._due = now, batch.stream_time, now + self.idle_ms / 1000
+            self.since, self._stream_time, self._due = (
+                now,
+                batch.stream_time,
+                now + self.idle_ms / 1000,
+            )
 
     def broken(self) -> None:
         """Forget the silence: the reader has moved to another offset."""

@@ -51,7 +51,9 @@ _W3C = TraceContextTextMapPropagator()
 class RecordSpans:
     """The spans of one task. Its stream thread uses it; calls may be `ended` on any thread."""
 
-    def __init__(self, tracer: Tracer, ratio: float, application: str, task: TaskId) -> None:
+    def __init__(
+        self, tracer: Tracer, ratio: float, application: str, task: TaskId
+    ) -> None:
         """`ratio`: the share of records without a `traceparent` that begin a trace."""
         self._tracer = tracer
         self._every = round(1 / ratio) if ratio else 0
@@ -66,7 +68,14 @@ class RecordSpans:
         self._open: dict[tuple[TopicPartition, int], Span] = {}
         """The spans of records that were taken in and not yet processed."""
 
-    def process(self, program: BoundProgram, source: TopicPartition, columns: Columns, *, taken: bool) -> None:
+    def process(
+        self,
+        program: BoundProgram,
+        source: TopicPartition,
+        columns: Columns,
+        *,
+        taken: bool,
+    ) -> None:
         """Have the program process records, traced ones within their spans. `taken`: whether `take` has begun them."""
         at = 0
         for row in self._taken(source, columns) if taken else self._sampled(columns):
@@ -86,17 +95,23 @@ class RecordSpans:
         rows = self._sampled(columns)
         return self._begin(source, columns, rows) if rows else columns
 
-    def call(self, source: TopicPartition, offset: int, call: Call, node: Asynchronous) -> None:
+    def call(
+        self, source: TopicPartition, offset: int, call: Call, node: Asynchronous
+    ) -> None:
         """Begin the span of a call for a record, if it is traced. Spans that the function opens are its children, where
         context propagates.
         """
         parent = self._open.get((source, offset))
         if parent is None:
             return
-        call.span = span = self._tracer.start_span(f"call {node.name}", set_span_in_context(parent), SpanKind.CLIENT)
+        call.span = span = self._tracer.start_span(
+            f"call {node.name}", set_span_in_context(parent), SpanKind.CLIENT
+        )
         if not node.calling.together and node.calling.executor != "process":
             # A batch has many parents, and another process has no access to this span.
-            call.function = (_awaited if node.calling.coroutine else _called)(call.function, span)
+            call.function = (_awaited if node.calling.coroutine else _called)(
+                call.function, span
+            )
 
     def ended(self, calls: Iterable[Call]) -> None:
         """End the spans of calls that have ended. Any thread."""
@@ -113,7 +128,12 @@ class RecordSpans:
         def note(failure: Failure) -> None:
             span = get_current_span()
             span.record_exception(failure.error)
-            span.set_status(Status(StatusCode.ERROR, f"{failure.phase} at {failure.node}: {failure.error}"))
+            span.set_status(
+                Status(
+                    StatusCode.ERROR,
+                    f"{failure.phase} at {failure.node}: {failure.error}",
+                )
+            )
             on_failure(failure)
 
         return note
@@ -128,41 +148,72 @@ class RecordSpans:
     def _taken(self, source: TopicPartition, columns: Columns) -> list[int]:
         if not self._open:
             return []
-        return [row for row, offset in enumerate(columns.offsets) if (source, offset) in self._open]
+        return [
+            row
+            for row, offset in enumerate(columns.offsets)
+            if (source, offset) in self._open
+        ]
 
     def _sampled(self, columns: Columns) -> list[int]:
         """Return the rows to trace, in order."""
         headers, count = columns.headers, len(columns)
-        rows = [] if headers is None else [row for row, own in enumerate(headers) if own and _is_sampled(own)]
+        rows = (
+            []
+            if headers is None
+            else [row for row, own in enumerate(headers) if own and _is_sampled(own)]
+        )
         if not self._every:
             return rows
         begun = range(self._next, count, self._every)
         self._next = max(self._next - count, (self._next - count) % self._every)
-        return sorted({*rows, *(row for row in begun if headers is None or _value(headers[row], PARENT) is None)})
+        return sorted(
+            {
+                *rows,
+                *(
+                    row
+                    for row in begun
+                    if headers is None or _value(headers[row], PARENT) is None
+                ),
+            }
+        )
 
-    def _begin(self, source: TopicPartition, columns: Columns, rows: Sequence[int]) -> Columns:
+    def _begin(
+        self, source: TopicPartition, columns: Columns, rows: Sequence[int]
+    ) -> Columns:
         """Begin the spans of these rows; return the records, with the spans in their headers."""
         headers = list(columns.headers or [None] * len(columns))
         for row in rows:
             own = headers[row] or []
             given = {name: _value(own, name) or b"" for name in (PARENT, STATE)}
-            carrier = {name: value.decode("ascii", "replace") for name, value in given.items() if value}
+            carrier = {
+                name: value.decode("ascii", "replace")
+                for name, value in given.items()
+                if value
+            }
             about: dict[str, str | int] = self._about | {
                 "messaging.destination.name": source.topic,
                 "messaging.destination.partition.id": str(source.partition),
                 "messaging.kafka.offset": columns.offsets[row],
             }
             context = _W3C.extract(carrier, Context())
-            span = self._tracer.start_span(f"process {source.topic}", context, SpanKind.CONSUMER, about)
+            span = self._tracer.start_span(
+                f"process {source.topic}", context, SpanKind.CONSUMER, about
+            )
             self._open[source, columns.offsets[row]] = span
             written: dict[str, str] = {}
             _W3C.inject(written, set_span_in_context(span))
             kept = [one for one in own if one[0] not in (PARENT, STATE)]
-            headers[row] = [*kept, *((name, value.encode()) for name, value in written.items())] if written else own
+            headers[row] = (
+                [*kept, *((name, value.encode()) for name, value in written.items())]
+                if written
+                else own
+            )
         return replace(columns, headers=headers)
 
 
-def _awaited(function: Callable[..., Awaitable[Any]], span: Span) -> Callable[..., Awaitable[Any]]:
+def _awaited(
+    function: Callable[..., Awaitable[Any]], span: Span
+) -> Callable[..., Awaitable[Any]]:
     async def call(*arguments: Any) -> Any:
         with use_span(span, record_exception=False, set_status_on_exception=False):
             return await function(*arguments)

@@ -91,7 +91,9 @@ class Tallies:
         self._metrics.dead_lettered(None, int(answer == "dead-letter"))
         self._note(None, failure, answer)
 
-    def failed(self, task: TaskId, tally: Tally, failure: Failure, answer: Answer) -> None:
+    def failed(
+        self, task: TaskId, tally: Tally, failure: Failure, answer: Answer
+    ) -> None:
         """Count a record of a task that failed."""
         tally.failure(failure, answer)
         self._note(task, failure, answer)
@@ -104,7 +106,9 @@ class Tallies:
     def _note(self, task: TaskId | None, failure: Failure, answer: Answer) -> None:
         error = type(failure.error).__name__
         where = failure.node, failure.phase, failure.source, failure.offset
-        self._latest.append(FailureStatus(self._host.wall_ms(), task, *where, error, answer))
+        self._latest.append(
+            FailureStatus(self._host.wall_ms(), task, *where, error, answer)
+        )
 
     def look(self, task: Counting) -> None:
         """Add the work of a task since the last call."""
@@ -121,10 +125,14 @@ class Tallies:
     def _look(self, task: Counting) -> None:
         if not task.tally.closed:
             before = self._seen.get(id(task), (task, _Seen()))[1]
-            now = _Seen(task.processed, task.tally.dead_letters, task.retries, dropped(task))
+            now = _Seen(
+                task.processed, task.tally.dead_letters, task.retries, dropped(task)
+            )
             self._metrics.processed(task.id, now.processed - before.processed)
             self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
             self._metrics.retried(task.id, now.retries - before.retries)
             for (node, reason), count in now.dropped.items():
-                self._metrics.dropped(task.id, node, reason, count - before.dropped.get((node, reason), 0))
+                self._metrics.dropped(
+                    task.id, node, reason, count - before.dropped.get((node, reason), 0)
+                )
             self._seen[id(task)] = task, now

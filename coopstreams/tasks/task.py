@@ -27,7 +27,14 @@ from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
+from coopstreams.tasks.queues import (
+    FIRST_STEP,
+    MOST_AT_ONCE,
+    STEP_S,
+    Pace,
+    SourceQueues,
+    Step,
+)
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import Part, operators_of
@@ -74,9 +81,15 @@ def committed_positions(
 
     A task may have no partition of the topic, which has fewer than others of the sub-topology.
     """
-    sources = {store.name: TopicPartition(store.source, task.partition) for store in stores if store.source is not None}
+    sources = {
+        store.name: TopicPartition(store.source, task.partition)
+        for store in stores
+        if store.source is not None
+    }
     return {
-        name: progress.committed_positions(source) for name, source in sources.items() if source in progress.partitions
+        name: progress.committed_positions(source)
+        for name, source in sources.items()
+        if source in progress.partitions
     }
 
 
@@ -86,10 +99,17 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
 
     No window of the stores starts later. Below a filter, that is not the stream time of the partition.
     """
-    lowest, operators = [progress.lowest(source) for source in progress.partitions], operators_of(subtopology)
+    lowest, operators = (
+        [progress.lowest(source) for source in progress.partitions],
+        operators_of(subtopology),
+    )
     return {
         store.name: max(
-            (each.time(at.operator_times, at.stream_time) for at in lowest for each in operators[store.name]),
+            (
+                each.time(at.operator_times, at.stream_time)
+                for at in lowest
+                for each in operators[store.name]
+            ),
             default=NO_STREAM_TIME,
         )
         for store in subtopology.stores
@@ -102,14 +122,17 @@ def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
     `apart`: each key group is a part, because owners with equal committed positions may have changed their rows after
     the commit, each up to another record.
     """
-    parts = [Part(each.key_range, each.stream_time, each.operator_times) for each in segments]
+    parts = [
+        Part(each.key_range, each.stream_time, each.operator_times) for each in segments
+    ]
     if not apart:
         return parts
     return [
         part._replace(key_range=one)
         for part in parts
         for group in part.key_range.groups.numbers
-        if (one := part.key_range.intersect(KeyRange.of_groups(group, group))) is not None
+        if (one := part.key_range.intersect(KeyRange.of_groups(group, group)))
+        is not None
     ]
 
 
@@ -152,7 +175,9 @@ class Task:
         self.progress = opened.progress
         self.epoch = opened.epoch
         starts = [(source, opened.progress.lowest(source)) for source in opened.sources]
-        positions = [(source, Position(at.position, at.stream_time)) for source, at in starts]
+        positions = [
+            (source, Position(at.position, at.stream_time)) for source, at in starts
+        ]
         self.state.begin(store_times(program.subtopology, opened.progress))
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
@@ -165,11 +190,16 @@ class Task:
             clock=host.wall_ms,
             partitions=partitions,
             parts={
-                source.topic: _parts(self.progress.segments(source), apart=not exactly_once)
+                source.topic: _parts(
+                    self.progress.segments(source), apart=not exactly_once
+                )
                 for source in opened.sources
             },
         )
-        for source, start in starts:  # windows close as they would have for the previous owner
+        for (
+            source,
+            start,
+        ) in starts:  # windows close as they would have for the previous owner
             self.program.resume(source, start.stream_time, start.operator_times)
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
@@ -196,11 +226,20 @@ class Task:
         self._on_failure = on_failure
         self.applying: Applying | None = None
         """Applies its records to its external sink; None: it has none."""
-        if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
-            self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
+        if (
+            opened.sink is not None
+            and (sink := program.subtopology.applies_to) is not None
+        ):
+            self.applying = Applying(
+                opened.sink, sink.name, opened.sources[0], opened.progress, on_failure
+            )
         self._pace, self._applying_pace = Pace(), Pace(APPLIED_S)
         self.idle_ms = program.idle_ms
-        self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
+        self._sinks = {
+            node.topic: node.name
+            for node in program.subtopology.nodes
+            if isinstance(node, Sink)
+        }
         self._singles: deque[Step] = deque()
         """Steps of one record, taken from the queues and not yet processed."""
         self._at_most = MOST_AT_ONCE
@@ -231,12 +270,18 @@ class Task:
         first_ms, more, done = -1, False, 0
         for step in self._steps(now, single=single):
             self._at = step
-            columns = step.columns if self.calls is not None else self.progress.unseen(step.source, step.columns)
+            columns = (
+                step.columns
+                if self.calls is not None
+                else self.progress.unseen(step.source, step.columns)
+            )
             if len(columns):
                 if self._spans is None:
                     self.program.process(step.source, columns)
                 else:
-                    self._spans.process(self.program, step.source, columns, taken=self.calls is not None)
+                    self._spans.process(
+                        self.program, step.source, columns, taken=self.calls is not None
+                    )
                 self.processed += len(columns)
                 self.heat.look(columns.keys, now)
                 if self._placing is not None:
@@ -256,7 +301,9 @@ class Task:
             if single or full or done >= self._at_most or now - began > STEP_S:
                 more = True
                 break
-        if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
+        if (
+            first_ms >= 0
+        ):  # once a batch: the clock and the histogram cost as much as a few records
             self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
 
@@ -264,7 +311,11 @@ class Task:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
         yield from self._left()
         calls = self.calls
-        for step in self._queued(now, single=single) if calls is None else self._called(calls, now, single=single):
+        for step in (
+            self._queued(now, single=single)
+            if calls is None
+            else self._called(calls, now, single=single)
+        ):
             if single:
                 self._singles.extend(step.singles())
                 yield from self._left()
@@ -273,10 +324,14 @@ class Task:
 
     def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps of the queues, each as large as the pace then allows."""
-        while (step := next(self.queues.steps(self._size(single=single), now), None)) is not None:
+        while (
+            step := next(self.queues.steps(self._size(single=single), now), None)
+        ) is not None:
             yield step
 
-    def _called(self, calls: PendingCalls, now: float, *, single: bool) -> Iterator[Step]:
+    def _called(
+        self, calls: PendingCalls, now: float, *, single: bool
+    ) -> Iterator[Step]:
         """Yield the steps whose calls have ended; begin the calls of the records behind them, many at a time."""
         self._begin_calls(calls, now)
         while calls.look():
@@ -284,7 +339,11 @@ class Task:
             self._begin_calls(calls, now)
 
     def _size(self, *, single: bool) -> int:
-        return FIRST_STEP if single else min(self._pace.most, self._most_applied, self._at_most)
+        return (
+            FIRST_STEP
+            if single
+            else min(self._pace.most, self._most_applied, self._at_most)
+        )
 
     @property
     def _most_applied(self) -> int:
@@ -335,7 +394,9 @@ class Task:
         )
         return f'{which} of "{source.topic}" partition {source.partition}'
 
-    def refused(self, topic: str, key: bytes | None, timestamp: int, error: Exception) -> None:
+    def refused(
+        self, topic: str, key: bytes | None, timestamp: int, error: Exception
+    ) -> None:
         """Hand an output that its topic refuses to the failure handler.
 
         It is a failure of the record of the last step, or, if that had several records, of the output's own key.
@@ -345,7 +406,19 @@ class Task:
         """
         step, node = self._at, self._sinks.get(topic, topic)
         if step is None or len(step.columns) != 1:
-            self._on_failure(Failure("production", node, error, self.sources[0], None, key, None, timestamp, None))
+            self._on_failure(
+                Failure(
+                    "production",
+                    node,
+                    error,
+                    self.sources[0],
+                    None,
+                    key,
+                    None,
+                    timestamp,
+                    None,
+                )
+            )
             return
         records = step.columns
         headers = records.headers[0] if records.headers is not None else None
@@ -368,7 +441,12 @@ class Task:
     def uncommitted(self) -> str:
         """The records processed since the last commit, in words."""
         between = [
-            (source, self.progress.durable(source), self.progress.position(source).offset) for source in self.sources
+            (
+                source,
+                self.progress.durable(source),
+                self.progress.position(source).offset,
+            )
+            for source in self.sources
         ]
         return ", ".join(
             f'"{source.topic}" partition {source.partition} offsets {start} to {end - 1}'
@@ -422,7 +500,11 @@ class Task:
         """
         self.state.commit(
             checkpoints,
-            committed_positions(self.id, [table.spec for table in self.state.stores.values()], self.progress),
+            committed_positions(
+                self.id,
+                [table.spec for table in self.state.stores.values()],
+                self.progress,
+            ),
             true_ms,
         )
         self.progress.committed()

@@ -121,7 +121,13 @@ class StreamThread:
     def successor(self, rests_s: float) -> StreamThread:
         """Return the thread, not yet started, that replaces this dead one; it has the same transactional id."""
         made = StreamThread(
-            self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host
+            self.number,
+            self.committer,
+            self._emit,
+            self._interval,
+            self._outlasting,
+            rests_s=rests_s,
+            host=self._host,
         )
         made._paused = self._paused
         return made
@@ -153,7 +159,9 @@ class StreamThread:
                 message = partial(self._move, task, moved)
         self._inbox.put(message)
 
-    def advance_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
+    def advance_time(
+        self, task: Task, source: TopicPartition, stream_time: int
+    ) -> None:
         """Append a time mark to a silent source of a task; it counts with the next commit."""
         self._inbox.put(partial(self._mark_time, task, source, stream_time))
 
@@ -204,12 +212,20 @@ class StreamThread:
             try:
                 self._abandon()
             except LogError as second:
-                log.warning("stream thread %d cannot end its transaction: %s", self.number, second)
-            self._emit(Failed(error, f"stream thread {self.number}", self.number, self._epoch))
+                log.warning(
+                    "stream thread %d cannot end its transaction: %s",
+                    self.number,
+                    second,
+                )
+            self._emit(
+                Failed(error, f"stream thread {self.number}", self.number, self._epoch)
+            )
 
     def _rest(self) -> None:
         until = self._host.now() + self._rests_s
-        while (left := until - self._host.now()) > 0 and not self._awake.wait(min(left, ALIVE_S)):
+        while (left := until - self._host.now()) > 0 and not self._awake.wait(
+            min(left, ALIVE_S)
+        ):
             self.moved_at = self._host.now()
 
     def _loop(self) -> None:
@@ -217,13 +233,19 @@ class StreamThread:
         ends = False
         while not ends or self._draining:
             self.moved_at = self._host.now()
-            until_due = max(self._due - self.moved_at, self._idle_s if self._idle else 0.0)
+            until_due = max(
+                self._due - self.moved_at, self._idle_s if self._idle else 0.0
+            )
             other_s = self._draining.next_s()
             if not self._paused:
-                other_s = min(self._next_punctuation_s(), self._waited_enough_s(), other_s)
+                other_s = min(
+                    self._next_punctuation_s(), self._waited_enough_s(), other_s
+                )
             wait = max(0.0, min(until_due, other_s))
             try:
-                message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
+                message = (
+                    self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
+                )
             except Empty:
                 pass  # only time has passed
             else:
@@ -244,7 +266,10 @@ class StreamThread:
         """End idling; keep the next commit on the grid of intervals that it would have had without idling."""
         if self._idle:
             self._idle = False
-            self._due += max(0, ceil((self._host.now() - self._due) / self._interval)) * self._interval
+            self._due += (
+                max(0, ceil((self._host.now() - self._due) / self._interval))
+                * self._interval
+            )
 
     def _open(self, task: Task) -> None:
         self._epoch = task.epoch
@@ -255,7 +280,9 @@ class StreamThread:
         try:
             with paused_without_registry(task.id):
                 task.begin()
-            self._note_slow(self._host.now() - began, f"{task}: the beginning of its processors")
+            self._note_slow(
+                self._host.now() - began, f"{task}: the beginning of its processors"
+            )
             self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:
             # All tasks: the writer's undelivered records may be those of any of them.
@@ -298,7 +325,10 @@ class StreamThread:
 
     def _wait_for_turn(self, task: Task) -> None:
         """Go on with a task behind the messages that wait."""
-        left, counted = max(1, sum(map(task.queues.waiting, task.sources))), self._in_turn.get(task)
+        left, counted = (
+            max(1, sum(map(task.queues.waiting, task.sources))),
+            self._in_turn.get(task),
+        )
         self._in_turn[task] = left
         with self._lock:
             self.backlog += left - (counted or 0)
@@ -330,14 +360,21 @@ class StreamThread:
             self._abort(error)
 
     def _step(self, task: Task) -> None:
-        while not self._paused and not task.closed and (not task.leaving or task.calls is not None):
+        while (
+            not self._paused
+            and not task.closed
+            and (not task.leaving or task.calls is not None)
+        ):
             self.moved_at = self._host.now()
             if task.waits_for_calls():
                 break
             self.committer.begin(task)
             began = self._host.now()
             with paused_without_registry(task.id):
-                more = task.step(single=self.committer.careful, most=max(1, self.committer.interval.room))
+                more = task.step(
+                    single=self.committer.careful,
+                    most=max(1, self.committer.interval.room),
+                )
             self._stepped[task] = None
             self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
@@ -357,7 +394,9 @@ class StreamThread:
 
     def _waited_enough_s(self) -> float:
         """Return how long until a task stops waiting for another source."""
-        return min((at - self._host.now() for _, at in self._waiting()), default=self._idle_s)
+        return min(
+            (at - self._host.now() for _, at in self._waiting()), default=self._idle_s
+        )
 
     def _go_on(self) -> None:
         """Process the records that have waited long enough for another source."""
@@ -367,7 +406,11 @@ class StreamThread:
 
     def _waiting(self) -> list[tuple[Task, float]]:
         """Return the tasks that wait for another source, and until when; one that drains takes no more records."""
-        waits = [(task, task.queues.waits_until) for task in self._merging if not task.leaving]
+        waits = [
+            (task, task.queues.waits_until)
+            for task in self._merging
+            if not task.leaving
+        ]
         return [(task, until) for task, until in waits if until is not None]
 
     def _commit_if_due(self) -> None:
@@ -380,13 +423,20 @@ class StreamThread:
     def _full(self) -> bool:
         """Whether a commit is needed before there can be more: of a task's rows, or of records in an interval."""
         stepped, self._stepped = self._stepped, {}
-        full = [task for task in stepped if task.state.full]  # each is asked, because that makes room
+        full = [
+            task for task in stepped if task.state.full
+        ]  # each is asked, because that makes room
         return bool(full) or not self.committer.interval.room
 
     def _next_punctuation_s(self) -> float:
         """Return how long until the next wall-clock punctuation."""
-        due, now_ms = [task.program.next_punctuation_ms for task in self._punctuating], self._host.wall_ms()
-        return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s)
+        due, now_ms = (
+            [task.program.next_punctuation_ms for task in self._punctuating],
+            self._host.wall_ms(),
+        )
+        return min(
+            ((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s
+        )
 
     def _punctuate(self) -> None:
         """Run the wall-clock punctuations that are due. Those of many tasks together may outlast a time-out."""
@@ -400,7 +450,9 @@ class StreamThread:
                     with paused_without_registry(task.id):
                         task.punctuate(now_ms)
                     self._stepped[task] = None
-                    self._note_slow(self._host.now() - began, f"{task}: its punctuators")
+                    self._note_slow(
+                        self._host.now() - began, f"{task}: its punctuators"
+                    )
                     self.committer.write_outputs(task)
                     self._commit_if_due()
         except (LogError, MembershipLostError) as error:
@@ -408,7 +460,9 @@ class StreamThread:
 
     def _commit_or_abort(self) -> bool:
         try:
-            self._idle = True  # before the commit: records that come from now on end the idling
+            self._idle = (
+                True  # before the commit: records that come from now on end the idling
+            )
             try:
                 self._idle = not self.committer.commit(self._tasks)
             finally:
@@ -427,15 +481,22 @@ class StreamThread:
         if refused := isinstance(error, RefusedError):
             then = f" Record by record, to find which are refused: they are among {self._uncommitted()}."
         log.warning(
-            "stream thread %d: records since the last commit are processed again: %s%s", self.number, error, then
+            "stream thread %d: records since the last commit are processed again: %s%s",
+            self.number,
+            error,
+            then,
         )
         tasks = tuple(self._tasks)
         self._abandon()
         if refused:
             self.committer.expect_refusals()
-        held = error.held(self._host.now()) if isinstance(error, TriedLaterError) else None
+        held = (
+            error.held(self._host.now()) if isinstance(error, TriedLaterError) else None
+        )
         self._emit(Aborted(tasks, str(error), held))
-        if isinstance(error, LogError) and not isinstance(error, (FencedError, TriedLaterError)):
+        if isinstance(error, LogError) and not isinstance(
+            error, (FencedError, TriedLaterError)
+        ):
             self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:
@@ -446,9 +507,17 @@ class StreamThread:
             OutlastingError: it cannot, because one call takes too long each time.
         """
         (seconds, call), self._slowest = self._slowest, (0.0, "")
-        if call and (hopeless := self._outlasting.void(call, seconds, self._host.now())) is not None:
+        if (
+            call
+            and (hopeless := self._outlasting.void(call, seconds, self._host.now()))
+            is not None
+        ):
             raise OutlastingError(f"{hopeless}.") from error
-        if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
+        if (
+            not isinstance(error, LogError)
+            or isinstance(error, FencedError)
+            or error.retryable
+        ):
             return
         too_often = self._in_vain.again(self._host.now())
         if isinstance(error, RefusedError):
@@ -462,7 +531,9 @@ class StreamThread:
 
     def _uncommitted(self) -> str:
         """Return, in words, the tasks' records since the last commit."""
-        return "; ".join(f"{task}: {done}" for task in self._tasks if (done := task.uncommitted))
+        return "; ".join(
+            f"{task}: {done}" for task in self._tasks if (done := task.uncommitted)
+        )
 
     def _abandon(self) -> None:
         tasks, self._stepped = self._tasks, {}
@@ -474,7 +545,9 @@ class StreamThread:
     def _close_or_drain(self, tasks: Sequence[Task], clean: bool) -> None:
         """Close tasks now, or let their calls end before."""
         drains = clean and not self._paused  # their results could not be processed
-        if now := [task for task in tasks if not drains or not self._draining.begin(task)]:
+        if now := [
+            task for task in tasks if not drains or not self._draining.begin(task)
+        ]:
             self._close(now, clean=clean)
 
     def _close_drained(self) -> None:

@@ -21,16 +21,26 @@ from coopstreams.tasks.schemas import check_schemas
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
-from coopstreams.topology.graph.partitions import ResolvedTopics, TopicPlan, check_names, check_partitions
+from coopstreams.topology.graph.partitions import (
+    ResolvedTopics,
+    TopicPlan,
+    check_names,
+    check_partitions,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, topology_topic
 
 log = logging.getLogger(__name__)
 
-_ANY_TIME = dict.fromkeys(("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"), str((1 << 63) - 1))
+_ANY_TIME = dict.fromkeys(
+    ("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"),
+    str((1 << 63) - 1),
+)
 
 
-def prepare_topics(cluster: Log, topology: Topology, config: Config, had: Collection[str] = ()) -> ResolvedTopics:
+def prepare_topics(
+    cluster: Log, topology: Topology, config: Config, had: Collection[str] = ()
+) -> ResolvedTopics:
     """Return the partition counts of all topics; create the internal topics that do not exist yet.
 
     `had`: the changelogs of the version of the topology that ran last.
@@ -44,7 +54,11 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config, had: Collec
 
 
 def create_missing(
-    cluster: Log, topology: Topology, config: Config, resolved: ResolvedTopics, had: Collection[str] = ()
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    resolved: ResolvedTopics,
+    had: Collection[str] = (),
 ) -> None:
     """Create the internal topics that do not exist yet. `had`: as of `prepare_topics`.
 
@@ -53,13 +67,17 @@ def create_missing(
     """
     check_schemas(topology, config)
     specs = [
-        TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing
+        TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"])
+        for plan in resolved.missing
     ]
     if specs and (timed := _any_time(cluster, topology)):
         specs = [replace(spec, config={**spec.config, **timed}) for spec in specs]
     check_changelogs(cluster, topology, config, resolved, specs, had)
     if specs:
-        log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
+        log.info(
+            "creating internal topics: %s",
+            ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs),
+        )
         cluster.create_topics(specs)
 
 
@@ -69,7 +87,12 @@ def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
     A state change must be written if its source record was accepted: a changelog record cannot be left out.
     """
     known = next(
-        (cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {}
+        (
+            cluster.topic_config(topic)
+            for topic in topology.source_topics
+            if topic in cluster.partitions([topic])
+        ),
+        {},
     )
     return {name: value for name, value in _ANY_TIME.items() if name in known}
 
@@ -90,12 +113,22 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     counts = cluster.partitions()
     wanted = [*topology.sink_topics, *dead_letter_topics(topology, config)]
     # By name: a topic that this user may not describe is another error than one that does not exist.
-    cluster.partitions([topic for topic in (*topology.source_topics, *wanted) if topic not in counts])
+    cluster.partitions(
+        [topic for topic in (*topology.source_topics, *wanted) if topic not in counts]
+    )
     counts = _counts_with(cluster, counts, topology.source_topics)
-    resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
+    resolved = check_partitions(
+        topology, counts, config["windowstore.changelog.additional.retention.ms"]
+    )
     _check_reused(cluster, topology, config)
     _check_marked(cluster, topology)
-    _check_kept(cluster, topology, counts, resolved, config["windowstore.changelog.additional.retention.ms"])
+    _check_kept(
+        cluster,
+        topology,
+        counts,
+        resolved,
+        config["windowstore.changelog.additional.retention.ms"],
+    )
     given = [topic for topic in wanted if topic not in resolved.partitions]
     counts = _counts_with(cluster, counts, given)
     if missing := [topic for topic in given if topic not in counts]:
@@ -114,7 +147,9 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     return resolved
 
 
-def _counts_with(cluster: Log, counts: dict[str, int], topics: Iterable[str]) -> dict[str, int]:
+def _counts_with(
+    cluster: Log, counts: dict[str, int], topics: Iterable[str]
+) -> dict[str, int]:
     """Return the partition counts, again if the brokers have come to know these topics, which may be new."""
     unknown = [topic for topic in topics if topic not in counts]
     try:
@@ -128,7 +163,12 @@ def _counts_with(cluster: Log, counts: dict[str, int], topics: Iterable[str]) ->
 def _check_marked(cluster: Log, topology: Topology) -> None:
     """Check the topics to which the application writes time marks: a compacted one takes no record without a key."""
     sources = [node for node in topology.nodes if isinstance(node, Source)]
-    for topic in (topic for node in sources if node.idle_ms is not None and not node.internal for topic in node.topics):
+    for topic in (
+        topic
+        for node in sources
+        if node.idle_ms is not None and not node.internal
+        for topic in node.topics
+    ):
         if "compact" in cluster.topic_config(topic).get("cleanup.policy", ""):
             raise ConfigError(
                 f'stream("{topic}", idle_advance=): the topic is compacted, and takes no record without a key. '
@@ -137,7 +177,11 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
 
 
 def _check_kept(
-    cluster: Log, topology: Topology, counts: Collection[str], resolved: ResolvedTopics, additional_ms: int
+    cluster: Log,
+    topology: Topology,
+    counts: Collection[str],
+    resolved: ResolvedTopics,
+    additional_ms: int,
 ) -> None:
     """Check that the brokers still keep the application's internal topics as it has made them.
 
@@ -146,7 +190,9 @@ def _check_kept(
             `check_not_compacted` and `check_times_kept`.
     """
     there = [plan for plan in resolved.internal if plan.exists]
-    changelogs = {plan.name: plan for plan in there if "compact" in _policies(plan.config)}
+    changelogs = {
+        plan.name: plan for plan in there if "compact" in _policies(plan.config)
+    }
     repartitions = [plan.name for plan in there if plan.name not in changelogs]
     version = topology_topic(topology.application_id)
     asked = [*changelogs, *repartitions, *([version] if version in counts else [])]
@@ -164,36 +210,58 @@ def _check_kept(
             error,
         )
         return
-    windowed = [plan for plan in changelogs.values() if "delete" in _policies(plan.config)]
+    windowed = [
+        plan for plan in changelogs.values() if "delete" in _policies(plan.config)
+    ]
     for_ever = settings.keys() - {plan.name for plan in windowed} - set(repartitions)
-    stores = {changelog_topic(topology.application_id, store.name): store.name for store in topology.stores}
-    check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
+    stores = {
+        changelog_topic(topology.application_id, store.name): store.name
+        for store in topology.stores
+    }
+    check_compacted(
+        cluster,
+        {topic: settings[topic] for topic in asked if topic in for_ever},
+        stores,
+    )
     check_not_compacted({topic: settings[topic] for topic in repartitions})
     check_times_kept({plan.name: settings[plan.name] for plan in there}, stores)
     for topic in repartitions:
-        _tell_size(topic, settings[topic], "records that are not processed yet would be deleted")
+        _tell_size(
+            topic,
+            settings[topic],
+            "records that are not processed yet would be deleted",
+        )
         _tell_age(topic, settings[topic])
     for plan in windowed:
         _tell_windowed(plan, settings[plan.name], additional_ms)
         _tell_size(plan.name, settings[plan.name], "a restore would miss open windows")
 
 
-def _tell_windowed(plan: TopicPlan, settings: Mapping[str, str], additional_ms: int) -> None:
+def _tell_windowed(
+    plan: TopicPlan, settings: Mapping[str, str], additional_ms: int
+) -> None:
     """Log whether a changelog of windows has another policy than it was made with, or keeps records for less long than
     its store keeps windows: an earlier version made it.
     """
     policy = plan.config["cleanup.policy"]
-    for lacking in sorted(_policies(plan.config) - _policies(settings) if _policies(settings) else ()):
+    for lacking in sorted(
+        _policies(plan.config) - _policies(settings) if _policies(settings) else ()
+    ):
         log.warning(
             "%s has cleanup.policy=%s, and was made with %s. No open window is lost by that, but the topic grows, and "
             "restores read more: %s. Put the policy back: %s",
             plan.name,
             settings["cleanup.policy"],
             policy,
-            "all updates of a row are kept" if lacking == "compact" else "windows that are over are kept for ever",
+            "all updates of a row are kept"
+            if lacking == "compact"
+            else "windows that are over are kept for ever",
             setting_command(plan.name, "cleanup.policy", policy),
         )
-    wanted_ms, kept_ms = int(plan.config["retention.ms"]), int(settings.get("retention.ms", -1))
+    wanted_ms, kept_ms = (
+        int(plan.config["retention.ms"]),
+        int(settings.get("retention.ms", -1)),
+    )
     if "delete" in _policies(settings) and 0 <= kept_ms < wanted_ms - additional_ms:
         log.warning(
             "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
@@ -209,7 +277,10 @@ def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
     """Log that the brokers delete records of an internal topic because of its size: an earlier version made it, and
     left that to `log.retention.bytes`, or somebody has set it.
     """
-    if "delete" in _policies(settings) and int(settings.get("retention.bytes", -1)) >= 0:
+    if (
+        "delete" in _policies(settings)
+        and int(settings.get("retention.bytes", -1)) >= 0
+    ):
         log.warning(
             "%s has retention.bytes=%s: once a partition is larger, %s. Change it: %s",
             topic,
@@ -236,7 +307,9 @@ def _tell_age(topic: str, settings: Mapping[str, str]) -> None:
 
 
 def _policies(settings: Mapping[str, str]) -> set[str]:
-    return {word.strip() for word in settings.get("cleanup.policy", "").split(",")} - {""}
+    return {word.strip() for word in settings.get("cleanup.policy", "").split(",")} - {
+        ""
+    }
 
 
 def reset_of(source: Source, config: Config) -> str:
@@ -244,7 +317,11 @@ def reset_of(source: Source, config: Config) -> str:
 
     A repartition topic is read from its first record: the application has written all of them.
     """
-    return EARLIEST if source.internal else source.reset or str(config["auto.offset.reset"])
+    return (
+        EARLIEST
+        if source.internal
+        else source.reset or str(config["auto.offset.reset"])
+    )
 
 
 def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
@@ -257,7 +334,11 @@ def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
     """Check the topics that serve as the changelog of a table: they should keep its rows as a changelog does."""
-    reused = [(store.name, store.source) for store in topology.stores if store.source is not None]
+    reused = [
+        (store.name, store.source)
+        for store in topology.stores
+        if store.source is not None
+    ]
     for store, topic in reused:
         if (reset := reset_of_topic(topology, config, topic)) != EARLIEST:
             raise ConfigError(

@@ -31,7 +31,9 @@ class TriedLaterError(LogError):
     """A record is to be processed again after a pause. Its stream thread handles it as a commit that failed."""
 
     def __init__(self, message: str, task: TaskId, pause_s: float) -> None:
-        super().__init__(f"{message}; it is processed again in {pause_s:.1f} s", retryable=True)
+        super().__init__(
+            f"{message}; it is processed again in {pause_s:.1f} s", retryable=True
+        )
         self.task = task
         self.pause_s = pause_s
 

@@ -22,7 +22,14 @@ from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.calls import Wanted
 from coopstreams.topology.graph.nodes import AsyncProcessing, SubTopology
-from coopstreams.topology.processors import Put, RecordMetadata, Row, Visit, awaited, called
+from coopstreams.topology.processors import (
+    Put,
+    RecordMetadata,
+    Row,
+    Visit,
+    awaited,
+    called,
+)
 from coopstreams.topology.stores import TableStore
 
 
@@ -37,16 +44,25 @@ class _Turn:
 class Turns:
     """The turns of one task's keys. One thread."""
 
-    def __init__(self, subtopology: SubTopology, stores: Mapping[str, TableStore]) -> None:
-        self._nodes = {node.name: node for node in subtopology.nodes if isinstance(node, AsyncProcessing)}
+    def __init__(
+        self, subtopology: SubTopology, stores: Mapping[str, TableStore]
+    ) -> None:
+        self._nodes = {
+            node.name: node
+            for node in subtopology.nodes
+            if isinstance(node, AsyncProcessing)
+        }
         self._below = {
-            name: tuple(node.name for node in subtopology.nodes if name in node.parents) for name in self._nodes
+            name: tuple(node.name for node in subtopology.nodes if name in node.parents)
+            for name in self._nodes
         }
         self._stores = stores
         self._of_keys: dict[bytes, deque[_Turn]] = {}
         """For each key, the turns of its records that have not passed, in order. The first may be under way."""
 
-    def call(self, wanted: Wanted, source: TopicPartition, columns: Columns) -> NodeCall:
+    def call(
+        self, wanted: Wanted, source: TopicPartition, columns: Columns
+    ) -> NodeCall:
         """Return the call that a record needs of a node that reads state."""
         row, node = wanted.row, self._nodes[wanted.node]
         visit = Visit(
@@ -58,7 +74,13 @@ class Turns:
             columns.timestamps[row],
             columns.headers[row] if columns.headers is not None else None,
         )
-        return NodeCall(awaited if node.calling.coroutine else called, (), columns.keys[row], node.name, visit)
+        return NodeCall(
+            awaited if node.calling.coroutine else called,
+            (),
+            columns.keys[row],
+            node.name,
+            visit,
+        )
 
     def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
         """Line up the calls of one record, behind those of the earlier records of its key."""

@@ -15,7 +15,9 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.naming import backfill_runs
 
 
-def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[str, int]) -> None:
+def check_published(
+    config: Config, counts: Mapping[str, int], sources: Mapping[str, int]
+) -> None:
     """Check that no backfill of the application waits to be published.
 
     `counts`, `sources`: all topics, and the source topics, with their partition counts.
@@ -27,8 +29,14 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
     runs = backfill_runs(application, counts)
     if not runs:
         return
-    read = [TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]
-    with GroupAdmin(config.client, application, timeout_s=config["connect.timeout.ms"] / 1000) as group:
+    read = [
+        TopicPartition(topic, number)
+        for topic, count in sources.items()
+        for number in range(count)
+    ]
+    with GroupAdmin(
+        config.client, application, timeout_s=config["connect.timeout.ms"] / 1000
+    ) as group:
         if any(group.committed(read).values()):
             return
     raise ConfigError(

@@ -32,7 +32,10 @@ class Taken:
 
     def keep(self, records: Sequence[WaitingRecord]) -> None:
         """Keep only these records."""
-        self.step = replace(self.step, columns=self.step.columns.pick([record.row for record in records]))
+        self.step = replace(
+            self.step,
+            columns=self.step.columns.pick([record.row for record in records]),
+        )
         for row, record in enumerate(records):
             record.row = row
         self.held = bytes_of(self.step.columns)
@@ -107,7 +110,14 @@ class SourceInFlight:
         if step.operator_times:
             self.taken_operator_times = list(map(max, before, step.operator_times))
         times = step.columns.operator_times
-        return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
+        return (
+            [
+                [max(time, least) for time in of]
+                for of, least in zip(times, before, strict=True)
+            ]
+            if times
+            else []
+        )
 
     def over(self, step: Step) -> None:
         """Note that a step, and everything before it, is processed."""
@@ -117,7 +127,8 @@ class SourceInFlight:
     def reach(self, position: Position) -> None:
         """Note the position that the program has reached. It may be further already: after a log went back."""
         self.reached = Position(
-            max(self.reached.offset, position.offset), max(self.reached.stream_time, position.stream_time)
+            max(self.reached.offset, position.offset),
+            max(self.reached.stream_time, position.stream_time),
         )
         self.segments = None
 

@@ -45,7 +45,9 @@ class ChangedRows:
             after = _written(store, _SLOT.__get__(entry))
             read = store.spec.value.decode
             if after is not None and after != before and read(after) != read(before):
-                key = next(key for key, known in store.entries.items() if known is entry)
+                key = next(
+                    key for key, known in store.entries.items() if known is entry
+                )
                 raise StateError(
                     f'store "{store.spec.name}": a function has changed the row of key {key!r} in place, {when}: from '
                     f"{read(before)!r} to {read(after)!r}. Functions get rows as the store has them, not copies: "
@@ -58,7 +60,9 @@ class ChangedRows:
         if value.__class__ in UNCHANGEABLE:
             if again:
                 self._noted.pop(id(entry), None)
-        elif (again or id(entry) not in self._noted) and (data := _written(store, value)) is not None:
+        elif (again or id(entry) not in self._noted) and (
+            data := _written(store, value)
+        ) is not None:
             self._noted[id(entry)] = store, entry, data
 
 
@@ -91,7 +95,9 @@ class _Entries(dict[bytes, Entry]):
             _SLOT.__set__(entry, value)
             rows.note(store, entry, value, again=True)
 
-        return type(kind.__name__, (kind,), {"__slots__": (), "value": property(read, write)})
+        return type(
+            kind.__name__, (kind,), {"__slots__": (), "value": property(read, write)}
+        )
 
 
 def _written(store: TableStore, value: Any) -> bytes | None:

@@ -47,7 +47,13 @@ from coopstreams.testing.ordered import as_written, by_turn, ordered, taken
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
-from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView, view_of
+from coopstreams.testing.views import (
+    InputTopic,
+    OutputRecord,
+    OutputTopic,
+    StoreView,
+    view_of,
+)
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
@@ -92,7 +98,10 @@ class TopologyTestDriver:
         self.now_ms = 0
         self.failures: list[Failure] = []
         """The failures that a handler dropped, or sent to the dead-letter topic."""
-        self._config = Config.of({"bootstrap.servers": "in-memory", **(config or {})}, topology.application_id)
+        self._config = Config.of(
+            {"bootstrap.servers": "in-memory", **(config or {})},
+            topology.application_id,
+        )
         self._built = self.topology = bind_in_memory(topology)
         self._given_partitions = partitions
         self._caching = caching
@@ -113,7 +122,10 @@ class TopologyTestDriver:
         """The position of a partition after the record that its tasks process next."""
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
-        self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
+        self._globals = {
+            table.store.name: rows_of(table, lambda: self.now_ms)
+            for table in topology.global_tables
+        }
         self._changed_rows = ChangedRows()
         self._changed_rows.watch(*self._globals.values())
         self._parts: dict[int, list[list[Task]]] = {}
@@ -137,7 +149,12 @@ class TopologyTestDriver:
 
     def close(self) -> None:
         """Close tasks, stores and log. State is lost, except in `state_dir`."""
-        opened: list[Any] = [self._sayings, *self._all_tasks(), self._reader, self._writer]
+        opened: list[Any] = [
+            self._sayings,
+            *self._all_tasks(),
+            self._reader,
+            self._writer,
+        ]
         for each in [*opened, *self._databases.values(), *self._globals.values()]:
             each.close()
 
@@ -166,8 +183,12 @@ class TopologyTestDriver:
     @overload
     def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]: ...
     @overload
-    def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]: ...
-    def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]:
+    def input(
+        self, topic: str, key: AnySerde = None, value: AnySerde = None
+    ) -> InputTopic[Any, Any]: ...
+    def input(
+        self, topic: str, key: AnySerde = None, value: AnySerde = None
+    ) -> InputTopic[Any, Any]:
         """Return an input topic, with these serdes, or by default those with which the topology reads it.
 
         A topic that a pattern of the topology matches is created by this call. Tasks that read it are opened anew, so
@@ -176,17 +197,28 @@ class TopologyTestDriver:
         Raises:
             TopologyError: the topology does not read it.
         """
-        if topic not in self.topology.source_topics and topic in matched(self._built, [topic]).source_topics:
+        if (
+            topic not in self.topology.source_topics
+            and topic in matched(self._built, [topic]).source_topics
+        ):
             self.settle()
             self.commit()
             self._begin(topic)
-        return InputTopic(self._send, topic, *read_with(self.topology, topic, key, value))
+        return InputTopic(
+            self._send, topic, *read_with(self.topology, topic, key, value)
+        )
 
     @overload
-    def output(self, topic: str, key: Serde[K], value: Serde[V]) -> OutputTopic[K, V]: ...
+    def output(
+        self, topic: str, key: Serde[K], value: Serde[V]
+    ) -> OutputTopic[K, V]: ...
     @overload
-    def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]: ...
-    def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]:
+    def output(
+        self, topic: str, key: AnySerde = None, value: AnySerde = None
+    ) -> OutputTopic[Any, Any]: ...
+    def output(
+        self, topic: str, key: AnySerde = None, value: AnySerde = None
+    ) -> OutputTopic[Any, Any]:
         """Return an output topic, with these serdes, or by default those with which the topology writes it.
 
         The default for dead letters is raw bytes.
@@ -210,14 +242,23 @@ class TopologyTestDriver:
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         topics = {record.topic for record in self._forwarded} - internal
-        serdes = {topic: written_with(self.topology, topic, self._dead_letters) for topic in topics}
-        return [decoded(record, *serdes[record.topic]) for record in self._forwarded if record.topic in topics]
+        serdes = {
+            topic: written_with(self.topology, topic, self._dead_letters)
+            for topic in topics
+        }
+        return [
+            decoded(record, *serdes[record.topic])
+            for record in self._forwarded
+            if record.topic in topics
+        ]
 
     @property
     def forwarded(self) -> int:
         """The number of records in `outputs`; within a function of the topology, of those written before that call."""
         internal = {topic.name for topic in self.topology.internal_topics}
-        written = [record.topic for record in self._forwarded] + [output.topic for output in self._order]
+        written = [record.topic for record in self._forwarded] + [
+            output.topic for output in self._order
+        ]
         return sum(topic not in internal for topic in written)
 
     def sink(self, name: str) -> OutputTopic[Any, Any]:
@@ -236,10 +277,18 @@ class TopologyTestDriver:
         """
         if name in self._globals:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
-        specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
+        specs = {
+            spec.name: (part.id, spec)
+            for part in self.topology.subtopologies
+            for spec in part.stores
+        }
         number, spec = specs[one_of(name, list(specs), "has no store")]
         return view_of(
-            spec, [[(task.id.key_range, task.state.stores) for task in part] for part in self._parts[number]]
+            spec,
+            [
+                [(task.id.key_range, task.state.stores) for task in part]
+                for part in self._parts[number]
+            ],
         )
 
     @property
@@ -274,14 +323,25 @@ class TopologyTestDriver:
         at: int | None,
     ) -> None:
         timestamps = [self.now_ms if timestamp is None else timestamp]
-        rows_of_it = [self._globals[table.store.name] for table in self.topology.global_tables if table.topic == topic]
+        rows_of_it = [
+            self._globals[table.store.name]
+            for table in self.topology.global_tables
+            if table.topic == topic
+        ]
         if rows_of_it and at is None:
             at = partition_of(key or b"", self._partitions[topic])
-        self._writer.append(topic, [key], [value], timestamps, partitions=at, headers=[headers])
+        self._writer.append(
+            topic, [key], [value], timestamps, partitions=at, headers=[headers]
+        )
         for rows in rows_of_it:
             source = TopicPartition(topic, at or 0)
             columns = Columns(
-                [key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers]
+                [key],
+                [value],
+                timestamps,
+                [self._log.end_offset(source) - 1],
+                timestamps,
+                headers=[headers],
             )
             rows.apply(source, columns, self._on_failure(None))
         self._work()
@@ -292,14 +352,23 @@ class TopologyTestDriver:
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
             if len(opened) != count or (
-                opened and tuple(source.topic for source in opened[0][0].sources) != part.topics
+                opened
+                and tuple(source.topic for source in opened[0][0].sources)
+                != part.topics
             ):
                 self._open(part, count)
-        positions = {source: tasks[0].progress.position(source) for source, tasks in self._tasks.items()}
+        positions = {
+            source: tasks[0].progress.position(source)
+            for source, tasks in self._tasks.items()
+        }
         self._reader.assign(positions)
         for source in self._tasks.keys() - read:
             self._route(source)
-        for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
+        for source in (
+            source
+            for source, at in positions.items()
+            if at.offset == self._log.end_offset(source)
+        ):
             # The reader reports the end of a partition once, perhaps to tasks that are closed by now.
             for slot, task in enumerate(self._tasks[source]):
                 task.add(RecordBatch.ended(source, slot, positions[source]))
@@ -310,24 +379,43 @@ class TopologyTestDriver:
         self.topology = matched(self._built, [*named, *self._partitions]).optimized(
             self._config["topology.optimization"]
         )
-        given = self._partitions | {topic: self._count(topic) for topic in [*self.topology.source_topics, *named]}
+        given = self._partitions | {
+            topic: self._count(topic)
+            for topic in [*self.topology.source_topics, *named]
+        }
         resolved = check_partitions(self.topology, given)
-        self._log.create_topics([TopicSpec(topic, count) for topic, count in given.items()])
-        self._log.create_topics([TopicSpec(plan.name, plan.partitions, plan.config) for plan in resolved.internal])
-        self._partitions = {topic: count for topic, count in (given | dict(resolved.partitions)).items() if count}
+        self._log.create_topics(
+            [TopicSpec(topic, count) for topic, count in given.items()]
+        )
+        self._log.create_topics(
+            [
+                TopicSpec(plan.name, plan.partitions, plan.config)
+                for plan in resolved.internal
+            ]
+        )
+        self._partitions = {
+            topic: count
+            for topic, count in (given | dict(resolved.partitions)).items()
+            if count
+        }
         return resolved.tasks
 
     def _count(self, topic: str) -> int:
         """Return the partition count of a topic, existing or not."""
         given = self._given_partitions
-        return self._partitions.get(topic) or (given.get(topic, 1) if isinstance(given, Mapping) else given)
+        return self._partitions.get(topic) or (
+            given.get(topic, 1) if isinstance(given, Mapping) else given
+        )
 
     def _open(self, part: SubTopology, partitions: int) -> None:
         """Open the tasks of a sub-topology, one for each key range of a partition, over one database a partition.
 
         Tasks that were open are closed.
         """
-        before, identity = self._parts[part.id], Identity(self.topology, part, self._config)
+        before, identity = (
+            self._parts[part.id],
+            Identity(self.topology, part, self._config),
+        )
         self._programs[part.id] = compiled(identity, native_parts())
         for old in (task for siblings in before for task in siblings):
             old.program.close()
@@ -336,14 +424,31 @@ class TopologyTestDriver:
         for partition in range(partitions):
             earlier = before[partition][:1] if partition < len(before) else []
             known = {source: task for task in earlier for source in task.sources}
-            sources = [TopicPartition(topic, partition) for topic in part.topics if partition < self._partitions[topic]]
+            sources = [
+                TopicPartition(topic, partition)
+                for topic in part.topics
+                if partition < self._partitions[topic]
+            ]
             positions = dict.fromkeys(sources, Position(0))
-            positions |= {source: task.progress.position(source) for source, task in known.items()}
-            times = {source: task.program.operator_times(source.topic) for source, task in known.items()}
+            positions |= {
+                source: task.progress.position(source) for source, task in known.items()
+            }
+            times = {
+                source: task.program.operator_times(source.topic)
+                for source, task in known.items()
+            }
             database = self._database(part, partition)
             ranges = self._ranges if part.divisible else KeyRange.split(1)
-            begun = [(TaskId(part.id, partition, each), Progress.beginning(each, positions, times)) for each in ranges]
-            tasks = [self._task(task_id, progress, database) for task_id, progress in begun]
+            begun = [
+                (
+                    TaskId(part.id, partition, each),
+                    Progress.beginning(each, positions, times),
+                )
+                for each in ranges
+            ]
+            tasks = [
+                self._task(task_id, progress, database) for task_id, progress in begun
+            ]
             self._parts[part.id].append(tasks)
             self._tasks |= dict.fromkeys(sources, tasks)
 
@@ -352,7 +457,9 @@ class TopologyTestDriver:
             made = Database(Memory(), part.stores)
             if (folder := self._state_dir) is not None:
                 where = partial(open_engine, folder / f"{part.id}_{partition}")
-                made = open_database(part.stores, self._config["default.dsl.store"], where)
+                made = open_database(
+                    part.stores, self._config["default.dsl.store"], where
+                )
             self._databases[part.id, partition] = made
         return self._databases[part.id, partition]
 
@@ -360,11 +467,17 @@ class TopologyTestDriver:
         program = self._programs[task_id.subtopology]
         native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
-        state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, native)
-        self._changed_rows.watch(*(state.stores[name] for name in state.stores.keys() - native.keys()))
+        state = TaskState(
+            database, program.subtopology.stores, task_id.key_range, cache_bytes, native
+        )
+        self._changed_rows.watch(
+            *(state.stores[name] for name in state.stores.keys() - native.keys())
+        )
         session = self._sinks.session(program.subtopology, task_id.partition)
         task = Task(
-            Incarnation(task_id, tuple(progress.partitions), state, progress, sink=session),
+            Incarnation(
+                task_id, tuple(progress.partitions), state, progress, sink=session
+            ),
             program,
             self._on_failure(task_id),
             Tally(),
@@ -385,7 +498,14 @@ class TopologyTestDriver:
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
         topics = self._built.dead_letter_topics
-        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings, topics=topics)
+        handle = handler(
+            task,
+            self._config,
+            lambda *_: None,
+            self._dead_letter,
+            self._sayings,
+            topics=topics,
+        )
 
         def on_failure(failure: Failure) -> None:
             handle(failure)
@@ -395,15 +515,34 @@ class TopologyTestDriver:
 
     def _route(self, source: TopicPartition) -> None:
         tasks, drops = self._tasks[source], may_drop(self._config)
-        program, ranges = self._programs[tasks[0].id.subtopology], [task.id.key_range for task in tasks]
-        operator_times = program.operator_times_of(source.topic, may_drop=drops) if tasks[0].program.shared else None
+        program, ranges = (
+            self._programs[tasks[0].id.subtopology],
+            [task.id.key_range for task in tasks],
+        )
+        operator_times = (
+            program.operator_times_of(source.topic, may_drop=drops)
+            if tasks[0].program.shared
+            else None
+        )
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
         timestamps = program.timestamp_of.get(source.topic)
-        self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked, advances=program.foresees)
+        self._reader.route(
+            source,
+            ranges,
+            timestamps,
+            operator_times,
+            time_marks=marked,
+            advances=program.foresees,
+        )
 
     def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""
-        return (task for siblings in self._parts.values() for tasks in siblings for task in tasks)
+        return (
+            task
+            for siblings in self._parts.values()
+            for tasks in siblings
+            for task in tasks
+        )
 
     def _work(self) -> None:
         """Process records until none is left, or all that are left wait for another topic (`max.task.idle.ms`)."""
@@ -418,7 +557,9 @@ class TopologyTestDriver:
     def _fetch(self) -> None:
         """Give the next record of each partition to its tasks; partitions in the order in which they were written."""
         for source in [
-            source for source, at in self._at_hand.items() if self._silences.over(source, at, self._tasks[source])
+            source
+            for source, at in self._at_hand.items()
+            if self._silences.over(source, at, self._tasks[source])
         ]:
             del self._at_hand[source]
             self._hold(source, False)
@@ -427,9 +568,13 @@ class TopologyTestDriver:
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
-                    found[run.partition] = Position(run.next_offset, min([run.stream_time, *run.columns.timestamps]))
+                    found[run.partition] = Position(
+                        run.next_offset, min([run.stream_time, *run.columns.timestamps])
+                    )
                     self._hold(run.partition, True)
-        self._at_hand |= as_written(found, [record.topic for record in self._forwarded[self._fetched :]])
+        self._at_hand |= as_written(
+            found, [record.topic for record in self._forwarded[self._fetched :]]
+        )
         self._fetched = len(self._forwarded)
 
     def _hold(self, source: TopicPartition, held: bool) -> None:
@@ -441,17 +586,30 @@ class TopologyTestDriver:
         """Run the tasks of a partition until its record is processed; return whether they made progress."""
         until = self._at_hand[source].offset
         # First the task that has the record; the others only advance their stream time.
-        tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
+        tasks = sorted(
+            self._tasks[source], key=lambda task: not task.queues.waiting(source)
+        )
 
         def got() -> list[object]:
-            return [(task.processed, task.progress.position(source), task.queues.waiting(source)) for task in tasks]
+            return [
+                (
+                    task.processed,
+                    task.progress.position(source),
+                    task.queues.waiting(source),
+                )
+                for task in tasks
+            ]
 
         before = got()
-        with self._collecting(f"with the record at {source.topic} partition {source.partition} offset {until - 1}"):
+        with self._collecting(
+            f"with the record at {source.topic} partition {source.partition} offset {until - 1}"
+        ):
             try:
                 for task in tasks:
                     while task.progress.position(source).offset < until:
-                        if not task.step(single=True) and (self._held is not None or not task.wait_for_calls()):
+                        if not task.step(single=True) and (
+                            self._held is not None or not task.wait_for_calls()
+                        ):
                             break
                     task.apply()
             finally:
@@ -478,12 +636,21 @@ class TopologyTestDriver:
         at: int = ANY_PARTITION,
     ) -> None:
         self._forwarded.append(
-            OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at)
+            OutputRecord(
+                topic,
+                key,
+                value,
+                timestamp,
+                list(headers or ()),
+                None if at == ANY_PARTITION else at,
+            )
         )
         if topic not in self._partitions:
             self._partitions[topic] = self._count(topic)
             self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
-        self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
+        self._writer.append(
+            topic, [key], [value], [timestamp], partitions=[at], headers=[headers]
+        )
 
     def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
         self._forward(topic, failure.key, failure.value, failure.timestamp, headers)
@@ -493,7 +660,14 @@ class TopologyTestDriver:
         with self._collecting("when the record caches were flushed"):
             batches = task.flush()
         for batch in batches:
-            topic, at = changelog_topic(self.topology.application_id, batch.store), task.id.partition
-            self._writer.append(topic, batch.keys, batch.values, batch.timestamps, partitions=at)
-            checkpoints[batch.store] = self._writer.delivered_to(TopicPartition(topic, at))
+            topic, at = (
+                changelog_topic(self.topology.application_id, batch.store),
+                task.id.partition,
+            )
+            self._writer.append(
+                topic, batch.keys, batch.values, batch.timestamps, partitions=at
+            )
+            checkpoints[batch.store] = self._writer.delivered_to(
+                TopicPartition(topic, at)
+            )
         task.commit(checkpoints)

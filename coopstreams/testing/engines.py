@@ -21,7 +21,9 @@ Rows: TypeAlias = dict[bytes, bytes]
 Families: TypeAlias = dict[str, Rows]
 
 
-def check_engine(new_engine: Callable[[Path], Engine], folder: Path, *, seed: int = 1) -> None:
+def check_engine(
+    new_engine: Callable[[Path], Engine], folder: Path, *, seed: int = 1
+) -> None:
     """Check that an engine fulfils `Engine`. `folder`: an empty one for it.
 
     Raises:
@@ -34,10 +36,17 @@ def check_engine(new_engine: Callable[[Path], Engine], folder: Path, *, seed: in
         model[family] = {}
     moments = [_copy(model)]
     for number in range(_WRITES):
-        begun = [(family, engine.scan(family, b"", None), sorted(model[family].items())) for family in _FAMILIES]
+        begun = [
+            (family, engine.scan(family, b"", None), sorted(model[family].items()))
+            for family in _FAMILIES
+        ]
         _write(engine, model, rng, number)
         for family, rows, before in begun:
-            _same(f'scan("{family}") that was begun before write {number}', list(rows), before)
+            _same(
+                f'scan("{family}") that was begun before write {number}',
+                list(rows),
+                before,
+            )
         for family in _FAMILIES:
             _check_reads(engine, family, model[family], rng, f"after write {number}")
         moments.append(_copy(model))
@@ -52,10 +61,15 @@ def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
     for family in rng.sample(_FAMILIES, rng.randint(1, 2)):
         rows = model[family]
         keys = sorted({_key(rng) for _ in range(rng.randint(0, 12))})
-        values: list[bytes | None] = [None if rng.random() < 0.3 else b"%d" % number * rng.randint(0, 3) for _ in keys]
+        values: list[bytes | None] = [
+            None if rng.random() < 0.3 else b"%d" % number * rng.randint(0, 3)
+            for _ in keys
+        ]
         vanishing = [_bounds(rng)] if rng.random() < 0.2 else []
         for start, end in vanishing:
-            for key in [key for key in rows if start <= key and (end is None or key < end)]:
+            for key in [
+                key for key in rows if start <= key and (end is None or key < end)
+            ]:
                 del rows[key]
         for key, value in zip(keys, values, strict=True):
             rows.pop(key, None)
@@ -65,13 +79,23 @@ def _write(engine: Engine, model: Families, rng: Random, number: int) -> None:
     engine.write(changes)
 
 
-def _check_reads(engine: Engine, family: str, rows: Rows, rng: Random, when: str) -> None:
+def _check_reads(
+    engine: Engine, family: str, rows: Rows, rng: Random, when: str
+) -> None:
     get = engine.getter(family)
     for key in {*rows, _key(rng), b"", b"no such key"}:
         _same(f'getter("{family}")({key!r}) {when}', get(key), rows.get(key))
     for start, end in (b"", None), _bounds(rng), _bounds(rng):
-        within = sorted((key, value) for key, value in rows.items() if start <= key and (end is None or key < end))
-        _same(f'scan("{family}", {start!r}, {end!r}) {when}', list(engine.scan(family, start, end)), within)
+        within = sorted(
+            (key, value)
+            for key, value in rows.items()
+            if start <= key and (end is None or key < end)
+        )
+        _same(
+            f'scan("{family}", {start!r}, {end!r}) {when}',
+            list(engine.scan(family, start, end)),
+            within,
+        )
         _same(
             f'scan("{family}", {start!r}, {end!r}, reverse=True) {when}',
             list(engine.scan(family, start, end, reverse=True)),
@@ -89,10 +113,17 @@ def _check_families(engine: Engine, model: Families) -> None:
         sorted(model[first].items()),
     )
     try:
-        engine.write([Change(first, [b"new"], [b"1"]), Change("no such family", [b"new"], [b"1"])])
+        engine.write(
+            [
+                Change(first, [b"new"], [b"1"]),
+                Change("no such family", [b"new"], [b"1"]),
+            ]
+        )
     except Exception:  # noqa: BLE001 whatever it raises: nothing may be written
         _same(
-            "a key of a write to a family that does not exist", engine.getter(first)(b"new"), model[first].get(b"new")
+            "a key of a write to a family that does not exist",
+            engine.getter(first)(b"new"),
+            model[first].get(b"new"),
         )
     else:
         raise AssertionError("write() to a family that does not exist: it must raise")
@@ -102,7 +133,11 @@ def _check_families(engine: Engine, model: Families) -> None:
     _same(f'getter("{second}") of a family that was dropped', get(b"k"), None)
     _same("families() after drop()", engine.families(), [first])
     engine.create(second)
-    _same(f'scan("{second}") of a family that was dropped and made again', list(engine.scan(second, b"", None)), [])
+    _same(
+        f'scan("{second}") of a family that was dropped and made again',
+        list(engine.scan(second, b"", None)),
+        [],
+    )
     model[second] = {}
 
 
@@ -121,14 +156,20 @@ def _check_closed(engine: Engine) -> None:
             ask()
         except (StateError, KeyError):
             continue
-        raise AssertionError(f"{what} after close(): it must raise a StateError, or a store would take it for empty")
+        raise AssertionError(
+            f"{what} after close(): it must raise a StateError, or a store would take it for empty"
+        )
 
 
 def _check_reopened(engine: Engine, moments: Sequence[Families]) -> None:
     try:
-        found = {family: dict(engine.scan(family, b"", None)) for family in engine.families()}
+        found = {
+            family: dict(engine.scan(family, b"", None)) for family in engine.families()
+        }
         if any(found.values()) and found not in moments:
-            raise AssertionError(f"opened again: it has what no number of writes, from the first on, has left: {found}")
+            raise AssertionError(
+                f"opened again: it has what no number of writes, from the first on, has left: {found}"
+            )
     finally:
         engine.close()
 

@@ -41,11 +41,15 @@ class HeldCalls:
 
     def tell_one(self) -> Task | None:
         """Wait until all calls under way have ended, and report one of them; return its task, None if there is none."""
-        self._tasks = [(task, calls, held) for task, calls, held in self._tasks if not task.closed]
+        self._tasks = [
+            (task, calls, held) for task, calls, held in self._tasks if not task.closed
+        ]
         with self._changed:
             self._changed.wait_for(self._all_ended)
             ended = [
-                (number, _place(call), held, call) for number, (_, _, held) in enumerate(self._tasks) for call in held
+                (number, _place(call), held, call)
+                for number, (_, _, held) in enumerate(self._tasks)
+                for call in held
             ]
             if not ended:
                 return None

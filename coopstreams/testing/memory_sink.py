@@ -40,7 +40,9 @@ class MemorySink:
             self._rows.setdefault(name, _Row(partition.topic_id, begin))
         row = self._rows.get(name)
         if row is None or row.topic_id != partition.topic_id:
-            raise ConfigError(f"{partition} is not known here, or its topic was made anew")
+            raise ConfigError(
+                f"{partition} is not known here, or its topic was made anew"
+            )
         row.term += 1
         return MemorySession(self, partition, row)
 
@@ -52,7 +54,12 @@ class MemorySession:
     """A session of a `MemorySink`."""
 
     def __init__(self, sink: MemorySink, partition: SinkPartition, row: _Row) -> None:
-        self._sink, self._partition, self._row, self._term = sink, partition, row, row.term
+        self._sink, self._partition, self._row, self._term = (
+            sink,
+            partition,
+            row,
+            row.term,
+        )
 
     @property
     def position(self) -> int:
@@ -64,7 +71,13 @@ class MemorySession:
         """The offsets of records that were refused."""
         return self._row.refused
 
-    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+    def apply(
+        self,
+        records: Sequence[SinkRecord],
+        position: int,
+        on_refused: OnRefused,
+        settled: int,
+    ) -> None:
         """Apply records, and the position behind them.
 
         Raises:
@@ -72,7 +85,10 @@ class MemorySession:
         """
         if self._row.term != self._term:
             raise FencedError(f"another session has {self._partition}")
-        taken, refused = [], {offset for offset in self._row.refused if offset >= settled}
+        taken, refused = (
+            [],
+            {offset for offset in self._row.refused if offset >= settled},
+        )
         for record in records:
             try:
                 self._sink.refuse(record)
@@ -93,7 +109,11 @@ class Sinks:
 
     def __init__(self, topology: Structure) -> None:
         self._application = topology.application_id
-        self._sinks = {node.name: MemorySink() for part in topology.subtopologies if (node := part.applies_to)}
+        self._sinks = {
+            node.name: MemorySink()
+            for part in topology.subtopologies
+            if (node := part.applies_to)
+        }
 
     @property
     def names(self) -> list[str]:
@@ -104,14 +124,23 @@ class Sinks:
         """Return a session for a task; None: it has no external sink."""
         if (node := part.applies_to) is None:
             return None
-        return self._sinks[node.name].open(SinkPartition(self._application, node.name, partition, ""), 0)
+        return self._sinks[node.name].open(
+            SinkPartition(self._application, node.name, partition, ""), 0
+        )
 
     def view(self, name: str) -> OutputTopic[Any, Any]:
         """Return a view of the records that were applied to a sink."""
         applied = self._sinks[name].records
         return OutputTopic(
             lambda first: [
-                OutputRecord(name, each.key, each.value, each.timestamp, list(each.headers or ()), partition)
+                OutputRecord(
+                    name,
+                    each.key,
+                    each.value,
+                    each.timestamp,
+                    list(each.headers or ()),
+                    partition,
+                )
                 for partition, each in applied[first:]
             ]
         )

@@ -43,14 +43,20 @@ def taken(order: list[Output]) -> Iterator[tuple[Any, ...]]:
     order.clear()
 
 
-def as_written(found: Mapping[TopicPartition, T], topics: Sequence[str]) -> dict[TopicPartition, T]:
+def as_written(
+    found: Mapping[TopicPartition, T], topics: Sequence[str]
+) -> dict[TopicPartition, T]:
     """Return entries in the order in which their topics were first written. Those that were not written come first."""
     first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
-    return {source: found[source] for source in sorted(found, key=lambda source: first.get(source.topic, -1))}
+    return {
+        source: found[source]
+        for source in sorted(found, key=lambda source: first.get(source.topic, -1))
+    }
 
 
 def by_turn(
-    at_hand: Mapping[TopicPartition, Position], tasks: Mapping[TopicPartition, Sequence[Task]]
+    at_hand: Mapping[TopicPartition, Position],
+    tasks: Mapping[TopicPartition, Sequence[Task]],
 ) -> list[TopicPartition]:
     """Return the sources of records in the order in which they are taken: by time, with equal times as they stand.
 

@@ -46,7 +46,13 @@ class Identity:
 @lru_cache(PROGRAMS)
 def compiled(identity: Identity, parts: MakeParts | None) -> Program:
     """Return the program of a sub-topology, compiled once for all drivers of a topology on this data plane."""
-    return compile_subtopology(identity.topology, identity.part, identity.wrapper, parts, may_drop=identity.may_drop)
+    return compile_subtopology(
+        identity.topology,
+        identity.part,
+        identity.wrapper,
+        parts,
+        may_drop=identity.may_drop,
+    )
 
 
 def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:

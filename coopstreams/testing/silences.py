@@ -41,7 +41,9 @@ class Silences:
     def over(self, source: TopicPartition, at: Position, tasks: Sequence[Task]) -> bool:
         """Return whether a partition's record has been begun, or its time mark has been passed by all of its tasks."""
         if source in self._marked:
-            return all(task.progress.position(source).offset >= at.offset for task in tasks)
+            return all(
+                task.progress.position(source).offset >= at.offset for task in tasks
+            )
         return not any(task.queues.waiting(source) for task in tasks)
 
     def advance(self, now_ms: int) -> None:
@@ -49,5 +51,10 @@ class Silences:
         for source, silence in self._of.items():
             if (time := silence.advance(now_ms / 1000)) is not None:
                 self._writer.append(
-                    source.topic, [None], [None], [time], partitions=source.partition, headers=[headers_of(time)]
+                    source.topic,
+                    [None],
+                    [None],
+                    [time],
+                    partitions=source.partition,
+                    headers=[headers_of(time)],
                 )

@@ -20,15 +20,25 @@ Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
 """The serde of the keys, and that of the values."""
 
 
-def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None) -> Serdes:
+def read_with(
+    topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None
+) -> Serdes:
     """Return these serdes; for None, that of the source or global table that reads the topic.
 
     Raises:
         TopologyError: the topology does not read it.
     """
     one_of(topic, topology.source_topics, "reads no topic")
-    kept = [table.update or table.store for table in topology.global_tables if table.topic == topic]
-    sources = [node for node in topology.nodes if isinstance(node, Source) and topic in node.topics]
+    kept = [
+        table.update or table.store
+        for table in topology.global_tables
+        if table.topic == topic
+    ]
+    sources = [
+        node
+        for node in topology.nodes
+        if isinstance(node, Source) and topic in node.topics
+    ]
     reader = [*kept, *sources][0]  # a topic has one reader
     return key or reader.key, value or reader.value
 
@@ -50,8 +60,12 @@ def written_with(
     named = [node for node in topology.nodes if isinstance(node, Sink)]
     dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]
     if not dynamic:
-        one_of(topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic")
-    sinks: list[Sink] | list[DynamicSink] = [sink for sink in named if sink.topic == topic]
+        one_of(
+            topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic"
+        )
+    sinks: list[Sink] | list[DynamicSink] = [
+        sink for sink in named if sink.topic == topic
+    ]
     sinks = sinks or ([] if topic in dead_letters else dynamic)
     keys = [key] if key else [sink.key for sink in sinks]
     values = [value] if value else [sink.value for sink in sinks]

@@ -91,7 +91,14 @@ class InputTopic(Generic[K, V]):
             )
         key_bytes = None if key is None else self._key.serialize(key)
         value_bytes = None if value is None else self._value.serialize(value)
-        self._send(self._topic, key_bytes, value_bytes, timestamp=timestamp, headers=headers, at=partition)
+        self._send(
+            self._topic,
+            key_bytes,
+            value_bytes,
+            timestamp=timestamp,
+            headers=headers,
+            at=partition,
+        )
 
 
 class OutputTopic(Generic[K, V]):
@@ -155,7 +162,11 @@ class StoreView:
         data = self._spec.key.serialize(key.key if isinstance(key, Windowed) else key)
         entry = self._table(data).load(self._row_key.serialize(key))
         if self._spec.history_ms is not None:
-            return None if latest_value(entry.value) is None else Row(key, latest_value(entry.value), entry.timestamp)
+            return (
+                None
+                if latest_value(entry.value) is None
+                else Row(key, latest_value(entry.value), entry.timestamp)
+            )
         return None if entry.value is None else _row(key, entry)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
@@ -176,23 +187,40 @@ class StoreView:
         )
         past: Any = self._past._table(data)
         oldest = newest - (self._spec.history_ms or 0)
-        found = version_at(self._table(data).load(data).value, past, data, timestamp, oldest)
+        found = version_at(
+            self._table(data).load(data).value, past, data, timestamp, oldest
+        )
         return None if found is None else Row(key, found[1], found[0])
 
     def fetch(
-        self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False
+        self,
+        key: Any,
+        start_ms: int = 0,
+        end_ms: int = MAX_START_MS,
+        *,
+        reverse: bool = False,
     ) -> list[Row[Any, Any]]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ordered by start."""
-        assert self._spec.kind in ("window", "session"), f"{self._spec.name} has no windows: use get"
+        assert self._spec.kind in ("window", "session"), (
+            f"{self._spec.name} has no windows: use get"
+        )
         data = self._spec.key.serialize(key)
         if self._spec.kind == "session":
             return self._sessions(data, start_ms, end_ms, reverse=reverse)
-        found = self._table(data).scan(window_key(data, start_ms), window_key(data, end_ms + 1))
+        found = self._table(data).scan(
+            window_key(data, start_ms), window_key(data, end_ms + 1)
+        )
         # Windows of longer keys with the same prefix may lie in between.
-        rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found if len(row) == len(data) + 8]
+        rows = [
+            Row(self._key(row), entry.value, entry.timestamp)
+            for row, entry in found
+            if len(row) == len(data) + 8
+        ]
         return rows[::-1] if reverse else rows
 
-    def fetch_all(self, start_ms: int = 0, end_ms: int = MAX_START_MS) -> list[Row[Any, Any]]:
+    def fetch_all(
+        self, start_ms: int = 0, end_ms: int = MAX_START_MS
+    ) -> list[Row[Any, Any]]:
         """Return the windows of all keys that start within start_ms..end_ms, both inclusive.
 
         They come in the order of the serialised keys.
@@ -203,10 +231,14 @@ class StoreView:
         """Return all rows, in the order of the serialised keys."""
         return self._scan(None, None)
 
-    def range(self, first: Any = None, last: Any = None, *, reverse: bool = False) -> list[Row[Any, Any]]:
+    def range(
+        self, first: Any = None, last: Any = None, *, reverse: bool = False
+    ) -> list[Row[Any, Any]]:
         """Return the rows first..last, both inclusive, None for no bound, in the order of the serialised keys."""
         start = None if first is None else self._spec.key.serialize(first)
-        rows = self._scan(start, None if last is None else after(self._spec.key.serialize(last)))
+        rows = self._scan(
+            start, None if last is None else after(self._spec.key.serialize(last))
+        )
         return rows[::-1] if reverse else rows
 
     def prefix(self, prefix: bytes) -> list[Row[Any, Any]]:
@@ -214,22 +246,42 @@ class StoreView:
         return self._scan(prefix, prefix_end(prefix))
 
     def _scan(self, start: bytes | None, end: bytes | None) -> list[Row[Any, Any]]:
-        found = [row for siblings in self._partitions for _, table in siblings for row in table.scan(start, end)]
+        found = [
+            row
+            for siblings in self._partitions
+            for _, table in siblings
+            for row in table.scan(start, end)
+        ]
         found.sort(key=lambda row: row[0])
         if self._spec.history_ms is not None:
-            latest = [(key, latest_value(entry.value), entry.timestamp) for key, entry in found]
-            return [Row(self._key(key), value, timestamp) for key, value, timestamp in latest if value is not None]
+            latest = [
+                (key, latest_value(entry.value), entry.timestamp)
+                for key, entry in found
+            ]
+            return [
+                Row(self._key(key), value, timestamp)
+                for key, value, timestamp in latest
+                if value is not None
+            ]
         return [_row(self._key(key), entry) for key, entry in found]
 
-    def _sessions(self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool) -> list[Row[Any, Any]]:
+    def _sessions(
+        self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool
+    ) -> list[Row[Any, Any]]:
         """Return the sessions of a key that end and start within these times, in the order of their ends."""
         found = [
             (row, entry)
             for row, entry in self._table(data).scan(data, None)
             if len(row) == len(data) + 16 and row.startswith(data)
         ]
-        rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found]
-        rows = [row for row in rows if row.key.end_ms >= earliest_end and row.key.start_ms <= latest_start]
+        rows = [
+            Row(self._key(row), entry.value, entry.timestamp) for row, entry in found
+        ]
+        rows = [
+            row
+            for row in rows
+            if row.key.end_ms >= earliest_end and row.key.start_ms <= latest_start
+        ]
         return rows[::-1] if reverse else rows
 
     @property
@@ -248,10 +300,18 @@ class StoreView:
         return next(table for key_range, table in siblings if hash_ in key_range)
 
 
-def view_of(spec: StoreSpec, partitions: Sequence[Sequence[tuple[KeyRange, Mapping[str, TableStore]]]]) -> StoreView:
+def view_of(
+    spec: StoreSpec,
+    partitions: Sequence[Sequence[tuple[KeyRange, Mapping[str, TableStore]]]],
+) -> StoreView:
     """Return the view of a store. `partitions`: for each, the key ranges of its tasks with their stores."""
-    tables = [[(key_range, stores[spec.name]) for key_range, stores in siblings] for siblings in partitions]
-    return StoreView(spec, tables, None if spec.past is None else view_of(spec.past, partitions))
+    tables = [
+        [(key_range, stores[spec.name]) for key_range, stores in siblings]
+        for siblings in partitions
+    ]
+    return StoreView(
+        spec, tables, None if spec.past is None else view_of(spec.past, partitions)
+    )
 
 
 def _row(key: Any, entry: Entry) -> Row[Any, Any]:

@@ -95,7 +95,9 @@ class DepartureTally:
         if (tail := departure.tail_number) is not None:
             aircraft = self.answers.by_aircraft.get(tail)
             if aircraft is None:
-                aircraft = self.answers.by_aircraft[tail] = Delay(self._models.get(tail, "unknown"))
+                aircraft = self.answers.by_aircraft[tail] = Delay(
+                    self._models.get(tail, "unknown")
+                )
             aircraft.add(minutes)
         if (name := self.carriers.get(departure.carrier)) is not None:
             where = departure.carrier, departure.time_ms - departure.time_ms % HOUR_MS
@@ -105,7 +107,13 @@ class DepartureTally:
             hour.add(minutes)
 
 
-def differences(expected: Mapping[K, Delay], found: Mapping[K, Delay]) -> list[tuple[K, Delay | None, Delay | None]]:
+def differences(
+    expected: Mapping[K, Delay], found: Mapping[K, Delay]
+) -> list[tuple[K, Delay | None, Delay | None]]:
     """Return the unequal keys: the key, the expected delay (None: nothing), the found one (None: missing)."""
     keys = [*expected, *(key for key in found if key not in expected)]
-    return [(key, expected.get(key), found.get(key)) for key in keys if expected.get(key) != found.get(key)]
+    return [
+        (key, expected.get(key), found.get(key))
+        for key in keys
+        if expected.get(key) != found.get(key)
+    ]

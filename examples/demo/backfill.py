@@ -47,10 +47,18 @@ _PLANE = "named_struct('manufacturer', manufacturer, 'model', model, 'seats', ca
 
 def demo(
     once: Annotated[
-        bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")
+        bool,
+        typer.Option(
+            "--once",
+            help="End when the answers are compared, with status 1 if they differ.",
+        ),
     ] = False,
     departures: Annotated[
-        int | None, typer.Option(min=1000, help=f"Take only the first so many of the {DEPARTURES:,} departures.")
+        int | None,
+        typer.Option(
+            min=1000,
+            help=f"Take only the first so many of the {DEPARTURES:,} departures.",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -63,7 +71,11 @@ def demo(
     """Process half of the flights by Spark, the other half live; report whether the answers are right."""
     console = Console()
     folder = data or cache_folder() / "demo-backfill"
-    run_alone(console, folder, lambda empty: BackfillDemo(console, empty, departures).run(once=once))
+    run_alone(
+        console,
+        folder,
+        lambda empty: BackfillDemo(console, empty, departures).run(once=once),
+    )
 
 
 class BackfillDemo:
@@ -78,7 +90,9 @@ class BackfillDemo:
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
-        self._screen.say("[bold]The first half of the flights by Spark, the second half live[/]\n")
+        self._screen.say(
+            "[bold]The first half of the flights by Spark, the second half live[/]\n"
+        )
         data = flights_data(self._console)
         rows = list(data.departures())[: self._most]
         middle = sorted(row.time_ms for row in rows)[len(rows) // 2]
@@ -90,7 +104,10 @@ class BackfillDemo:
             log = KafkaLog({"bootstrap.servers": broker.bootstrap})
             closing.callback(log.close)
             create_topics(log)
-            settings = {"bootstrap.servers": broker.bootstrap, "statestore.cache.max.bytes": 0}
+            settings = {
+                "bootstrap.servers": broker.bootstrap,
+                "statestore.cache.max.bytes": 0,
+            }
             with self._screen.timed("Spark"):
                 done = self._backfill(data, settings, middle)
             self._screen.say(
@@ -99,7 +116,9 @@ class BackfillDemo:
             )
             rest = [row for row in rows if row.time_ms >= middle]
             write_departures(log, rest)
-            self._screen.say(f"{len(rest):,} departures are in Kafka for the application, which goes on")
+            self._screen.say(
+                f"{len(rest):,} departures are in Kafka for the application, which goes on"
+            )
             live = {
                 **settings,
                 "state.dir": str(self._folder / "state"),
@@ -114,51 +133,86 @@ class BackfillDemo:
             equal = self._compare(url, data, rows)
             self._screen.say_times()
             if not once:
-                self._screen.say(f"\nThe application answers at [bold]{url}[/]. Ctrl-C ends everything.")
+                self._screen.say(
+                    f"\nThe application answers at [bold]{url}[/]. Ctrl-C ends everything."
+                )
                 while True:
                     time.sleep(LOOK_EVERY_S)
         return equal
 
-    def _backfill(self, data: FlightsData, settings: dict[str, object], middle: int) -> Backfilled:
+    def _backfill(
+        self, data: FlightsData, settings: dict[str, object], middle: int
+    ) -> Backfilled:
         from coopstreams.spark import Options, backfill, local_session, publish
 
-        with zipfile.ZipFile(data.folder / "flights.csv.zip") as archive, archive.open("flights.csv") as lines:
+        with (
+            zipfile.ZipFile(data.folder / "flights.csv.zip") as archive,
+            archive.open("flights.csv") as lines,
+        ):
             (self._folder / "flights.csv").write_bytes(
                 b"".join(islice(lines, None if self._most is None else self._most + 1))
             )
         spark = local_session("demo", {"spark.ui.showConsoleProgress": "true"})
         try:
-            options = Options(ranges=4, outputs="topic", work=str(self._folder / "work"))
+            options = Options(
+                ranges=4, outputs="topic", work=str(self._folder / "work")
+            )
             done = backfill(
-                self._topology, settings, spark=spark, sources=self._histories(spark, data, middle), options=options
+                self._topology,
+                settings,
+                spark=spark,
+                sources=self._histories(spark, data, middle),
+                options=options,
             )
         finally:
             spark.stop()
         publish(done, self._topology, settings)
         return done
 
-    def _histories(self, spark: object, data: FlightsData, middle: int) -> dict[str, TableHistory]:
+    def _histories(
+        self, spark: object, data: FlightsData, middle: int
+    ) -> dict[str, TableHistory]:
         """Return the three files as histories of topics, with the keys, values and times of `data`'s records."""
         from coopstreams.spark import TableHistory
 
-        def history(file: Path, key: str, value: str, timestamp: str, below: int) -> TableHistory:
+        def history(
+            file: Path, key: str, value: str, timestamp: str, below: int
+        ) -> TableHistory:
             rows = spark.read.csv(str(file), header=True, nullValue="NA")  # type: ignore[attr-defined]
             json = f"cast(to_json({value}, map('ignoreNullFields', 'false')) as binary) as value"
             records = rows.selectExpr(
-                f"cast({key} as binary) as key", json, f"cast({timestamp} as bigint) as timestamp"
+                f"cast({key} as binary) as key",
+                json,
+                f"cast({timestamp} as bigint) as timestamp",
             )
-            return TableHistory(records.where(f"timestamp < {below}"), order_by=["timestamp", "key", "value"])
+            return TableHistory(
+                records.where(f"timestamp < {below}"),
+                order_by=["timestamp", "key", "value"],
+            )
 
         return {
-            "flights": history(self._folder / "flights.csv", "tailnum", _FLIGHT, _TIME, middle),
-            "airlines": history(data.folder / "airlines.csv", "carrier", "named_struct('name', name)", "1", middle),
-            "planes": history(data.folder / "planes.csv", "tailnum", _PLANE, "1", middle),
+            "flights": history(
+                self._folder / "flights.csv", "tailnum", _FLIGHT, _TIME, middle
+            ),
+            "airlines": history(
+                data.folder / "airlines.csv",
+                "carrier",
+                "named_struct('name', name)",
+                "1",
+                middle,
+            ),
+            "planes": history(
+                data.folder / "planes.csv", "tailnum", _PLANE, "1", middle
+            ),
         }
 
     def _wait(self, log: KafkaLog, url: str, rest: list[Departure]) -> None:
         departed = sum(row.dep_delay is not None for row in rest)
         run = Run(log, {0: log.end_offset(TopicPartition("flights", 0)), 1: departed})
-        with QueryClient(url, deadline_s=0.0) as queries, self._console.status("the application takes the rest"):
+        with (
+            QueryClient(url, deadline_s=0.0) as queries,
+            self._console.status("the application takes the rest"),
+        ):
             while len(run.finished) < len(run.total):
                 run.look(queries, time.monotonic())
                 time.sleep(LOOK_EVERY_S)

@@ -59,18 +59,25 @@ class Browser:
         """
         found = next((path for name in NAMES if (path := shutil.which(name))), None)
         if found is None:
-            raise DevError(f"pictures need Chromium; none of {', '.join(NAMES)} is in PATH")
+            raise DevError(
+                f"pictures need Chromium; none of {', '.join(NAMES)} is in PATH"
+            )
         self._program = found
         self._numbers = itertools.count(1)
         self._session: str | None = None
         self._rest = b""
 
     def __enter__(self) -> Self:
-        self._profile = tempfile.TemporaryDirectory(prefix="coopstreams-chromium-", ignore_cleanup_errors=True)
+        self._profile = tempfile.TemporaryDirectory(
+            prefix="coopstreams-chromium-", ignore_cleanup_errors=True
+        )
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
         # Duplicate them above 3 and 4, the descriptors that the browser uses: `dup2` would overwrite one of ours there.
-        theirs = [fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR) for own in (commands, answers)]
+        theirs = [
+            fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR)
+            for own in (commands, answers)
+        ]
         flags = [*FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", BECOME, *map(str, theirs), self._program, *flags],
@@ -82,7 +89,9 @@ class Browser:
         for own in (commands, answers, *theirs):
             os.close(own)
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.ask(
+            "Target.attachToTarget", targetId=target, flatten=True
+        )["sessionId"]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +111,12 @@ class Browser:
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression in JavaScript, or the value that it promises."""
-        done = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        done = self.ask(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
+        )
         return done["result"].get("value")
 
     def until(self, expression: str, seconds: float) -> bool:
@@ -117,9 +131,17 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme, still])
-        self.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=height, deviceScaleFactor=1, mobile=False)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=WIDTH,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.run("scrollTo(0, 0)")
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
+        )
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Return the result of a DevTools command.
@@ -136,7 +158,9 @@ class Browser:
             answer = json.loads(self._next())
             if answer.get("id") == number:
                 if "error" in answer:
-                    raise DevError(f"the browser refused {method}: {answer['error']['message']}")
+                    raise DevError(
+                        f"the browser refused {method}: {answer['error']['message']}"
+                    )
                 found: dict[str, Any] = answer["result"]
                 return found
 
@@ -147,7 +171,9 @@ class Browser:
             DevError: it does not answer, or has ended.
         """
         while b"\0" not in self._rest:
-            if not select.select([self._read], [], [], ANSWER_S)[0] or not (more := os.read(self._read, 1 << 20)):
+            if not select.select([self._read], [], [], ANSWER_S)[0] or not (
+                more := os.read(self._read, 1 << 20)
+            ):
                 raise DevError(f"{self._program} does not answer")
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")

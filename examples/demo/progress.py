@@ -46,7 +46,9 @@ class HighestPositions:
         for task in _tasks(report):
             part = _part(task)
             for source in task.get("sources", ()):
-                groups = self._committed.setdefault((part.subtopology, source["topic"]), [0] * GROUPS)
+                groups = self._committed.setdefault(
+                    (part.subtopology, source["topic"]), [0] * GROUPS
+                )
                 for group in range(part.first, part.last + 1):
                     groups[group] = max(groups[group], source["committed"])
 
@@ -56,23 +58,40 @@ class HighestPositions:
 
     def done(self, subtopology: int, ends: Mapping[str, int]) -> bool:
         """Whether every key group has reached the end of all these topics."""
-        return all(min(self._committed.get((subtopology, topic), [-1])) >= end for topic, end in ends.items())
+        return all(
+            min(self._committed.get((subtopology, topic), [-1])) >= end
+            for topic, end in ends.items()
+        )
 
 
 def owned(report: Report) -> dict[str, list[RunningRange]]:
     """Return the ranges of each process, by its url; a process that does not answer has none."""
     return {
-        str(instance["url"]): [_part(task) for task in instance["tasks"]] if instance["state"] != "unreachable" else []
+        str(instance["url"]): [_part(task) for task in instance["tasks"]]
+        if instance["state"] != "unreachable"
+        else []
         for instance in report["instances"]
     }
 
 
-def shared(parts: Mapping[str, list[RunningRange]], urls: Iterable[str], subtopologies: Iterable[int]) -> bool:
+def shared(
+    parts: Mapping[str, list[RunningRange]],
+    urls: Iterable[str],
+    subtopologies: Iterable[int],
+) -> bool:
     """Whether each process runs a part of each sub-topology, and the parts cover it."""
-    mine = [[part for part in parts.get(url, ()) if part.state == "running"] for url in urls]
+    mine = [
+        [part for part in parts.get(url, ()) if part.state == "running"] for url in urls
+    ]
     return all(
         all(any(part.subtopology == number for part in tasks) for tasks in mine)
-        and sum(part.groups for tasks in mine for part in tasks if part.subtopology == number) == GROUPS
+        and sum(
+            part.groups
+            for tasks in mine
+            for part in tasks
+            if part.subtopology == number
+        )
+        == GROUPS
         for number in subtopologies
     )
 
@@ -84,4 +103,6 @@ def _tasks(report: Report) -> Iterator[Mapping[str, Any]]:
 
 def _part(task: Mapping[str, Any]) -> RunningRange:
     first, _, last = task["key_range"].partition("..")
-    return RunningRange(task["subtopology"], int(first), int(last), task["state"] or "unknown")
+    return RunningRange(
+        task["subtopology"], int(first), int(last), task["state"] or "unknown"
+    )

@@ -57,7 +57,9 @@ class Run:
     @property
     def done(self) -> dict[int, float]:
         """Records processed and committed, by stage."""
-        return {number: self._done(number, total) for number, total in self.total.items()}
+        return {
+            number: self._done(number, total) for number, total in self.total.items()
+        }
 
     @property
     def fraction(self) -> float:
@@ -65,7 +67,11 @@ class Run:
         return sum(self.done.values()) / sum(self.total.values())
 
     def _done(self, number: int, total: int) -> float:
-        return total if number in self.finished else min(total, self._positions.records(number, SOURCES[number][0]))
+        return (
+            total
+            if number in self.finished
+            else min(total, self._positions.records(number, SOURCES[number][0]))
+        )
 
     def _finish(self) -> None:
         """Note the stages that are done.
@@ -75,7 +81,11 @@ class Run:
         for number, topics in SOURCES.items():
             if number not in self.finished:
                 if not self._positions.done(
-                    number, {topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in topics}
+                    number,
+                    {
+                        topic: self.log.end_offset(TopicPartition(topic, 0))
+                        for topic in topics
+                    },
                 ):
                     return
                 self.finished.add(number)
@@ -84,7 +94,10 @@ class Run:
 def fetch(url: str, carriers: Iterable[str]) -> Answers:
     """Return all answers of the application: all aircraft as one range, the hour windows carrier by carrier."""
     with QueryClient(url) as queries:
-        by_aircraft = {entry.key: Delay.of(entry.value) for entry in queries.range("delays-by-aircraft", page=PAGE)}
+        by_aircraft = {
+            entry.key: Delay.of(entry.value)
+            for entry in queries.range("delays-by-aircraft", page=PAGE)
+        }
         by_hour = {
             (carrier, window.start): Delay.of(window.value)
             for carrier in carriers

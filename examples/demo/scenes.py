@@ -63,10 +63,18 @@ MARK = ".coopstreams-demo"
 
 def demo(
     once: Annotated[
-        bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")
+        bool,
+        typer.Option(
+            "--once",
+            help="End when the answers are compared, with status 1 if they differ.",
+        ),
     ] = False,
     departures: Annotated[
-        int | None, typer.Option(min=1000, help=f"Load only the first so many of the {DEPARTURES:,} departures.")
+        int | None,
+        typer.Option(
+            min=1000,
+            help=f"Load only the first so many of the {DEPARTURES:,} departures.",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -75,7 +83,11 @@ def demo(
         ),
     ] = None,
     screenshots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Leave pictures of the page in this folder; needs Chromium.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Leave pictures of the page in this folder; needs Chromium.",
+        ),
     ] = None,
 ) -> None:
     """Share one partition between three processes, kill one; report whether the answers are right."""
@@ -84,7 +96,9 @@ def demo(
     run_alone(
         console,
         data or cache_folder() / "demo",
-        lambda folder: Demo(console, folder, departures, Pictures(screenshots)).run(once=once),
+        lambda folder: Demo(console, folder, departures, Pictures(screenshots)).run(
+            once=once
+        ),
     )
 
 
@@ -92,13 +106,19 @@ def run_alone(console: Console, folder: Path, demo: Callable[[Path], bool]) -> N
     """Run a demo in a folder, which is emptied first; end the command with status 0 if the demo returns True."""
     try:
         with alone(folder.expanduser().resolve()) as empty:
-            logging.basicConfig(filename=empty / "demo.log", level=logging.WARNING)  # the screen is for people
+            logging.basicConfig(
+                filename=empty / "demo.log", level=logging.WARNING
+            )  # the screen is for people
             equal = demo(empty)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         raise typer.Exit(130) from None
     except CoopStreamsError as error:
-        console.print(f"[red]{type(error).__name__}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[red]{type(error).__name__}:[/] {escape(str(error))}",
+            highlight=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(1) from None
     raise typer.Exit(0 if equal else 1)
 
@@ -145,8 +165,17 @@ class Demo:
                 self.pictures.take("stores")
             url = workers.living[0].url
             equal = self._screen.compare(url, tally)
-            self._screen.say("\nThe owners of the 256 key groups, which answer queries for them:")
-            self.console.print(owners(workers.all, parts, STAGES, ascii_only=self.console.options.ascii_only))
+            self._screen.say(
+                "\nThe owners of the 256 key groups, which answer queries for them:"
+            )
+            self.console.print(
+                owners(
+                    workers.all,
+                    parts,
+                    STAGES,
+                    ascii_only=self.console.options.ascii_only,
+                )
+            )
             self._screen.say_times()
             if not once:
                 self._stay(workers, url)
@@ -164,9 +193,13 @@ class Demo:
         total = min(self.most or DEPARTURES, DEPARTURES)
         with bars(self.console) as progress:
             bar = progress.add_task("loading departures", total=total)
-            return load(log, data, self.most, lambda count: progress.advance(bar, count))
+            return load(
+                log, data, self.most, lambda count: progress.advance(bar, count)
+            )
 
-    def _process(self, log: KafkaLog, workers: Workers, tally: DepartureTally) -> dict[str, list[RunningRange]]:
+    def _process(
+        self, log: KafkaLog, workers: Workers, tally: DepartureTally
+    ) -> dict[str, list[RunningRange]]:
         """Start the processes, kill one half-way; return the ranges of each process when every record is processed."""
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
@@ -179,7 +212,10 @@ class Demo:
         run = Run(log, total)
         story = self._story(run, workers)
         with (
-            LiveScreen(self.console, {number: (label, total[number]) for number, label in STAGES.items()}) as screen,
+            LiveScreen(
+                self.console,
+                {number: (label, total[number]) for number, label in STAGES.items()},
+            ) as screen,
             QueryClient(workers.all[0].url, deadline_s=0.0) as queries,
         ):
             ended = False
@@ -203,7 +239,10 @@ class Demo:
         while run.fraction < HALF:
             yield False
         victim = workers.all[-1]
-        lost = ", ".join(sorted({str(part) for part in run.parts.get(victim.url, ())})) or "nothing"
+        lost = (
+            ", ".join(sorted({str(part) for part in run.parts.get(victim.url, ())}))
+            or "nothing"
+        )
         at, killed_at = run.fraction, time.monotonic()
         workers.kill(victim)
         self._screen.say(
@@ -215,7 +254,8 @@ class Demo:
         while not shared(run.parts, [worker.url for worker in workers.living], STAGES):
             yield False
         self._screen.say(
-            f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: " + _shares(run, workers)
+            f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: "
+            + _shares(run, workers)
         )
         while len(run.finished) < len(STAGES):
             yield False
@@ -224,14 +264,18 @@ class Demo:
 
     def _stay(self, workers: Workers, url: str) -> None:
         command = Path(sys.executable).with_name("coopstreams")
-        self._screen.say(f"\nThe application answers at [bold]{url}[/]; try, in another terminal:")
+        self._screen.say(
+            f"\nThe application answers at [bold]{url}[/]; try, in another terminal:"
+        )
         for line in (
             f"curl '{url}/v1/stores/delays-by-aircraft/keys/N14228'",
             f"curl '{url}/v1/stores/delays-by-carrier/windows/UA?limit=3'",
             f"{command} status {url}",
             f"{command} query {url} delays-by-aircraft N14228",
         ):
-            self.console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(
+                f"  {line}", highlight=False, markup=False, soft_wrap=True
+            )
         self._screen.say("Ctrl-C ends everything.")
         with suppress(KeyboardInterrupt):
             while True:
@@ -255,7 +299,11 @@ def alone(folder: Path) -> Iterator[Path]:
     Raises:
         DevError: another demo runs on it, or it is not a demo's folder.
     """
-    if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if (
+        folder.exists()
+        and not (folder / MARK).exists()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
         raise DevError(
             f"{folder} is not a demo's folder and is not empty: the demo would delete what is in it. Name another one "
             "(--data)"
@@ -265,7 +313,9 @@ def alone(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DevError(f"another demo runs on {folder}. End it first, or use another folder (--data)") from None
+            raise DevError(
+                f"another demo runs on {folder}. End it first, or use another folder (--data)"
+            ) from None
         KafkaBroker(folder / "kafka").stop()  # left by a demo that was killed
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

@@ -10,7 +10,14 @@ from typing import Self, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from coopstreams.topology.keys import GROUPS
@@ -47,11 +54,19 @@ class DemoScreen:
 
     def say_times(self) -> None:
         """Print how long each part took."""
-        self.say("\nTime: " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._took.items()))
+        self.say(
+            "\nTime: "
+            + ", ".join(
+                f"{what} {seconds:.1f} s" for what, seconds in self._took.items()
+            )
+        )
 
     def compare(self, url: str, tally: DepartureTally) -> bool:
         """Print all answers of the application beside the expected ones; return whether they are equal."""
-        with self.timed("answers"), self._console.status(f"asking {url} for every answer"):
+        with (
+            self.timed("answers"),
+            self._console.status(f"asking {url} for every answer"),
+        ):
             found = fetch(url, sorted(tally.carriers))
         self._console.print("", answers(found, tally.answers), "")
         return verdict(self._console, found, tally.answers)
@@ -81,7 +96,10 @@ class LiveScreen:
         self._ascii = console.options.ascii_only
         self._names = {number: label for number, (label, _) in stages.items()}
         self._bars = bars(console)
-        self._tasks = {number: self._bars.add_task(label, total=total) for number, (label, total) in stages.items()}
+        self._tasks = {
+            number: self._bars.add_task(label, total=total)
+            for number, (label, total) in stages.items()
+        }
         self._live = Live(self._bars, console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
@@ -95,12 +113,22 @@ class LiveScreen:
             self._console.line()
 
     def show(
-        self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]]
+        self,
+        done: Mapping[int, float],
+        workers: Iterable[Worker],
+        parts: Mapping[str, Sequence[RunningRange]],
     ) -> None:
         """Show the done records of each stage, and the ranges of each process."""
         for number, records in done.items():
             self._bars.update(self._tasks[number], completed=records)
-        self._live.update(Group(self._bars, "", owners(workers, parts, self._names, ascii_only=self._ascii), ""))
+        self._live.update(
+            Group(
+                self._bars,
+                "",
+                owners(workers, parts, self._names, ascii_only=self._ascii),
+                "",
+            )
+        )
 
 
 def owners(
@@ -118,7 +146,14 @@ def owners(
         table.add_column(label, min_width=STRIP + 12)
     for worker in workers:
         cells = [
-            _cell([part for part in parts.get(worker.url, ()) if part.subtopology == number], ascii_only)
+            _cell(
+                [
+                    part
+                    for part in parts.get(worker.url, ())
+                    if part.subtopology == number
+                ],
+                ascii_only,
+            )
             for number in stages
         ]
         if worker.killed:
@@ -133,7 +168,9 @@ def _cell(parts: Sequence[RunningRange], ascii_only: bool) -> str:
     for place in range(STRIP):
         middle = (2 * place + 1) * GROUPS // (2 * STRIP)
         part = next((part for part in parts if part.first <= middle <= part.last), None)
-        colour = "dim" if part is None else "green" if part.state == "running" else "yellow"
+        colour = (
+            "dim" if part is None else "green" if part.state == "running" else "yellow"
+        )
         strip += f"[{colour}]{empty if part is None else full}[/]"
     words = ", ".join(str(part) for part in parts) or "nothing yet"
     waiting = sorted({part.state for part in parts if part.state != "running"})
@@ -143,7 +180,9 @@ def _cell(parts: Sequence[RunningRange], ascii_only: bool) -> str:
 def answers(found: Answers, expected: Answers) -> Table:
     """Return a table of both sides' answers: all carriers, the hours and the aircraft with the most departures."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("delays in minutes", no_wrap=True, overflow="ellipsis", max_width=27)
+    table.add_column(
+        "delays in minutes", no_wrap=True, overflow="ellipsis", max_width=27
+    )
     for side, style in (("HTTP", "cyan"), ("CSV", "magenta")):
         for name in (f"{side}\nflights", "\nmean", "\nmax"):
             table.add_column(name, justify="right", style=style, header_style=style)
@@ -151,15 +190,28 @@ def answers(found: Answers, expected: Answers) -> Table:
     carriers, right = found.by_carrier(), expected.by_carrier()
     _section(table, "Carriers, all their hours")
     for carrier in sorted(right, key=lambda code: -right[code].count):
-        _row(table, f"{carrier} {right[carrier].name}", carriers.get(carrier), right[carrier])
+        _row(
+            table,
+            f"{carrier} {right[carrier].name}",
+            carriers.get(carrier),
+            right[carrier],
+        )
     _section(table, "Hours with the most flights")
     for where in _largest(expected.by_hour):
         hour = datetime.fromtimestamp(where[1] / 1000, UTC)
-        _row(table, f"{where[0]} {hour:%Y-%m-%d %H:00} UTC", found.by_hour.get(where), expected.by_hour[where])
+        _row(
+            table,
+            f"{where[0]} {hour:%Y-%m-%d %H:00} UTC",
+            found.by_hour.get(where),
+            expected.by_hour[where],
+        )
     _section(table, "Aircraft with the most")
     for tail in _largest(expected.by_aircraft):
         _row(
-            table, f"{tail} {expected.by_aircraft[tail].name}", found.by_aircraft.get(tail), expected.by_aircraft[tail]
+            table,
+            f"{tail} {expected.by_aircraft[tail].name}",
+            found.by_aircraft.get(tail),
+            expected.by_aircraft[tail],
         )
     return table
 
@@ -171,14 +223,20 @@ def verdict(console: Console, found: Answers, expected: Answers) -> bool:
     return aircraft and hours
 
 
-def _told(console: Console, label: str, found: Mapping[K, Delay], expected: Mapping[K, Delay]) -> bool:
+def _told(
+    console: Console, label: str, found: Mapping[K, Delay], expected: Mapping[K, Delay]
+) -> bool:
     wrong = differences(expected, found)
     if not wrong:
         console.print(
-            f"[green]equal[/]: {len(expected):,} {label}: each name, count, mean and maximum", highlight=False
+            f"[green]equal[/]: {len(expected):,} {label}: each name, count, mean and maximum",
+            highlight=False,
         )
         return True
-    console.print(f"[red]NOT EQUAL[/]: {len(wrong):,} of {len(expected):,} {label}", highlight=False)
+    console.print(
+        f"[red]NOT EQUAL[/]: {len(wrong):,} of {len(expected):,} {label}",
+        highlight=False,
+    )
     for key, should, is_ in wrong[:MOST_DIFFERENCES]:
         console.print(
             f"  {key}: HTTP {is_ or 'has nothing'}; CSV {should or 'has nothing'}",
@@ -202,8 +260,17 @@ def _section(table: Table, title: str) -> None:
 
 
 def _row(table: Table, label: str, found: Delay | None, expected: Delay | None) -> None:
-    table.add_row(label, *_figures(found), *_figures(expected), "[green]yes[/]" if found == expected else "[red]NO[/]")
+    table.add_row(
+        label,
+        *_figures(found),
+        *_figures(expected),
+        "[green]yes[/]" if found == expected else "[red]NO[/]",
+    )
 
 
 def _figures(delay: Delay | None) -> tuple[str, str, str]:
-    return ("-", "-", "-") if delay is None else (f"{delay.count:,}", f"{delay.mean:.2f}", f"{delay.longest:,.0f}")
+    return (
+        ("-", "-", "-")
+        if delay is None
+        else (f"{delay.count:,}", f"{delay.mean:.2f}", f"{delay.longest:,.0f}")
+    )

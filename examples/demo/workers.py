@@ -54,7 +54,9 @@ class Worker:
 class Workers:
     """The processes that run one topology file on one broker, with their state and logs in a folder."""
 
-    def __init__(self, program: Path, bootstrap: str, folder: Path, ports: Sequence[int]) -> None:
+    def __init__(
+        self, program: Path, bootstrap: str, folder: Path, ports: Sequence[int]
+    ) -> None:
         """`ports`: where the first processes answer queries; others take free ones."""
         self._program = program
         self._bootstrap = bootstrap
@@ -64,14 +66,21 @@ class Workers:
 
     def start(self) -> Worker:
         """Start one more process, and return it."""
-        number, port = len(self.all) + 1, self._ports.pop(0) if self._ports else free_port()
+        number, port = (
+            len(self.all) + 1,
+            self._ports.pop(0) if self._ports else free_port(),
+        )
         settings = {
             "bootstrap.servers": self._bootstrap,
             "state.dir": str(self._folder / "state"),
             "instance": str(number),
             **SETTINGS,
         }
-        flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        flags = [
+            part
+            for name, value in settings.items()
+            for part in ("--set", f"{name}={value}")
+        ]
         command = [
             sys.executable,
             "-m",
@@ -117,8 +126,12 @@ class Workers:
         for worker in self.living:
             status = worker.process.poll()
             if status is not None:
-                words = "\n".join(worker.log.read_text(errors="replace").splitlines()[-LAST_WORDS:])
-                raise DevError(f"{worker.name} ended by itself with status {status}. The end of {worker.log}:\n{words}")
+                words = "\n".join(
+                    worker.log.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+                )
+                raise DevError(
+                    f"{worker.name} ended by itself with status {status}. The end of {worker.log}:\n{words}"
+                )
 
     def stop(self) -> None:
         """Ask all processes to drain, commit and end; kill those that have not after 20 s."""
@@ -161,7 +174,9 @@ def interrupts_wait() -> Iterator[None]:
         came.append(number)
 
     before = {
-        number: signal.signal(number, note) for number in _INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN
+        number: signal.signal(number, note)
+        for number in _INTERRUPTS
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield

@@ -51,7 +51,9 @@ class NativeRows(Protocol):
         """Return the store keys of the buffer."""
         ...
 
-    def dirty(self) -> list[tuple[bytes, Any, int, bytes | None, Headers | tuple[()] | None]]:
+    def dirty(
+        self,
+    ) -> list[tuple[bytes, Any, int, bytes | None, Headers | tuple[()] | None]]:
         """Return the changed rows in the order of their first change, and forget their headers."""
         ...
 

@@ -29,7 +29,9 @@ class NativeTable(Table):
 
     rows: NativeRows
 
-    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows) -> None:
+    def __init__(
+        self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows
+    ) -> None:
         self.rows = rows
         self._row_bytes = rows.row_bytes
         super().__init__(database, spec, groups)
@@ -70,11 +72,17 @@ class NativeTable(Table):
     def load(self, key: bytes) -> Entry:
         """Return a copy of a row of the buffer or the database; its value None means that there is no such key."""
         at, found = self._database_key(key), self.rows.row(key)
-        return self._entry(at, self._stored(at)) if found is None else PlacedEntry(at, *found)
+        return (
+            self._entry(at, self._stored(at))
+            if found is None
+            else PlacedEntry(at, *found)
+        )
 
     def touch(self, key: bytes, entry: Entry) -> None:
         """Raise: an entry is a copy."""
-        raise StateError(f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}')
+        raise StateError(
+            f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}'
+        )
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
         """Return copies of the rows that changed since the last commit, in the order of their first change."""
@@ -90,16 +98,22 @@ class NativeTable(Table):
         stray = self.rows.stray(*self._groups)
         if stray is not None:
             raise self._stray(stray)
-        (keys, values, timestamps), families = self.rows.freeze(self._encoded, *self._times_of_rows())
+        (keys, values, timestamps), families = self.rows.freeze(
+            self._encoded, *self._times_of_rows()
+        )
         self.frozen += [
             Change(
-                layout.family_of(self.spec.name) if segment is None else layout.segment_family(self.spec.name, segment),
+                layout.family_of(self.spec.name)
+                if segment is None
+                else layout.segment_family(self.spec.name, segment),
                 places,
                 rows,
             )
             for segment, places, rows in families
         ]
-        return ChangelogBatch(self.spec.name, keys, values, timestamps) if keys else None
+        return (
+            ChangelogBatch(self.spec.name, keys, values, timestamps) if keys else None
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -18,11 +18,15 @@ def counting() -> Topology:
     joined = builder.stream("in", key=serdes.text, value=serdes.text).join(
         countries, lambda one, _: one, on=lambda _, code: code
     )
-    joined.group_by(lambda _, code: code, key=serdes.text).count(store="n").to_stream().to("out")
+    joined.group_by(lambda _, code: code, key=serdes.text).count(
+        store="n"
+    ).to_stream().to("out")
     return builder.build()
 
 
-def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again() -> None:
+def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again() -> (
+    None
+):
     there = {
         "in": 2,
         "countries": 1,
@@ -44,18 +48,29 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
     assert plan.changelogs == ("app-n-changelog",)
     deleted = ("app-n-repartition", marks, f"{marks}-rebuild", "app-topology")
     assert plan.topics == deleted, "the last one refuses a start before the end"
-    assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
-    assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
-    assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")
+    assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), (
+        "a global table has no offsets"
+    )
+    assert plan.begun_anew == (
+        TopicPartition("app-n-repartition", 0),
+        TopicPartition("app-n-repartition", 1),
+    )
+    assert plan.left == (
+        "app-2-n-changelog",
+        "app-backfill-changelog",
+        "app-older-repartition",
+    )
 
 
 def test_the_version_that_ran_last_is_reset_too() -> None:
     """Its rows and positions would be there, and no record of it, if it were started next."""
     other = StreamsBuilder("app")
-    other.stream(re.compile("clicks-.*|app-.*|__.*"), key=serdes.text, value=serdes.text).group_by(
-        lambda _, code: code, key=serdes.text
-    ).count(store="codes")
-    other.table("rows", key=serdes.text, value=serdes.text, store="rows").to_stream().to("out")
+    other.stream(
+        re.compile("clicks-.*|app-.*|__.*"), key=serdes.text, value=serdes.text
+    ).group_by(lambda _, code: code, key=serdes.text).count(store="codes")
+    other.table(
+        "rows", key=serdes.text, value=serdes.text, store="rows"
+    ).to_stream().to("out")
     other.stream("mails", key=serdes.text, value=serdes.text, order="none").to("out")
     there = {
         "in": 1,
@@ -73,8 +88,16 @@ def test_the_version_that_ran_last_is_reset_too() -> None:
     plan = plan_reset(counting(), there, last)
     assert plan.changelogs == ("app-codes-changelog",), "not a source topic"
     assert set(plan.topics) == {"app-topology", "app-codes-repartition"}
-    assert {str(at) for at in plan.sources} == {"in-0", "rows-0", "clicks-eu-0", "clicks-eu-1"}
-    assert {str(at) for at in plan.begun_anew} == {"app-codes-repartition-0", "app-codes-repartition-1"}
+    assert {str(at) for at in plan.sources} == {
+        "in-0",
+        "rows-0",
+        "clicks-eu-0",
+        "clicks-eu-1",
+    }
+    assert {str(at) for at in plan.begun_anew} == {
+        "app-codes-repartition-0",
+        "app-codes-repartition-1",
+    }
     assert plan.left == ("app-2-n-changelog",)
     assert plan.share_group == "app-share"
 

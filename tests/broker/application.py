@@ -51,16 +51,37 @@ class Application:
             "instance": first,
             **self.settings,
         }
-        flags = [part for key, value in named.items() for part in ("--set", f"{key}={value}")]
+        flags = [
+            part for key, value in named.items() for part in ("--set", f"{key}={value}")
+        ]
         # Only the tests' own kills count as ends.
-        own = ["--processes", str(max(2, processes)), "--max-restarts", "1000", "--http", f"127.0.0.1:{port}"]
+        own = [
+            "--processes",
+            str(max(2, processes)),
+            "--max-restarts",
+            "1000",
+            "--http",
+            f"127.0.0.1:{port}",
+        ]
         with self.log_file(name).open("ab") as log:
-            command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *own, *flags]
+            command = [
+                sys.executable,
+                "-m",
+                "coopstreams",
+                "run",
+                str(self.app),
+                *own,
+                *flags,
+            ]
             # Bytecode is kept, as for an installed program: without it, a start takes seconds longer.
             environment = (
-                os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""} | dict(self.environment)
+                os.environ
+                | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""}
+                | dict(self.environment)
             )
-            self.supervisors[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            self.supervisors[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log
+            )
 
     def look(self) -> None:
         """Note which supervisors have ended by themselves."""
@@ -83,12 +104,17 @@ class Application:
 
     def workers(self) -> dict[int, int]:
         """Return the process id of each running worker, by its number; paused ones included."""
-        return dict(pair for process in self.supervisors.values() for pair in _children(process.pid))
+        return dict(
+            pair
+            for process in self.supervisors.values()
+            for pair in _children(process.pid)
+        )
 
     def urls(self) -> dict[int, str]:
         """Return the query address of each running worker."""
         return {
-            self._numbers[name] + number: f"http://127.0.0.1:{self._ports[name] + number}"
+            self._numbers[name]
+            + number: f"http://127.0.0.1:{self._ports[name] + number}"
             for name in {*self.supervisors, *self.ending}
             for number in range(MOST_WORKERS)
         }
@@ -135,7 +161,9 @@ class Application:
     def said(self, pattern: str) -> list[str]:
         """Return the lines of all logs that match."""
         lines = (
-            line for file in sorted(self.folder.glob("*.log")) for line in file.read_text(errors="replace").splitlines()
+            line
+            for file in sorted(self.folder.glob("*.log"))
+            for line in file.read_text(errors="replace").splitlines()
         )
         return [line for line in lines if re.search(pattern, line)]
 

@@ -76,9 +76,16 @@ class Feeder:
 
     def start(self) -> None:
         """Write all customers, then begin to write orders."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"}
+        )
         for number in range(KEYS):
-            producer.produce(self.topics.customers, city_of(f"key-{number}"), f"key-{number}", timestamp=1)
+            producer.produce(
+                self.topics.customers,
+                city_of(f"key-{number}"),
+                f"key-{number}",
+                timestamp=1,
+            )
         assert producer.flush(60) == 0
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._thread.start()
@@ -99,7 +106,11 @@ class Feeder:
                 "partitioner": "murmur2_random",
                 "enable.idempotence": True,
             }
-            producer, generator, started = Producer(settings), random.Random(self.seed), time.monotonic()
+            producer, generator, started = (
+                Producer(settings),
+                random.Random(self.seed),
+                time.monotonic(),
+            )
             for number in range(self.orders):
                 key = f"key-{generator.randrange(KEYS)}"
                 if number % 500 == 250:
@@ -110,7 +121,9 @@ class Feeder:
                 producer.produce(self.topics.orders, number.to_bytes(8, "big"), key)
                 if number % 100 == 0:
                     producer.poll(0)
-                    time.sleep(max(0.0, number / self.a_second - (time.monotonic() - started)))
+                    time.sleep(
+                        max(0.0, number / self.a_second - (time.monotonic() - started))
+                    )
             assert producer.flush(90) == 0
         except Exception as error:  # noqa: BLE001 whoever joins hears of it
             self.failure = error
@@ -118,14 +131,19 @@ class Feeder:
 
 def seed_of_run() -> int:
     """Return TEST_SEED if it is set, else a new seed."""
-    return int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+    return int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(
+        1, 1_000_000
+    )
 
 
 def topics_for(kafka: Kafka, partitions: int) -> Topics:
     """Make topics for a run."""
     return Topics(
         kafka.unique("chaos"),
-        *(kafka.topic(name, partitions) for name in ("orders", "customers", "counts", "cities", "dead")),
+        *(
+            kafka.topic(name, partitions)
+            for name in ("orders", "customers", "counts", "cities", "dead")
+        ),
     )
 
 
@@ -174,7 +192,11 @@ class Chaos:
 
     def urls(self) -> list[str]:
         """Return the query addresses that workers have logged."""
-        return [url for number in list(self.group.running) if (url := self.group.url(number)) is not None]
+        return [
+            url
+            for number in list(self.group.running)
+            if (url := self.group.url(number)) is not None
+        ]
 
     def _victim(self) -> int:
         return self.generator.choice(sorted(self.group.running))
@@ -187,7 +209,9 @@ class Chaos:
         self.done.append(what)
         self._pause(0.5, 3.0)
         ended = self.group.ended()
-        assert not ended, f"workers ended by themselves: {ended}, after {self}\n{self.group.logs()}"
+        assert not ended, (
+            f"workers ended by themselves: {ended}, after {self}\n{self.group.logs()}"
+        )
 
 
 def city_of(key: str) -> str:
@@ -213,7 +237,9 @@ class Found:
         return (self.lost, self.doubled, self.disordered) == (0, 0, 0)
 
 
-def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = True) -> Found:
+def examine(
+    bootstrap: str, topic: str, expected: Counter[str], *, each: bool = True
+) -> Found:
     """Compare the committed records of a topic of running counts.
 
     `each`: every update must be there; else only the last one. At-least-once on several brokers promises no more: a
@@ -226,13 +252,21 @@ def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = 
     for key, count in expected.items():
         counts = seen.get(key, [])
         once = list(dict.fromkeys(counts))
-        lost += len(set(range(1, count + 1)) - set(once)) if each else max(0, count - max(once, default=0))
+        lost += (
+            len(set(range(1, count + 1)) - set(once))
+            if each
+            else max(0, count - max(once, default=0))
+        )
         doubled += len(counts) - len(once) + len(set(once) - set(range(1, count + 1)))
         disordered += once != sorted(once)
-    return Found(sum(expected.values()), sum(map(len, seen.values())), lost, doubled, disordered)
+    return Found(
+        sum(expected.values()), sum(map(len, seen.values())), lost, doubled, disordered
+    )
 
 
-def followed(bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *, exactly: bool) -> Found:
+def followed(
+    bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *, exactly: bool
+) -> Found:
     """Compare the committed records of the topic of `chaos_app.followed`.
 
     `exactly`: each order names the one before it; else only the orders are compared, because a store may be ahead of
@@ -246,13 +280,26 @@ def followed(bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *
     lost = doubled = disordered = 0
     for key, orders in numbers.items():
         told = seen.get(key, [])
-        once = list(dict.fromkeys(told if exactly else [(number,) for _, number in told]))
-        due = [(before, number) if exactly else (number,) for before, number in pairwise(["-", *map(str, orders)])]
+        once = list(
+            dict.fromkeys(told if exactly else [(number,) for _, number in told])
+        )
+        due = [
+            (before, number) if exactly else (number,)
+            for before, number in pairwise(["-", *map(str, orders)])
+        ]
         lost += len(set(due) - set(once))
         doubled += len(told) - len(once)
-        disordered += [each for each in once if each in due] != [each for each in due if each in once]
+        disordered += [each for each in once if each in due] != [
+            each for each in due if each in once
+        ]
         disordered += len(set(once) - set(due))
-    return Found(sum(map(len, numbers.values())), sum(map(len, seen.values())), lost, doubled, disordered)
+    return Found(
+        sum(map(len, numbers.values())),
+        sum(map(len, seen.values())),
+        lost,
+        doubled,
+        disordered,
+    )
 
 
 def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
@@ -260,7 +307,11 @@ def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
     letters = Counter(record.value for record in read_topic(bootstrap, topics.dead))
     wanted = set(feeder.unreadable)
     return Found(
-        len(wanted), letters.total(), len(wanted - letters.keys()), letters.total() - len(letters.keys() & wanted), 0
+        len(wanted),
+        letters.total(),
+        len(wanted - letters.keys()),
+        letters.total() - len(letters.keys() & wanted),
+        0,
     )
 
 

@@ -68,7 +68,9 @@ class Run:
             (self._more_or_fewer, 2),
         ]
         while not self.over.wait(generator.uniform(3, 10)):
-            (act,) = generator.choices([act for act, _ in acts], [weight for _, weight in acts])
+            (act,) = generator.choices(
+                [act for act, _ in acts], [weight for _, weight in acts]
+            )
             act(generator)
             self.application.look()
 
@@ -77,7 +79,10 @@ class Run:
         generator = random.Random(self.seed + 1)
         while not self.over.wait(generator.uniform(5, 12)):
             what, node = self._important(generator)
-            how, seconds = generator.choice(("kill", "stop", "pause")), generator.choice((2.0, 8.0, 20.0))
+            how, seconds = (
+                generator.choice(("kill", "stop", "pause")),
+                generator.choice((2.0, 8.0, 20.0)),
+            )
             self.faults.note(f"{how} broker {node} ({what}) for {seconds:g} s")
             getattr(self.cluster, how)(node)
             self.over.wait(seconds)
@@ -87,7 +92,9 @@ class Run:
     def _important(self, generator: random.Random) -> tuple[str, int]:
         """Return a broker, and its roles in words."""
         found = {
-            "group coordinator": lambda: self.cluster.group_coordinator(self.topics.application),
+            "group coordinator": lambda: self.cluster.group_coordinator(
+                self.topics.application
+            ),
             "transaction coordinator": lambda: self.cluster.transaction_coordinator(
                 generator.choice(self.transactional_ids() or ["nobody"])
             ),
@@ -106,17 +113,30 @@ class Run:
 
     def transactional_ids(self) -> list[str]:
         """Return the ids of the workers' first threads."""
-        places = sorted((self.application.folder / "state" / self.topics.application).glob("instance-*/process-id"))
-        return [f"{self.topics.application}-{place.read_text().strip()}-0" for place in places]
+        places = sorted(
+            (self.application.folder / "state" / self.topics.application).glob(
+                "instance-*/process-id"
+            )
+        )
+        return [
+            f"{self.topics.application}-{place.read_text().strip()}-0"
+            for place in places
+        ]
 
     def _victim(self, generator: random.Random) -> int | None:
         """Return a worker to stop; None if no other would be left running."""
-        standing = {number for number, pid in self.application.workers().items() if pid not in self.application.stopped}
+        standing = {
+            number
+            for number, pid in self.application.workers().items()
+            if pid not in self.application.stopped
+        }
         return generator.choice(sorted(standing)) if len(standing) > 1 else None
 
     def _kill(self, generator: random.Random, *, with_state: bool = False) -> None:
         if (victim := self._victim(generator)) is not None:
-            self.faults.note(f"kill worker {victim}" + (", its state deleted" if with_state else ""))
+            self.faults.note(
+                f"kill worker {victim}" + (", its state deleted" if with_state else "")
+            )
             self.application.kill(victim, with_state=with_state)
 
     def _kill_with_state(self, generator: random.Random) -> None:
@@ -129,7 +149,9 @@ class Run:
         self._stop(generator, SESSION_MS / 1000 + generator.uniform(1, 6))
 
     def _stop(self, generator: random.Random, seconds: float) -> None:
-        if (victim := self._victim(generator)) is not None and (pid := self.application.freeze(victim)) is not None:
+        if (victim := self._victim(generator)) is not None and (
+            pid := self.application.freeze(victim)
+        ) is not None:
             self.faults.note(f"stop worker {victim} for {seconds:.1f} s")
             self.over.wait(seconds)
             self.application.thaw(pid)
@@ -141,9 +163,9 @@ class Run:
             status = self.application.terminate("second")
             self.faults.note(f"the second supervisor ended with {status}")
             if status != 0:
-                self.application.ended[f"second, asked to end at {time.strftime('%H:%M:%S')}"] = (
-                    -1 if status is None else status
-                )
+                self.application.ended[
+                    f"second, asked to end at {time.strftime('%H:%M:%S')}"
+                ] = -1 if status is None else status
         else:
             self.faults.note("two more processes")
             self.application.start("second", 2)
@@ -179,8 +201,14 @@ class Run:
 def topics_of(cluster: ThreeBrokers) -> Topics:
     """Make the topics of a run; brokers set the time of each record."""
     kafka, stamped = cluster.kafka, {"message_timestamp_type": "LogAppendTime"}
-    orders, customers = kafka.topic("orders", SOURCE_PARTITIONS, **stamped), kafka.topic("customers", SOURCE_PARTITIONS)
-    outputs = [kafka.topic(name, SOURCE_PARTITIONS, **stamped) for name in ("counts", "cities", "dead", "told")]
+    orders, customers = (
+        kafka.topic("orders", SOURCE_PARTITIONS, **stamped),
+        kafka.topic("customers", SOURCE_PARTITIONS),
+    )
+    outputs = [
+        kafka.topic(name, SOURCE_PARTITIONS, **stamped)
+        for name in ("counts", "cities", "dead", "told")
+    ]
     return Topics(kafka.unique("chaos"), orders, customers, *outputs)
 
 
@@ -195,7 +223,9 @@ def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
     }
 
 
-def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
+def found_in(
+    bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, calls: bool
+) -> dict[str, Found]:
     """Compare all outputs with the input. `calls`: some outputs come from calls with state."""
     found = {
         "counts": examine(bootstrap, topics.counts, feeder.counts, each=exactly),
@@ -203,7 +233,9 @@ def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, c
         "dead letters": dead_letters(bootstrap, topics, feeder),
     }
     if calls:
-        found["told"] = followed(bootstrap, topics.told, feeder.numbers, exactly=exactly)
+        found["told"] = followed(
+            bootstrap, topics.told, feeder.numbers, exactly=exactly
+        )
     return found
 
 
@@ -211,7 +243,9 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
     """Wait until no output is missing, up to a limit; then end the application, and return the comparison."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
-        found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)
+        found = found_in(
+            run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls
+        )
         if not any(one.lost for one in found.values()):
             break
         time.sleep(2)
@@ -219,12 +253,19 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
     for name in list(run.application.supervisors):
         status = run.application.terminate(name)
         if status != 0:
-            run.application.ended[f"{name}, asked to end"] = -1 if status is None else status
-    found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)
+            run.application.ended[f"{name}, asked to end"] = (
+                -1 if status is None else status
+            )
+    found = found_in(
+        run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls
+    )
     for store, expected in (("counts", feeder.counts), ("cities", feeder.cities)):
-        table = counts_of(run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog")
+        table = counts_of(
+            run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog"
+        )
         wrong = sum(
-            table.get(key, 0) != count if exactly else table.get(key, 0) < count for key, count in expected.items()
+            table.get(key, 0) != count if exactly else table.get(key, 0) < count
+            for key, count in expected.items()
         )
         found[f"changelog of {store}"] = Found(len(expected), len(table), wrong, 0, 0)
     return found
@@ -233,7 +274,10 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
 def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
     """Return the stalls, longest first, and print them with the faults and the reported reasons."""
     bootstrap = run.cluster.bootstrap
-    waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
+    waited = waits(
+        read_topic(bootstrap, run.topics.orders),
+        read_topic(bootstrap, run.topics.counts),
+    )
     found = stalls(wait for wait in waited if wait.start > began)
     ordered = sorted(wait.longest_s for wait in waited)
     if ordered:
@@ -249,7 +293,10 @@ def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
             f"  {stall.longest_s:5.1f} s  partition {stall.partition} from {at} for {length:.1f} s, {silent:.1f} s of "
             "it without a reason"
         )
-        print("         faults: " + "; ".join(run.faults.between(stall.start - BEFORE_S, stall.end)))
+        print(
+            "         faults: "
+            + "; ".join(run.faults.between(stall.start - BEFORE_S, stall.end))
+        )
         for reason, times in reasons.of(stall).most_common(6):
             print(f"         {times:3} x  {reason[:200]}")
     return found
@@ -271,7 +318,9 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
         wrong.append(f"supervisors ended: {run.application.ended}")
     ends = Counter(
         line.partition("worker")[2][2:120]
-        for line in run.application.said(r"worker \d+ (ended with status|was killed by SIGSEGV|was killed by SIGABRT)")
+        for line in run.application.said(
+            r"worker \d+ (ended with status|was killed by SIGSEGV|was killed by SIGABRT)"
+        )
     )
     print(f"workers that ended by an error: {ends.total()}")
     for end, times in ends.most_common(SHOWN):
@@ -279,7 +328,9 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
     return wrong
 
 
-def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False) -> list[str]:
+def chaos(
+    folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False
+) -> list[str]:
     """Run the chaos test; return the differences. `calls`: orders go through a slow service first."""
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
@@ -288,11 +339,17 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: boo
         environment = dict(topics.environment)
         if calls:
             environment["TEST_CALLS"] = running.enter_context(SlowService(seed)).address
-        application = Application(app, cluster.bootstrap, folder, environment, settings_of(topics, guarantee))
+        application = Application(
+            app, cluster.bootstrap, folder, environment, settings_of(topics, guarantee)
+        )
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, seed)
         feeder = Feeder(
-            cluster.bootstrap, topics, seed, orders=int((60 * minutes + WARM_S) * A_SECOND), a_second=A_SECOND
+            cluster.bootstrap,
+            topics,
+            seed,
+            orders=int((60 * minutes + WARM_S) * A_SECOND),
+            a_second=A_SECOND,
         )
         application.start("first", 3)
         with Reasons(application.urls) as reasons:
@@ -313,11 +370,17 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: boo
 
 def main() -> int:
     """Run the chaos test from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
+    parser.add_argument(
+        "--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--calls", action="store_true", help="Orders go through a slow service first.")
+    parser.add_argument(
+        "--calls", action="store_true", help="Orders go through a slow service first."
+    )
     parser.add_argument(
         "--folder",
         type=Path,
@@ -327,7 +390,13 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs and data: {folder}", flush=True)
-    wrong = chaos(folder, arguments.minutes, arguments.guarantee, arguments.seed, calls=arguments.calls)
+    wrong = chaos(
+        folder,
+        arguments.minutes,
+        arguments.guarantee,
+        arguments.seed,
+        calls=arguments.calls,
+    )
     print("\n" + ("\n".join(["WRONG:", *wrong]) if wrong else "all is well"))
     return 1 if wrong else 0
 

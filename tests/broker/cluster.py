@@ -46,7 +46,10 @@ class ThreeBrokers:
         version: str = KAFKA,
     ) -> None:
         ports = _ports(2 * len(NODES))
-        controllers, cluster = {node: next(ports) for node in NODES}, cluster_id(uuid.uuid4())
+        controllers, cluster = (
+            {node: next(ports) for node in NODES},
+            cluster_id(uuid.uuid4()),
+        )
         self.brokers = {
             node: KafkaBroker(
                 folder / f"broker-{node}",
@@ -88,14 +91,20 @@ class ThreeBrokers:
         """A `Kafka` for tests that makes topics of three replicas, with unique names."""
         if self._kafka is None:
             self._kafka = Kafka(
-                self.bootstrap, AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}), replicas=len(NODES)
+                self.bootstrap,
+                AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}),
+                replicas=len(NODES),
             )
         return self._kafka
 
     @property
     def living(self) -> list[int]:
         """The brokers that run and are not paused."""
-        return [node for node, broker in self.brokers.items() if node not in self.paused and broker.running is not None]
+        return [
+            node
+            for node, broker in self.brokers.items()
+            if node not in self.paused and broker.running is not None
+        ]
 
     def kill(self, node: int) -> None:
         """End a broker without warning, as a power failure would."""
@@ -125,16 +134,26 @@ class ThreeBrokers:
 
     def mend(self) -> None:
         """Start all brokers, and wait until every partition has a leader and all its replicas."""
-        with ThreadPoolExecutor(len(NODES)) as threads:  # the first two wait for each other
+        with ThreadPoolExecutor(
+            len(NODES)
+        ) as threads:  # the first two wait for each other
             list(threads.map(self.start, set(NODES) - set(self.living)))
         deadline = time.monotonic() + MEND_TIMEOUT_S
         while (missing := self._missing()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not missing, f"partitions without all their replicas after {MEND_TIMEOUT_S:g} s: {missing}"
+        assert not missing, (
+            f"partitions without all their replicas after {MEND_TIMEOUT_S:g} s: {missing}"
+        )
 
     def leader_of(self, topic: str, partition: int = 0) -> int | None:
         """Return the leader of a partition; None: it has none."""
-        found = self._admin().list_topics(topic, timeout=30).topics[topic].partitions[partition].leader
+        found = (
+            self._admin()
+            .list_topics(topic, timeout=30)
+            .topics[topic]
+            .partitions[partition]
+            .leader
+        )
         return found if found > 0 else None
 
     def group_coordinator(self, group: str) -> int | None:
@@ -147,15 +166,22 @@ class ThreeBrokers:
 
     def controller(self) -> int:
         client: Any = KafkaAdminClient(
-            bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000
+            bootstrap_servers=[self.brokers[node].bootstrap for node in self.living],
+            request_timeout_ms=2000,
         )
         deadline = time.monotonic() + MEND_TIMEOUT_S
         try:
             while True:
                 try:
-                    return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
+                    return int(
+                        client.describe_metadata_quorum()["topics"][0]["partitions"][0][
+                            "leader_id"
+                        ]
+                    )
                 except KafkaError:  # the request went to a paused broker
-                    assert time.monotonic() < deadline, "no controller says that it is one"
+                    assert time.monotonic() < deadline, (
+                        "no controller says that it is one"
+                    )
         finally:
             client.close()
 
@@ -175,7 +201,9 @@ class ThreeBrokers:
         ]
 
     def _coordinator(self, kind: int, key: str) -> int | None:
-        node = coordinator_by(int(self.brokers[self.living[0]].bootstrap.rpartition(":")[2]), kind, key)
+        node = coordinator_by(
+            int(self.brokers[self.living[0]].bootstrap.rpartition(":")[2]), kind, key
+        )
         return node if node in NODES else None
 
 
@@ -188,7 +216,9 @@ def coordinator_by(port: int, kind: int, key: str) -> int:
     text, client = key.encode(), b"tests"
     header = struct.pack(">hhih", _FIND_COORDINATOR, 1, 7, len(client)) + client
     request = header + struct.pack(">h", len(text)) + text + struct.pack(">b", kind)
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=10)) as connection:
+    with closing(
+        socket.create_connection(("127.0.0.1", port), timeout=10)
+    ) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         (size,) = struct.unpack(">i", _read(connection, 4))
         answer = _read(connection, size)

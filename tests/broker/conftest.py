@@ -21,11 +21,17 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
     """
     made: list[Workers] = []
 
-    def make(app: str, bootstrap: str, environment: dict[str, str], **settings: object) -> Workers:
+    def make(
+        app: str, bootstrap: str, environment: dict[str, str], **settings: object
+    ) -> Workers:
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
         folder = tmp_path / f"group-{len(made)}"
         folder.mkdir()
-        made.append(Workers(Path(__file__).with_name(app), bootstrap, folder, environment, named))
+        made.append(
+            Workers(
+                Path(__file__).with_name(app), bootstrap, folder, environment, named
+            )
+        )
         return made[-1]
 
     yield make
@@ -34,9 +40,13 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[SecuredKafka]:
     """Return a secured broker for the tests of this module."""
-    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
+    with secured_kafka(
+        tmp_path_factory.mktemp("secured"), download_kafka(request)
+    ) as kafka:
         yield kafka
 
 
@@ -53,7 +63,9 @@ def cluster_of_module(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[ThreeBrokers]:
     """Return three brokers that the tests of a module share."""
-    with ThreeBrokers(tmp_path_factory.mktemp("three"), console=download_kafka(request)) as cluster:
+    with ThreeBrokers(
+        tmp_path_factory.mktemp("three"), console=download_kafka(request)
+    ) as cluster:
         yield cluster
 
 

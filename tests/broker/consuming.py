@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from coopstreams.commit.policy import PolicyTopic
-from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
+from coopstreams.consumer import (
+    ConsumerRecord,
+    CooperativeConsumer,
+    KeyRange,
+    TopicPartition,
+)
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -23,7 +28,11 @@ class Orders:
 
     def __init__(self, kafka: Kafka | KafkaBroker, partitions: int = 1) -> None:
         self.kafka = kafka
-        self.login = kafka.settings if isinstance(kafka, Kafka) else {"bootstrap.servers": kafka.bootstrap}
+        self.login = (
+            kafka.settings
+            if isinstance(kafka, Kafka)
+            else {"bootstrap.servers": kafka.bootstrap}
+        )
         """How the consumers connect."""
         self.log = KafkaLog(self.login)
         self.topic = f"orders-{uuid.uuid4().hex[:8]}"
@@ -90,7 +99,9 @@ class Orders:
         self.log.close()
 
 
-def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 90.0) -> list[ConsumerRecord]:
+def read(
+    consumer: CooperativeConsumer, count: int, timeout_s: float = 90.0
+) -> list[ConsumerRecord]:
     """Consume until this many records have come."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s
@@ -106,7 +117,9 @@ def nothing_more(consumer: CooperativeConsumer) -> None:
 
 
 def finish(
-    consumer: CooperativeConsumer, records: Iterable[ConsumerRecord], which: Callable[[int], bool] = lambda _: True
+    consumer: CooperativeConsumer,
+    records: Iterable[ConsumerRecord],
+    which: Callable[[int], bool] = lambda _: True,
 ) -> None:
     for record in records:
         if which(record.offset):
@@ -121,7 +134,9 @@ def poll_until(
     until = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > until:
-            pytest.fail(f"not within {timeout_s} s; assigned: {[consumer.assignment() for consumer in consumers]}")
+            pytest.fail(
+                f"not within {timeout_s} s; assigned: {[consumer.assignment() for consumer in consumers]}"
+            )
         for consumer in consumers:
             records += consumer.consume(500, 0.05)
     return records

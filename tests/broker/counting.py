@@ -47,9 +47,9 @@ class Counting:
         source = kafka.topic("in", partitions)
         sink = kafka.topic("out", partitions)
         builder = StreamsBuilder(application)
-        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
-            sink
-        )
+        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(
+            store="counts"
+        ).to_stream().to(sink)
         return Counting(kafka, application, source, sink, builder.build())
 
     @property
@@ -60,7 +60,9 @@ class Counting:
     @property
     def program(self) -> str:
         """The same program for the command line."""
-        return PROGRAM.format(application=self.application, source=self.source, sink=self.sink)
+        return PROGRAM.format(
+            application=self.application, source=self.source, sink=self.sink
+        )
 
     def counts(self, store: str = "counts") -> dict[str, int]:
         """Return the counts in the changelog of a store."""
@@ -79,7 +81,9 @@ class Counting:
         `heard`: listeners; `login`: connection settings, if not the test's; settings by name, dots as underscores.
         """
         return CoopStreams(
-            self.topology, self.kafka.config(folder, login, instance=number, **settings), **(heard or {})
+            self.topology,
+            self.kafka.config(folder, login, instance=number, **settings),
+            **(heard or {}),
         )
 
     def write(self, keys: Iterable[str], timeout_s: float = 90) -> Counter[str]:
@@ -110,7 +114,9 @@ def table(app: CoopStreams, store: str = "counts") -> dict[str, Any]:
     """Return a store by an instance's HTTP answers; empty while a task moves."""
     with QueryClient(str(app.url), deadline_s=20) as client:
         try:
-            return {entry.key: entry.value for entry in client.range(store, page=20_000)}
+            return {
+                entry.key: entry.value for entry in client.range(store, page=20_000)
+            }
         except QueryError:
             return {}
 
@@ -132,7 +138,9 @@ def await_table(app: CoopStreams, expected: dict[str, int]) -> None:
     eventually(
         same,
         120,
-        lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records",
+        lambda: (
+            f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records"
+        ),
     )
 
 
@@ -144,17 +152,26 @@ def await_running(apps: Iterable[CoopStreams]) -> None:
         instances = [instance_of(app) for app in apps]
         states = [dict(instance.registry.states) for instance in instances]
         assigned = [instance.assigned for instance in instances]
-        if any(one is None or len(one.cluster.members) != len(apps) for one in assigned) or not at_rest(instances):
+        if any(
+            one is None or len(one.cluster.members) != len(apps) for one in assigned
+        ) or not at_rest(instances):
             return False
-        return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(
-            states
-        )
+        return all(
+            mine and all(state.value == "running" for state in mine.values())
+            for mine in states
+        ) and _whole(states)
 
     eventually(
         ready,
         120,
         lambda: str(
-            [{str(task): state.value for task, state in instance_of(app).registry.states.items()} for app in apps]
+            [
+                {
+                    str(task): state.value
+                    for task, state in instance_of(app).registry.states.items()
+                }
+                for app in apps
+            ]
         ),
     )
 
@@ -164,7 +181,8 @@ def at_rest(instances: Iterable[Instance]) -> bool:
     holdings = [instance.member._holdings for instance in instances]
     generations = {each.generation for each in holdings}
     return len(generations) == 1 and all(
-        each._settled and not each.closing and not each.wants_rebalance for each in holdings
+        each._settled and not each.closing and not each.wants_rebalance
+        for each in holdings
     )
 
 
@@ -172,7 +190,9 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
     held: Counter[tuple[int, int]] = Counter()
     for mine in states:
         for task in mine:
-            held[task.subtopology, task.partition] += task.key_range.end - task.key_range.start + 1
+            held[task.subtopology, task.partition] += (
+                task.key_range.end - task.key_range.start + 1
+            )
     return set(held.values()) == {1 << 63}
 
 
@@ -186,7 +206,9 @@ def groups_on_disk(app: CoopStreams) -> Counter[int]:
         try:
             if "counts" in database.specs:
                 for group in range(256):
-                    found[group] += sum(1 for _ in database.scan("counts", [group], None, None))
+                    found[group] += sum(
+                        1 for _ in database.scan("counts", [group], None, None)
+                    )
         finally:
             instance.components.directory.release(subtopology, partition)
     return +found
@@ -201,7 +223,11 @@ def groups_owned(app: CoopStreams) -> set[int]:
 def metric(app: CoopStreams, name: str) -> float:
     """Return the sum of all series of a metric of an instance."""
     lines = instance_of(app).components.metrics.text().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith((f"{name}{{", f"{name} "))
+    )
 
 
 def failure_of(app: CoopStreams) -> BaseException:

@@ -38,7 +38,12 @@ class Hammer:
     def __enter__(self) -> Hammer:
         for number in range(self.threads):
             self._running.append(
-                threading.Thread(target=self._run, args=[number], name=f"hammer-{number}", daemon=True)
+                threading.Thread(
+                    target=self._run,
+                    args=[number],
+                    name=f"hammer-{number}",
+                    daemon=True,
+                )
             )
             self._running[-1].start()
         return self
@@ -54,7 +59,9 @@ class Hammer:
 
     def check(self) -> None:
         """Check that all answers were right."""
-        assert not self.wrong, f"{len(self.wrong)} wrong answers of {self.answers}, for example {self.wrong[:3]}"
+        assert not self.wrong, (
+            f"{len(self.wrong)} wrong answers of {self.answers}, for example {self.wrong[:3]}"
+        )
 
     def _run(self, number: int) -> None:
         generator = random.Random(number)
@@ -62,7 +69,9 @@ class Hammer:
             while not self._stop.wait(PAUSE_S):
                 urls = self.urls()
                 if urls:
-                    self._ask(client, generator.choice(urls), generator.choice(self.keys))
+                    self._ask(
+                        client, generator.choice(urls), generator.choice(self.keys)
+                    )
 
     def _ask(self, client: httpx.Client, url: str, key: str) -> None:
         before = self._seen.get(key, 0)

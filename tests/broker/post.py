@@ -14,7 +14,11 @@ from tests.broker.waiting import eventually
 from tests.parcels import Depot, Parcel
 from tests.registry import Registry
 
-DEPOT = {"type": "record", "name": "post.DepotKey", "fields": [{"name": "number", "type": "int"}]}
+DEPOT = {
+    "type": "record",
+    "name": "post.DepotKey",
+    "fields": [{"name": "number", "type": "int"}],
+}
 
 
 @dataclass
@@ -62,7 +66,9 @@ def program(application: str, source: str, sink: str) -> Topology:
         .group_by_key()
         .aggregate(
             lambda: Load(0, 0, 0),
-            lambda key, parcel, load: Load(key["number"], load.grams + parcel.grams, load.parcels + 1),
+            lambda key, parcel, load: Load(
+                key["number"], load.grams + parcel.grams, load.parcels + 1
+            ),
             value=serdes.json_schema(Load),
             store="loads",
         )

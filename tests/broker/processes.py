@@ -46,12 +46,27 @@ class Workers:
             "instance": str(number),
             **self.settings,
         }
-        flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        flags = [
+            part
+            for name, value in settings.items()
+            for part in ("--set", f"{name}={value}")
+        ]
         self._began[number] = len(self.log(number))
         with (self.folder / f"worker-{number}.log").open("ab") as log:
-            command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *flags, *self.options]
+            command = [
+                sys.executable,
+                "-m",
+                "coopstreams",
+                "run",
+                str(self.app),
+                *flags,
+                *self.options,
+            ]
             self.running[number] = subprocess.Popen(
-                command, env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment, stdout=log, stderr=log
+                command,
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def kill(self, number: int) -> None:
@@ -77,11 +92,17 @@ class Workers:
         self._await_ears(self.running)
         for worker in self.running.values():
             worker.terminate()
-        return {number: worker.wait(timeout_s) for number, worker in self.running.items()}
+        return {
+            number: worker.wait(timeout_s) for number, worker in self.running.items()
+        }
 
     def _await_ears(self, numbers: Iterable[int]) -> None:
         """Wait until these workers have their signal handlers: before that, SIGTERM kills Python."""
-        eventually(lambda: all(self.url(number) is not None for number in numbers), 120, self.logs)
+        eventually(
+            lambda: all(self.url(number) is not None for number in numbers),
+            120,
+            self.logs,
+        )
 
     def clean_up(self) -> None:
         """Kill the processes that still run."""
@@ -98,7 +119,9 @@ class Workers:
 
     def url(self, number: int) -> str | None:
         """Return the query address of a worker; None while it starts."""
-        found = re.findall(r"queries are answered at (\S+)", self.log(number)[self._began[number] :])
+        found = re.findall(
+            r"queries are answered at (\S+)", self.log(number)[self._began[number] :]
+        )
         return found[-1] if found else None
 
     def logs(self) -> str:
@@ -110,7 +133,11 @@ class Workers:
 
     def ended(self) -> dict[int, int]:
         """Return the workers that have ended by themselves, with their exit statuses."""
-        return {number: status for number, worker in self.running.items() if (status := worker.poll()) is not None}
+        return {
+            number: status
+            for number, worker in self.running.items()
+            if (status := worker.poll()) is not None
+        }
 
     def _signal(self, number: int, which: signal.Signals) -> None:
         os.kill(self.running[number].pid, which)

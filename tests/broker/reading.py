@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 
 class Record(NamedTuple):
@@ -35,11 +41,20 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
     records: list[Record] = []
     with closing(consumer):
         partitions = consumer.list_topics(topic, 60).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        consumer.assign(
+            [
+                TopicPartition(topic, partition, OFFSET_BEGINNING)
+                for partition in partitions
+            ]
+        )
         unfinished = set(partitions)
         while unfinished:
             for message in consumer.consume(5000, 0.02):
-                error, partition, offset = message.error(), message.partition(), message.offset()
+                error, partition, offset = (
+                    message.error(),
+                    message.partition(),
+                    message.offset(),
+                )
                 assert partition is not None
                 assert offset is not None
                 if error is None:
@@ -83,10 +98,16 @@ def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes | None]]:
 
 def counts_of(bootstrap: str, topic: str) -> dict[str, int]:
     """Return the last count of each key of a topic of counts."""
-    return {key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, topic)).items()}
+    return {
+        key.decode(): int.from_bytes(value, "big")
+        for key, value in latest(read_topic(bootstrap, topic)).items()
+    }
 
 
 def updates_of(bootstrap: str, topic: str) -> dict[str, list[int]]:
     """Return all counts of each key of a topic of counts, in order."""
     found = by_key(read_topic(bootstrap, topic))
-    return {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in found.items()}
+    return {
+        key.decode(): [int.from_bytes(value or b"", "big") for value in values]
+        for key, values in found.items()
+    }

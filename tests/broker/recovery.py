@@ -50,7 +50,9 @@ class Losses:
     def worker(self, how: str) -> str:
         """Lose a worker; a killed one is restarted by its supervisor."""
         number = min(self.run.application.workers())
-        (self.run.application.kill if how == "kill" else self.run.application.freeze)(number)
+        (self.run.application.kill if how == "kill" else self.run.application.freeze)(
+            number
+        )
         return f"{how} worker {number}"
 
     def both(self, find: Callable[[], int | None]) -> str:
@@ -65,7 +67,9 @@ class Losses:
             "transaction": lambda: cluster.transaction_coordinator(
                 random.Random(1).choice(self.run.transactional_ids())
             ),
-            "commits": lambda: cluster.leader_of(COMMIT_TOPIC, partition_of(topics.application, PARTITIONS)),
+            "commits": lambda: cluster.leader_of(
+                COMMIT_TOPIC, partition_of(topics.application, PARTITIONS)
+            ),
             "source": lambda: cluster.leader_of(topics.orders, 0),
         }
         losses: dict[str, Callable[[], str]] = {
@@ -73,8 +77,14 @@ class Losses:
             for name, find in where.items()
             for how in ("kill", "pause", "stop")
         }
-        losses |= {f"worker-{how}": lambda how=how: self.worker(how) for how in ("kill", "pause")}  # type: ignore[misc]
-        losses |= {f"both-{name}": lambda find=find: self.both(find) for name, find in where.items()}  # type: ignore[misc]
+        losses |= {
+            f"worker-{how}": lambda how=how: self.worker(how)  # type: ignore[misc]
+            for how in ("kill", "pause")
+        }
+        losses |= {
+            f"both-{name}": lambda find=find: self.both(find)  # type: ignore[misc]
+            for name, find in where.items()
+        }
         return losses
 
 
@@ -103,12 +113,21 @@ def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> Non
         report(run, name, what, (began, ended), reasons)
 
 
-def report(run: Run, name: str, what: str, between: tuple[float, float], reasons: Reasons) -> None:
+def report(
+    run: Run, name: str, what: str, between: tuple[float, float], reasons: Reasons
+) -> None:
     """Print the longest wait that began in this time, and the reasons that the workers reported."""
     (began, ended), bootstrap = between, run.cluster.bootstrap
-    waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
+    waited = waits(
+        read_topic(bootstrap, run.topics.orders),
+        read_topic(bootstrap, run.topics.counts),
+    )
     inside = [wait for wait in waited if began - 1 <= wait.start <= ended]
-    worst = max(inside, key=lambda wait: wait.longest_s, default=Stall(0, began, began, float("inf")))
+    worst = max(
+        inside,
+        key=lambda wait: wait.longest_s,
+        default=Stall(0, began, began, float("inf")),
+    )
     where = f"{what}; partition {worst.partition} at +{worst.start - began:.1f} s"
     print(
         f"{name:20} waited {worst.longest_s:5.1f} s, {reasons.silent_s(worst):4.1f} s of it without a reason: {where}"
@@ -119,10 +138,20 @@ def report(run: Run, name: str, what: str, between: tuple[float, float], reasons
 
 def main() -> int:
     """Measure the losses from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE
+    )
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--brokers", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the brokers")
+    parser.add_argument(
+        "--brokers",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of the brokers",
+    )
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="recovery-"))
@@ -130,16 +159,25 @@ def main() -> int:
     print(f"logs and data: {folder}", flush=True)
     with ExitStack() as running:
         cluster = running.enter_context(
-            ThreeBrokers(folder, settings=dict(setting.split("=", 1) for setting in arguments.brokers))
+            ThreeBrokers(
+                folder,
+                settings=dict(setting.split("=", 1) for setting in arguments.brokers),
+            )
         )
         topics = topics_of(cluster)
         settings = settings_of(topics, arguments.guarantee)
         application = Application(
-            Path(__file__).with_name("chaos_app.py"), cluster.bootstrap, folder, topics.environment, settings
+            Path(__file__).with_name("chaos_app.py"),
+            cluster.bootstrap,
+            folder,
+            topics.environment,
+            settings,
         )
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, 1)
-        feeder = Feeder(cluster.bootstrap, topics, 1, orders=10_000_000, a_second=A_SECOND)
+        feeder = Feeder(
+            cluster.bootstrap, topics, 1, orders=10_000_000, a_second=A_SECOND
+        )
         application.start("first", 3)
         with Reasons(application.urls) as reasons:
             time.sleep(2 * CALM_S)

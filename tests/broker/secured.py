@@ -53,8 +53,18 @@ _KINDS = {
 def binding(acl: Acl, user: str) -> AclBinding:
     """Return an ACL in the admin client's form."""
     operation = AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl.operation).upper()]
-    pattern = ResourcePatternType.PREFIXED if acl.prefixed else ResourcePatternType.LITERAL
-    return AclBinding(_KINDS[acl.kind], acl.name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+    pattern = (
+        ResourcePatternType.PREFIXED if acl.prefixed else ResourcePatternType.LITERAL
+    )
+    return AclBinding(
+        _KINDS[acl.kind],
+        acl.name,
+        pattern,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.ALLOW,
+    )
 
 
 def printed(topology: Topology, **settings: str) -> list[Acl]:
@@ -63,7 +73,11 @@ def printed(topology: Topology, **settings: str) -> list[Acl]:
     module.topology = topology
     sys.modules[module.__name__] = module
     words = ["acls", module.__name__, "--principal", "User:anybody", "--format", "json"]
-    words += [word for name, value in settings.items() for word in ("--set", f"{name.replace('_', '.')}={value}")]
+    words += [
+        word
+        for name, value in settings.items()
+        for word in ("--set", f"{name.replace('_', '.')}={value}")
+    ]
     try:
         result = CliRunner().invoke(app, words)
     finally:
@@ -71,7 +85,12 @@ def printed(topology: Topology, **settings: str) -> list[Acl]:
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["unknown"] == []
-    return [Acl(row["resource"], row["name"], row["operation"], row["pattern"] == "prefixed") for row in said["acls"]]
+    return [
+        Acl(
+            row["resource"], row["name"], row["operation"], row["pattern"] == "prefixed"
+        )
+        for row in said["acls"]
+    ]
 
 
 def documented(page: Path, **names: str) -> list[Acl]:
@@ -81,7 +100,10 @@ def documented(page: Path, **names: str) -> list[Acl]:
         kind, _, how = resource.partition(", ")
         for each in code_words(name):
             text = re.sub(r"<(\w+)>", lambda match: names[match[1]], each)
-            found += [Acl(kind, text, operation, how == "prefixed") for operation in operations.split(", ")]
+            found += [
+                Acl(kind, text, operation, how == "prefixed")
+                for operation in operations.split(", ")
+            ]
     assert found
     return found
 
@@ -98,19 +120,31 @@ class SecuredKafka(Kafka):
         assert self.broker.secured is not None
         return self.broker.secured
 
-    def user(self, name: str, acls: Iterable[Acl], mechanism: str = "SCRAM-SHA-512") -> dict[str, Any]:
+    def user(
+        self, name: str, acls: Iterable[Acl], mechanism: str = "SCRAM-SHA-512"
+    ) -> dict[str, Any]:
         """Make a user with these ACLs; return how to connect as it."""
         password = f"secret-of-{name}"
         info = ScramCredentialInfo(ScramMechanism[mechanism.replace("-", "_")], 4096)
-        made = self._admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, info, password.encode())])
+        made = self._admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(name, info, password.encode())]
+        )
         for answer in made.values():
             answer.result(60)
         self.allow(name, acls)
-        return self.settings | {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
+        return self.settings | {
+            "sasl.mechanism": mechanism,
+            "sasl.username": name,
+            "sasl.password": password,
+        }
 
     def without_password(self) -> dict[str, str]:
         """Return how to connect, without a login."""
-        return {name: value for name, value in self.settings.items() if not name.startswith("sasl.")}
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if not name.startswith("sasl.")
+        }
 
     def with_certificate(self, user: str) -> dict[str, Any]:
         """Return how to connect as this user by mutual TLS."""
@@ -153,16 +187,23 @@ class SecuredKafka(Kafka):
             rf"Principal = User:{re.escape(user)} is Denied operation = (\w+) .* resource = (\S+) ",
             self.broker.log_file.read_text(),
         )
-        hanging = {"DESCRIBE Topic:LITERAL:__consumer_offsets", *(f"READ Topic:LITERAL:{topic}" for topic in but)}
+        hanging = {
+            "DESCRIBE Topic:LITERAL:__consumer_offsets",
+            *(f"READ Topic:LITERAL:{topic}" for topic in but),
+        }
         return {f"{operation} {resource}" for operation, resource in told} - hanging
 
 
 @contextmanager
-def secured_kafka(folder: Path, console: Console, settings: Mapping[str, str] | None = None) -> Iterator[SecuredKafka]:
+def secured_kafka(
+    folder: Path, console: Console, settings: Mapping[str, str] | None = None
+) -> Iterator[SecuredKafka]:
     """Yield a secured broker with these server properties besides."""
     changes = {"broker.session.timeout.ms": "60000", **(settings or {})}
     with KafkaBroker(folder, settings=changes, console=console, secure=True) as broker:
         assert broker.secured is not None
         login = broker.secured.admin()
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, **login, "log_level": 2})
+        admin = AdminClient(
+            {"bootstrap.servers": broker.bootstrap, **login, "log_level": 2}
+        )
         yield SecuredKafka(broker.bootstrap, admin, login=login, broker=broker)

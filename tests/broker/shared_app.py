@@ -10,7 +10,9 @@ import time
 
 from coopstreams import StreamsBuilder, serdes
 
-NAME, SOURCE, SEEN, COUNTED = (os.environ[name] for name in ("APP_NAME", "APP_SOURCE", "APP_SEEN", "APP_COUNTED"))
+NAME, SOURCE, SEEN, COUNTED = (
+    os.environ[name] for name in ("APP_NAME", "APP_SOURCE", "APP_SEEN", "APP_COUNTED")
+)
 CALL_S = float(os.environ.get("APP_CALL_S", "0"))
 
 
@@ -27,7 +29,9 @@ async def asked(event: str) -> str:
 
 builder = StreamsBuilder(NAME)
 events = builder.stream(SOURCE, key=serdes.raw, value=serdes.text, order="none")
-seen = events.map_values_async(asked, order="none", max_in_flight=500).map_values(looked_at, value=serdes.text)
+seen = events.map_values_async(asked, order="none", max_in_flight=500).map_values(
+    looked_at, value=serdes.text
+)
 seen.to(SEEN)
 users = seen.group_by(lambda _, event: int(event.split()[0]) % 10, key=serdes.int64)
 users.count().to_stream().to(COUNTED)

@@ -22,11 +22,18 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {name} %(name)s %(levelname)s %(message)s", stream=sys.stdout
+        level=logging.INFO,
+        format=f"%(asctime)s {name} %(name)s %(levelname)s %(message)s",
+        stream=sys.stdout,
     )
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     with CooperativeConsumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "session.timeout.ms": 3000, "heartbeat.interval.ms": 200}
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "session.timeout.ms": 3000,
+            "heartbeat.interval.ms": 200,
+        }
     ) as consumer:
         producer = Producer(
             {
@@ -50,7 +57,12 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
             try:
                 with consumer.transaction(producer):
                     for record in records:
-                        producer.produce(target, f"{record.partition} {record.offset} {name}", record.key, 0)
+                        producer.produce(
+                            target,
+                            f"{record.partition} {record.offset} {name}",
+                            record.key,
+                            0,
+                        )
                         consumer.done(record)
             except (LogError, MembershipLostError) as error:
                 log.warning("once more: %s", error)

@@ -13,6 +13,14 @@ counts = (
     .count(store="counts")
     .to_stream()
 )
-counts.to_sink(PostgresSink(DSN, "updates", columns=lambda key, value: {"name": key, "count": value}), name="updates")
-counts.to_sink(PostgresSink(DSN, "totals", key="name", columns=lambda _, value: {"count": value}), name="totals")
+counts.to_sink(
+    PostgresSink(
+        DSN, "updates", columns=lambda key, value: {"name": key, "count": value}
+    ),
+    name="updates",
+)
+counts.to_sink(
+    PostgresSink(DSN, "totals", key="name", columns=lambda _, value: {"count": value}),
+    name="totals",
+)
 topology = builder.build()

@@ -21,13 +21,17 @@ class SlowService:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="slow service", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="slow service", daemon=True
+        )
         self.address = ""
         self.answered = self.failed = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
-        serving = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop)
+        serving = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+        )
         host, port = serving.result(30).sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self
@@ -36,14 +40,20 @@ class SlowService:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         line, chance = await reader.readline(), self._random.random()
         if chance < SILENT:
             await reader.read()  # until the caller gives up
         elif chance < SILENT + FAILS:
             self.failed += 1
         else:
-            await asyncio.sleep(STUCK_S if chance > 1 - STUCK else self._random.expovariate(1 / LATENCY_S))
+            await asyncio.sleep(
+                STUCK_S
+                if chance > 1 - STUCK
+                else self._random.expovariate(1 / LATENCY_S)
+            )
             self.answered += 1
             writer.write(line)
         writer.close()

@@ -89,7 +89,12 @@ def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
         for wait in some[1:]:
             if wait.start <= merged[-1].end:
                 last = merged[-1]
-                merged[-1] = Stall(partition, last.start, max(last.end, wait.end), max(last.longest_s, wait.longest_s))
+                merged[-1] = Stall(
+                    partition,
+                    last.start,
+                    max(last.end, wait.end),
+                    max(last.longest_s, wait.longest_s),
+                )
             else:
                 merged.append(wait)
         found += merged
@@ -108,7 +113,9 @@ class Said:
 
     def concerns(self, partition: int) -> bool:
         """Whether it may explain missing counts of a partition: it concerns one of its tasks, or the whole worker."""
-        return bool(self.code) and (self.task is None or self.task.startswith(f"0_{partition}["))
+        return bool(self.code) and (
+            self.task is None or self.task.startswith(f"0_{partition}[")
+        )
 
 
 @dataclass(slots=True)
@@ -122,7 +129,8 @@ class Reasons:
 
     def __enter__(self) -> Reasons:
         self._threads = [
-            threading.Thread(target=run, name="reasons", daemon=True) for run in (self._ask_each, self._ask_of_others)
+            threading.Thread(target=run, name="reasons", daemon=True)
+            for run in (self._ask_each, self._ask_of_others)
         ]
         for thread in self._threads:
             thread.start()
@@ -135,11 +143,18 @@ class Reasons:
 
     def of(self, stall: Stall) -> Counter[str]:
         """Return how often each reason was reported during a stall, by worker and code, with its last message."""
-        said = [one for one in self.seen if stall.start <= one.at <= stall.end and one.concerns(stall.partition)]
+        said = [
+            one
+            for one in self.seen
+            if stall.start <= one.at <= stall.end and one.concerns(stall.partition)
+        ]
         last = {(one.worker, one.code): one.message for one in said}
         counts = Counter((one.worker, one.code) for one in said)
         return Counter(
-            {f"worker {worker} {code}: {last[worker, code]}": count for (worker, code), count in counts.items()}
+            {
+                f"worker {worker} {code}: {last[worker, code]}": count
+                for (worker, code), count in counts.items()
+            }
         )
 
     def silent_s(self, stall: Stall) -> float:
@@ -150,10 +165,14 @@ class Reasons:
         named = [
             one.at
             for one in self.seen
-            if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S and one.concerns(stall.partition)
+            if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S
+            and one.concerns(stall.partition)
         ]
         slots = range(int(LONG_S / EVERY_S), int((stall.end - stall.start) / EVERY_S))
-        return EVERY_S * sum(not any(abs(at - stall.start - slot * EVERY_S) < NEAR_S for at in named) for slot in slots)
+        return EVERY_S * sum(
+            not any(abs(at - stall.start - slot * EVERY_S) < NEAR_S for at in named)
+            for slot in slots
+        )
 
     def _ask_each(self) -> None:
         with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
@@ -168,7 +187,9 @@ class Reasons:
                 self.seen += next(
                     (
                         said
-                        for said in (_ask_of_others(client, url) for url in self.urls().values())
+                        for said in (
+                            _ask_of_others(client, url) for url in self.urls().values()
+                        )
                         if said is not None
                     ),
                     [],
@@ -183,7 +204,10 @@ def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
         return []  # the worker does not run
     except httpx.TransportError:
         return [Said(now, worker, "no-answer", "it does not answer", None)]
-    return [Said(now, worker, reason["code"], reason["message"], reason["task"]) for reason in answer["reasons"]]
+    return [
+        Said(now, worker, reason["code"], reason["message"], reason["task"])
+        for reason in answer["reasons"]
+    ]
 
 
 def _ask_of_others(client: httpx.Client, url: str) -> list[Said] | None:

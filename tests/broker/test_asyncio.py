@@ -13,7 +13,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from coopstreams import AsyncQueryClient, CoopStreams, StreamsBuilder, StreamsState, serdes
+from coopstreams import (
+    AsyncQueryClient,
+    CoopStreams,
+    StreamsBuilder,
+    StreamsState,
+    serdes,
+)
 from coopstreams.topology.errors import LogError, ProcessingError, QueryError
 from tests.broker.counting import Counting
 from tests.conftest import PATIENT, Kafka
@@ -58,16 +64,27 @@ def test_instances_in_one_event_loop_find_each_other_by_the_servers_of_the_progr
                 listener = socket.create_server(("127.0.0.1", 0))
                 urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}/state")
                 apps.append(
-                    counting.app(tmp_path, number, http_listen="", application_server=urls[-1], ranges_per_partition=4)
+                    counting.app(
+                        tmp_path,
+                        number,
+                        http_listen="",
+                        application_server=urls[-1],
+                        ranges_per_partition=4,
+                    )
                 )
                 await open_.enter_async_context(served(apps[-1], listener))
             while {app.state for app in apps} != {StreamsState.RUNNING}:
                 await asyncio.sleep(0.05)
-            clients = [await open_.enter_async_context(AsyncQueryClient(url, deadline_s=60)) for url in urls]
+            clients = [
+                await open_.enter_async_context(AsyncQueryClient(url, deadline_s=60))
+                for url in urls
+            ]
             while await owners(clients[0]) != set(urls):
                 await asyncio.sleep(0.05)
             for client in clients:
-                while [row and row.value for row in await client.get_many("counts", KEYS)] != [2] * len(KEYS):
+                while [
+                    row and row.value for row in await client.get_many("counts", KEYS)
+                ] != [2] * len(KEYS):
                     await asyncio.sleep(0.05)
             return [entry.value async for entry in clients[1].range("counts")]
 
@@ -77,12 +94,21 @@ def test_instances_in_one_event_loop_find_each_other_by_the_servers_of_the_progr
 
 
 @pytest.mark.broker
-def test_an_error_cancels_the_block_and_is_raised_by_it(kafka: Kafka, tmp_path: Path) -> None:
+def test_an_error_cancels_the_block_and_is_raised_by_it(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
-    rows = builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(store="rows")
+    rows = (
+        builder.stream(counting.source, key=serdes.text, value=serdes.raw)
+        .group_by_key()
+        .count(store="rows")
+    )
     rows.to_stream().peek(lambda _key, _value: 1 // 0).to(counting.sink)
-    app = CoopStreams(builder.build(), {**kafka.settings, **PATIENT, "state.dir": str(tmp_path), "http.listen": ""})
+    app = CoopStreams(
+        builder.build(),
+        {**kafka.settings, **PATIENT, "state.dir": str(tmp_path), "http.listen": ""},
+    )
     reached = []
 
     async def body() -> None:
@@ -115,9 +141,9 @@ def test_ctrl_c_drains_and_stays_a_cancellation(kafka: Kafka, tmp_path: Path) ->
             await asyncio.Event().wait()
 
     async def cancelled() -> bool:
-        return (await asyncio.gather(asyncio.ensure_future(body()), return_exceptions=True))[0].__class__ is (
-            asyncio.CancelledError
-        )
+        return (
+            await asyncio.gather(asyncio.ensure_future(body()), return_exceptions=True)
+        )[0].__class__ is (asyncio.CancelledError)
 
     assert asyncio.run(cancelled())
     assert app.state is StreamsState.NOT_RUNNING
@@ -128,7 +154,12 @@ def test_a_start_that_fails_raises_and_holds_up_nothing_else(tmp_path: Path) -> 
     builder.stream("in", key=serdes.raw, value=serdes.raw).to("out")
     app = CoopStreams(
         builder.build(),
-        {"bootstrap.servers": "127.0.0.1:9", "state.dir": str(tmp_path), "connect.timeout.ms": 1000, "http.listen": ""},
+        {
+            "bootstrap.servers": "127.0.0.1:9",
+            "state.dir": str(tmp_path),
+            "connect.timeout.ms": 1000,
+            "http.listen": "",
+        },
     )
     turns = 0
 

@@ -41,7 +41,10 @@ def one_of_three(chosen: str) -> pytest.MarkDecorator:
     """Return the phases as a parameter: one phase for each answer of a handler; the others are slow tests.
     `tests/tasks/test_failures.py` has each phase with each answer.
     """
-    phases = [pytest.param(phase, marks=[pytest.mark.slow] * (phase != chosen)) for phase in PHASES]
+    phases = [
+        pytest.param(phase, marks=[pytest.mark.slow] * (phase != chosen))
+        for phase in PHASES
+    ]
     return pytest.mark.parametrize("phase", phases)
 
 
@@ -62,13 +65,22 @@ class Case:
 
     @staticmethod
     def make(kafka: Kafka, phase: str) -> Case:
-        return Case(kafka, phase, kafka.unique("bad"), kafka.topic("in"), kafka.topic("out"), kafka.topic("dead"))
+        return Case(
+            kafka,
+            phase,
+            kafka.unique("bad"),
+            kafka.topic("in"),
+            kafka.topic("out"),
+            kafka.topic("dead"),
+        )
 
     def topology(self) -> Topology:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(self.source, key=serdes.text, value=serdes.json)
         if self.phase == "deserialization":
-            stream = stream.filter(lambda _, value: "number" in value)  # a value that is not read is not deserialised
+            stream = stream.filter(
+                lambda _, value: "number" in value
+            )  # a value that is not read is not deserialised
         if self.phase == "processing":
             stream = stream.map_values(refuse_bad, value=serdes.json)
         if self.phase == "production":
@@ -83,9 +95,18 @@ class Case:
         for offset in range(GOOD + len(BAD)):
             value = b'{"number": %d}' % offset
             if offset in BAD:
-                value = b"no JSON" if self.phase == "deserialization" else b'{"bad": %d}' % offset
+                value = (
+                    b"no JSON"
+                    if self.phase == "deserialization"
+                    else b'{"bad": %d}' % offset
+                )
             producer.produce(
-                self.source, value, f"key-{offset % 5}", 0, timestamp=1000 + offset, headers=[("trace", b"%d" % offset)]
+                self.source,
+                value,
+                f"key-{offset % 5}",
+                0,
+                timestamp=1000 + offset,
+                headers=[("trace", b"%d" % offset)],
             )
         assert producer.flush(60) == 0
 
@@ -125,7 +146,10 @@ def unwritable_if_bad(value: dict[str, int]) -> Any:
 
 
 def check_outputs(case: Case) -> None:
-    numbers = [int(serdes.json.decode(record.value or b"")["number"]) for record in case.outputs()]
+    numbers = [
+        int(serdes.json.decode(record.value or b"")["number"])
+        for record in case.outputs()
+    ]
     assert numbers == [offset for offset in range(GOOD + len(BAD)) if offset not in BAD]
 
 
@@ -138,7 +162,13 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     case.write()
     error = failure_of(case.app(tmp_path, "fail"))
     assert isinstance(error, ProcessingError)
-    for part in ("task 0_0", case.source, "partition 0", "offset 7", "continue or dead-letter"):
+    for part in (
+        "task 0_0",
+        case.source,
+        "partition 0",
+        "offset 7",
+        "continue or dead-letter",
+    ):
         assert part in str(error)
     error = failure_of(case.app(tmp_path, "fail"))
     assert "offset 7" in str(error), "a restart meets the same record again"
@@ -149,24 +179,39 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
 
 
 @one_of_three("production")
-def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, phase: str) -> None:
+def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
+    kafka: Kafka, tmp_path: Path, phase: str
+) -> None:
     case = Case.make(kafka, phase)
     case.write()
     with case.app(tmp_path, "dead-letter"):
         case.await_outputs()
         eventually(
-            lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing"
+            lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD),
+            120,
+            lambda: "dead letters are missing",
         )
     check_outputs(case)
-    sent = [record for record in read_topic(kafka.bootstrap, case.source) if record.offset in BAD]
+    sent = [
+        record
+        for record in read_topic(kafka.bootstrap, case.source)
+        if record.offset in BAD
+    ]
     letters = read_topic(kafka.bootstrap, case.dead)
     assert [(letter.key, letter.value, letter.timestamp) for letter in letters] == [
         (record.key, record.value, record.timestamp) for record in sent
     ]
     for letter, offset in zip(letters, BAD, strict=True):
-        said = {name.removeprefix("__coopstreams.errors."): value for name, value in letter.headers.items()}
+        said = {
+            name.removeprefix("__coopstreams.errors."): value
+            for name, value in letter.headers.items()
+        }
         assert said["trace"] == b"%d" % offset, "the record's own headers stay"
-        assert (said["topic"], said["partition"], said["offset"]) == (case.source.encode(), b"0", b"%d" % offset)
+        assert (said["topic"], said["partition"], said["offset"]) == (
+            case.source.encode(),
+            b"0",
+            b"%d" % offset,
+        )
         assert (said["phase"], said["task"]) == (phase.encode(), b"0_0[0..255]")
         assert said["exception"] in {b"SerdeError", b"ValueError"}
         assert said["message"]
@@ -189,7 +234,9 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     source, dead = kafka.topic("in"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("state"))
     stream = builder.stream(source, key=serdes.text, value=serdes.text)
-    stream.group_by_key().aggregate(set[str], lambda _, value, seen: {*seen, value}, value=serdes.json, store="seen")
+    stream.group_by_key().aggregate(
+        set[str], lambda _, value, seen: {*seen, value}, value=serdes.json, store="seen"
+    )
     kafka.write(source, [("the-key", b"v")])
     settings = kafka.config(
         tmp_path,
@@ -202,20 +249,33 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     assert "the-key" in str(error)
 
 
-def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     source, sink = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000")
     builder = StreamsBuilder(kafka.unique("large"))
     builder.stream(source, key=serdes.text, value=serdes.raw).to(sink)
-    kafka.write(source, ((f"key-{size}", b"x" * size) for size in (10, 20, 10_000, 30)), partition=0)
+    kafka.write(
+        source,
+        ((f"key-{size}", b"x" * size) for size in (10, 20, 10_000, 30)),
+        partition=0,
+    )
     settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2")
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, ProcessingError)
-    for part in (f'"{source}" partition 0 offset 2', "max.message.bytes", sink, "key-10000"):
+    for part in (
+        f'"{source}" partition 0 offset 2',
+        "max.message.bytes",
+        sink,
+        "key-10000",
+    ):
         assert part in str(error)
 
 
 @pytest.mark.ci
-def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
+def test_records_of_all_kinds_pass_beside_bad_ones(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """Two ranges, a table and a stream: bad rows of the table become dead letters, its good rows are joined."""
     orders = kafka.topic("orders")
     customers = kafka.topic("customers")
@@ -223,18 +283,27 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     dead = kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("mixed"))
     table = builder.table(customers, key=serdes.text, value=serdes.int64)
-    builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(
-        sink
-    )
+    builder.stream(orders, key=serdes.text, value=serdes.int64).join(
+        table, lambda a, b: a + b, value=serdes.int64
+    ).to(sink)
     kafka.write(
         customers,
-        ((f"key-{number}", b"short" if number % 4 == 0 else number.to_bytes(8, "big")) for number in range(40)),
+        (
+            (
+                f"key-{number}",
+                b"short" if number % 4 == 0 else number.to_bytes(8, "big"),
+            )
+            for number in range(40)
+        ),
         partition=0,
         timestamp=1,
     )
     kafka.write(customers, [(None, (1).to_bytes(8, "big"))], partition=0, timestamp=1)
     kafka.write(
-        orders, ((f"key-{number}", number.to_bytes(8, "big")) for number in range(40)), partition=0, timestamp=2
+        orders,
+        ((f"key-{number}", number.to_bytes(8, "big")) for number in range(40)),
+        partition=0,
+        timestamp=2,
     )
     settings = kafka.config(
         tmp_path,
@@ -245,7 +314,10 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     )
     with CoopStreams(builder.build(), settings) as app:
         eventually(
-            lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10,
+            lambda: (
+                len(read_topic(kafka.bootstrap, sink)) >= 30
+                and len(read_topic(kafka.bootstrap, dead)) >= 10
+            ),
             120,
             lambda: "not complete",
         )
@@ -254,12 +326,21 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
             120,
             lambda: instance_of(app).components.metrics.text().decode(),
         )
-    joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
-    assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}
+    joined = {
+        key.decode(): values
+        for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()
+    }
+    assert joined == {
+        f"key-{number}": [(2 * number).to_bytes(8, "big")]
+        for number in range(40)
+        if number % 4
+    }
     assert len(read_topic(kafka.bootstrap, dead)) == 10
 
 
-def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_record_is_processed_again_later_while_another_partition_goes_on(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     source, sink = kafka.topic("in", 2), kafka.topic("out", 2)
     back, attempts = threading.Event(), list[int]()
 
@@ -270,11 +351,21 @@ def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka
 
     def patient(failure: Failure) -> Retry:
         attempts.append(failure.attempt)
-        return Retry(times=1000, backoff=timedelta(milliseconds=500), longest=timedelta(milliseconds=500))
+        return Retry(
+            times=1000,
+            backoff=timedelta(milliseconds=500),
+            longest=timedelta(milliseconds=500),
+        )
 
     builder = StreamsBuilder(kafka.unique("patient"))
-    builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(asks, value=serdes.raw).to(sink)
-    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", processing_exception_handler=patient)
+    builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(
+        asks, value=serdes.raw
+    ).to(sink)
+    settings = kafka.config(
+        tmp_path,
+        processing_guarantee="exactly_once_v2",
+        processing_exception_handler=patient,
+    )
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number, value in enumerate([b"before", b"needs it", b"after"]):
         producer.produce(source, value, b"k%d" % number, partition=0)
@@ -285,7 +376,11 @@ def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka
 
     def held(app: CoopStreams) -> list[str]:
         reasons = (app.status() or {"reasons": []})["reasons"]
-        return [reason["message"] for reason in reasons if "a pause to end" in reason["message"]]
+        return [
+            reason["message"]
+            for reason in reasons
+            if "a pause to end" in reason["message"]
+        ]
 
     with CoopStreams(builder.build(), settings | PATIENT) as app:
         eventually(lambda: bool(held(app)), 120, lambda: str(app.status()))
@@ -309,13 +404,22 @@ def test_a_function_that_exits_ends_the_instance_with_an_error_and_not_as_if_it_
     """Where tasks share a partition, the reader runs what is above a window."""
     case = Case.make(kafka, "processing")
     builder = StreamsBuilder(case.application)
-    numbers = builder.stream(case.source, key=serdes.text, value=serdes.json).filter(lambda _, __: sys.exit())
+    numbers = builder.stream(case.source, key=serdes.text, value=serdes.json).filter(
+        lambda _, __: sys.exit()
+    )
     windows = numbers.group_by_key().windowed_by(TimeWindows(seconds=1))
     windows.count(store="counts").to_stream().to(case.sink)
     case.write()
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "num.stream.threads": threads}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "num.stream.threads": threads,
+    }
     app = CoopStreams(builder.build(), settings | PATIENT)
-    with pytest.raises(CoopStreamsError, match=rf"{where}: a function of the program raised SystemExit\(\)"):
+    with pytest.raises(
+        CoopStreamsError,
+        match=rf"{where}: a function of the program raised SystemExit\(\)",
+    ):
         app.run()
 
 
@@ -323,13 +427,17 @@ def test_a_block_that_fails_after_its_application_has_ended_says_by_what(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder, topic = StreamsBuilder(kafka.unique("ended")), kafka.topic("in")
-    builder.stream(topic, key=serdes.text, value=serdes.json).filter(lambda _, value: value["x"]).to(kafka.topic("out"))
+    builder.stream(topic, key=serdes.text, value=serdes.json).filter(
+        lambda _, value: value["x"]
+    ).to(kafka.topic("out"))
     kafka.write(topic, [(b"key", b"{bad", 1)])
     app = CoopStreams(builder.build(), kafka.config(tmp_path))
 
     def fails_later() -> None:
         with app:
-            eventually(lambda: app.state is StreamsState.ERROR, 120, lambda: str(app.state))
+            eventually(
+                lambda: app.state is StreamsState.ERROR, 120, lambda: str(app.state)
+            )
             raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError) as raised:
@@ -337,17 +445,25 @@ def test_a_block_that_fails_after_its_application_has_ended_says_by_what(
     said = f'the application "{app.config["application.id"]}" had ended by ProcessingError: '
     assert said in raised.value.__notes__[0]
     assert f"{topic}" in raised.value.__notes__[0]
-    assert any(said.replace("had", "has") in record.getMessage() for record in caplog.records)
+    assert any(
+        said.replace("had", "has") in record.getMessage() for record in caplog.records
+    )
 
 
-def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """The process ended with a KeyError, of a task that had never begun, and did not ask `on_error`."""
     source, application, answers = kafka.topic("in"), kafka.unique("bad"), []
     builder = StreamsBuilder(application)
     windows = (
-        builder.stream(source, key=serdes.text, value=serdes.text).group_by_key().windowed_by(TimeWindows(hours=1))
+        builder.stream(source, key=serdes.text, value=serdes.text)
+        .group_by_key()
+        .windowed_by(TimeWindows(hours=1))
     )
-    windows.count().suppress(until_window_closes(), name="final").to_stream().to(kafka.topic("out"))
+    windows.count().suppress(until_window_closes(), name="final").to_stream().to(
+        kafka.topic("out")
+    )
 
     def end(error: BaseException) -> StreamThreadExceptionResponse:
         answers.append(error)
@@ -357,11 +473,15 @@ def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store
     kept = f"{application}-final-store-changelog"
     with CoopStreams(builder.build(), kafka.config(tmp_path / "first")):
         eventually(
-            lambda: kept in kafka.topics() and read_topic(kafka.bootstrap, kept) != [], 60, lambda: "nothing is held"
+            lambda: kept in kafka.topics() and read_topic(kafka.bootstrap, kept) != [],
+            60,
+            lambda: "nothing is held",
         )
     [row] = read_topic(kafka.bootstrap, kept)
     kafka.write(kept, [(row.key, b"4")])
-    again = CoopStreams(builder.build(), kafka.config(tmp_path / "second"), on_error=end)
+    again = CoopStreams(
+        builder.build(), kafka.config(tmp_path / "second"), on_error=end
+    )
     error = failure_of(again)
     assert isinstance(error, SerdeError)
     assert 'store "final-store": the value of key' in str(error)

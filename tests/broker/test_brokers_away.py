@@ -28,13 +28,17 @@ KEYS = [f"key-{number}" for number in range(100)]
 
 def leader_of_commits(cluster: ThreeBrokers, counting: Counting) -> int:
     """Return the leader of the group's individual commits, which an instance misses first."""
-    leader = cluster.leader_of(COMMIT_TOPIC, partition_of(counting.application, PARTITIONS))
+    leader = cluster.leader_of(
+        COMMIT_TOPIC, partition_of(counting.application, PARTITIONS)
+    )
     assert leader is not None
     return leader
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "pause"])
-def test_an_instance_starts_while_a_broker_is_away(three_brokers: ThreeBrokers, tmp_path: Path, how: str) -> None:
+def test_an_instance_starts_while_a_broker_is_away(
+    three_brokers: ThreeBrokers, tmp_path: Path, how: str
+) -> None:
     counting = Counting.make(three_brokers.kafka, partitions=3)
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_running([app])
@@ -54,7 +58,9 @@ def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_com
         three_brokers.kill(node)
     mending = threading.Timer(10, three_brokers.mend)
     mending.start()
-    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", connect_timeout_ms=300_000) as app:
+    with counting.app(
+        tmp_path, processing_guarantee="exactly_once_v2", connect_timeout_ms=300_000
+    ) as app:
         await_running([app])
         await_table(app, written)
     mending.join()
@@ -65,28 +71,43 @@ def test_while_no_broker_answers_an_instance_says_why_it_answers_no_query(
 ) -> None:
     """Once the session has ended, another instance may own the keys, for all that this one can know."""
     counting = Counting.make(three_brokers.kafka)
-    written, why = counting.write(KEYS), "runs here, but another instance may own it by now"
-    with counting.app(tmp_path, session_timeout_ms=6000) as app, QueryClient(str(app.url), deadline_s=0.0) as queries:
+    written, why = (
+        counting.write(KEYS),
+        "runs here, but another instance may own it by now",
+    )
+    with (
+        counting.app(tmp_path, session_timeout_ms=6000) as app,
+        QueryClient(str(app.url), deadline_s=0.0) as queries,
+    ):
         await_table(app, written)
         for node in NODES:
             three_brokers.pause(node)
 
         def said() -> bool:
             errors = []
-            for ask in (lambda: queries.get("counts", KEYS[0]), lambda: list(queries.range("counts"))):
+            for ask in (
+                lambda: queries.get("counts", KEYS[0]),
+                lambda: list(queries.range("counts")),
+            ):
                 try:
                     ask()
                 except QueryError as error:
                     errors.append(error)
-            return [(error.code, why in str(error)) for error in errors] == [("TASK_MOVING", True)] * 2
+            return [(error.code, why in str(error)) for error in errors] == [
+                ("TASK_MOVING", True)
+            ] * 2
 
-        eventually(said, 60, lambda: "queries are answered, or refused for another reason")
+        eventually(
+            said, 60, lambda: "queries are answered, or refused for another reason"
+        )
         three_brokers.mend()
         eventually(lambda: not said(), 60, lambda: "no query is answered")
         await_table(app, written)
 
 
-def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers: ThreeBrokers) -> None:
+def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(
+    three_brokers: ThreeBrokers,
+) -> None:
     """One broker answers before the others know the topic: a worker ended with a KeyError when its next request went to
     another.
     """
@@ -97,9 +118,13 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers:
             assert all(log.partitions([name]) == {name: 1} for _ in range(20))
 
 
-def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(three_brokers: ThreeBrokers) -> None:
+def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(
+    three_brokers: ThreeBrokers,
+) -> None:
     """At a start its id was found, and then another broker was asked for the partitions of all topics."""
-    maker, log = (KafkaLog({"bootstrap.servers": three_brokers.bootstrap}) for _ in range(2))
+    maker, log = (
+        KafkaLog({"bootstrap.servers": three_brokers.bootstrap}) for _ in range(2)
+    )
     try:
         for _ in range(100):
             log.partitions()
@@ -114,7 +139,10 @@ def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(th
 
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
 def test_an_instance_is_live_however_long_brokers_are_away(
-    three_brokers: ThreeBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str
+    three_brokers: ThreeBrokers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    guarantee: str,
 ) -> None:
     """All pods were restarted after half a minute with two of three brokers away, at the worst time."""
     monkeypatch.setattr(watcher, "STALLED_S", 3.5)
@@ -131,11 +159,15 @@ def test_an_instance_is_live_however_long_brokers_are_away(
         assert serving is not None
 
         def known() -> bool:
-            return sum(sample.lag for sample in list(instance.stall_detector.samples.values())) == len(KEYS)
+            return sum(
+                sample.lag for sample in list(instance.stall_detector.samples.values())
+            ) == len(KEYS)
 
         def excused() -> bool:
             seen.append(serving.health())
-            return any("no progress for " in reason.message for reason in seen[-1].reasons)
+            return any(
+                "no progress for " in reason.message for reason in seen[-1].reasons
+            )
 
         def looked() -> bool:
             excused()

@@ -44,7 +44,9 @@ class Application:
 
     def __post_init__(self) -> None:
         self.id = self.kafka.unique("changed")
-        self.a, self.b, self.out = (self.kafka.topic(name, self.partitions) for name in ("a", "b", "out"))
+        self.a, self.b, self.out = (
+            self.kafka.topic(name, self.partitions) for name in ("a", "b", "out")
+        )
 
     def build(self, version: Version) -> Topology:
         builder = StreamsBuilder(self.id)
@@ -53,15 +55,22 @@ class Application:
 
     def app(self, version: Version, **settings: Any) -> CoopStreams:
         """An instance of a version, not yet running."""
-        return CoopStreams(self.build(version), self.kafka.config(self.folder, commit_interval_ms=50, **settings))
+        return CoopStreams(
+            self.build(version),
+            self.kafka.config(self.folder, commit_interval_ms=50, **settings),
+        )
 
     @property
     def internal(self) -> list[str]:
         """Return the internal topics of the application."""
-        return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.id}-")]
+        return [
+            topic for topic in self.kafka.topics() if topic.startswith(f"{self.id}-")
+        ]
 
     def write(self, topic: str, keys: list[str] = KEYS) -> None:
-        self.kafka.write(topic, ((key, b"x", 1_000_000 + number) for number, key in enumerate(keys)))
+        self.kafka.write(
+            topic, ((key, b"x", 1_000_000 + number) for number, key in enumerate(keys))
+        )
         if topic == self.a:
             self.written += Counter(keys)
 
@@ -98,11 +107,16 @@ def quiet(app: CoopStreams) -> bool:
     status = app.status()
     tasks = [] if status is None else status["tasks"]
     return (
-        bool(tasks) and status is not None and status["state"] == "running" and all(task["lag"] == 0 for task in tasks)
+        bool(tasks)
+        and status is not None
+        and status["state"] == "running"
+        and all(task["lag"] == 0 for task in tasks)
     )
 
 
-def counted(store: str | None = "counts", topic: str = "a", *, filtered: bool = False) -> Version:
+def counted(
+    store: str | None = "counts", topic: str = "a", *, filtered: bool = False
+) -> Version:
     """A count by key, from `a` or `b` into `out`."""
 
     def build(app: Application, builder: StreamsBuilder) -> None:
@@ -118,7 +132,9 @@ def repartitioned(*, name: str = "by-key", key: Any = serdes.text) -> Version:
 
     def build(app: Application, builder: StreamsBuilder) -> None:
         stream = builder.stream(app.a, key=serdes.text, value=serdes.raw)
-        stream.group_by(lambda key, _: key, key=key, name=name).count(store="counts").to_stream().to(app.out)
+        stream.group_by(lambda key, _: key, key=key, name=name).count(
+            store="counts"
+        ).to_stream().to(app.out)
 
     return build
 
@@ -126,19 +142,26 @@ def repartitioned(*, name: str = "by-key", key: Any = serdes.text) -> Version:
 def folded(value: Any) -> Version:
     def build(app: Application, builder: StreamsBuilder) -> None:
         stream = builder.stream(app.a, key=serdes.text, value=serdes.raw)
-        table = stream.group_by_key().aggregate(int, lambda _, __, total: total + 1, value=value, store="counts")
+        table = stream.group_by_key().aggregate(
+            int, lambda _, __, total: total + 1, value=value, store="counts"
+        )
         table.to_stream().to(app.out, value=serdes.int64)
 
     return build
 
 
-def test_what_would_be_lost_or_mixed_or_misread_does_not_start(kafka: Kafka, tmp_path: Path) -> None:
+def test_what_would_be_lost_or_mixed_or_misread_does_not_start(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """One example of the refused changes in `tests/topology/test_changes.py`."""
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.runs(counted())
     before = changed.internal
-    assert "store counts is mixed: aggregate writes it, and count did" in changed.refused(folded(serdes.int64))
+    assert (
+        "store counts is mixed: aggregate writes it, and count did"
+        in changed.refused(folded(serdes.int64))
+    )
     assert changed.internal == before, "it has made nothing"
     changed.runs(counted())
 
@@ -150,14 +173,17 @@ def word_in(why: str) -> str:
 
 
 @pytest.mark.ci
-def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(kafka: Kafka, tmp_path: Path) -> None:
+def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.counts(counted())
     word = word_in(changed.refused(folded(serdes.int64)))
-    assert word_in(changed.refused(counted("numbers"), topology_change_accepted=word)) != word, (
-        "another change is not accepted with it"
-    )
+    assert (
+        word_in(changed.refused(counted("numbers"), topology_change_accepted=word))
+        != word
+    ), "another change is not accepted with it"
     changed.write(changed.a)
     changed.counts(folded(serdes.int64), topology_change_accepted=word)
     changed.write(changed.a)
@@ -184,10 +210,14 @@ def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are
 
 
 @pytest.mark.slow
-def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_store_that_a_version_left_out_is_not_taken_up_again(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     def both(app: Application, builder: StreamsBuilder) -> None:
         counted()(app, builder)
-        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().count(store="others")
+        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().count(
+            store="others"
+        )
 
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
@@ -206,11 +236,15 @@ def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp
 
 
 @pytest.mark.ci
-def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka: Kafka, tmp_path: Path) -> None:
+def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """A sub-topology is inserted before the others, over the same folder, whose local state is in folders by number."""
 
     def behind(app: Application, builder: StreamsBuilder) -> None:
-        builder.stream(app.b, key=serdes.text, value=serdes.raw).group_by_key().count(store="others")
+        builder.stream(app.b, key=serdes.text, value=serdes.raw).group_by_key().count(
+            store="others"
+        )
         counted()(app, builder)
 
     changed = Application(kafka, tmp_path, partitions=2)
@@ -221,21 +255,34 @@ def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka
 
 
 @pytest.mark.ci
-def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path: Path) -> None:
+def test_an_application_that_was_reset_may_be_another_one(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.counts(counted())
     settings = {"bootstrap.servers": kafka.bootstrap}
     with closing(KafkaLog(settings)) as log, GroupAdmin(settings, changed.id) as admin:
-        eventually(lambda: not admin.describe().members, 60, lambda: "the group has members")
+        eventually(
+            lambda: not admin.describe().members, 60, lambda: "the group has members"
+        )
         plan = plan_reset(changed.build(counted()), log.partitions())
-        carry_out(log, admin, plan, dict.fromkeys(plan.sources, 0), [], partial(delete_share_group, {}))
+        carry_out(
+            log,
+            admin,
+            plan,
+            dict.fromkeys(plan.sources, 0),
+            [],
+            partial(delete_share_group, {}),
+        )
     changed.write(changed.a)
     changed.counts(folded(serdes.int64))
 
 
 @pytest.mark.ci
-def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """No version was recorded as the last one at its start; another instance records one before it opens tasks."""
     changed = Application(kafka, tmp_path)
     topic = topology_topic(changed.id)
@@ -247,12 +294,22 @@ def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, t
         ended: list[BaseException] = []
         thread = threading.Thread(target=lambda: ended.append(failure_of(waiting)))
         thread.start()
-        eventually(lambda: bool((waiting.status() or {}).get("state") == "waiting"), 60, lambda: str(waiting.status()))
+        eventually(
+            lambda: bool((waiting.status() or {}).get("state") == "waiting"),
+            60,
+            lambda: str(waiting.status()),
+        )
         changed.write(changed.a)
-        eventually(lambda: changed.results() == changed.written, 60, lambda: str(running.status()))
+        eventually(
+            lambda: changed.results() == changed.written,
+            60,
+            lambda: str(running.status()),
+        )
         settings = {"bootstrap.servers": kafka.bootstrap}
         with closing(KafkaLog(settings)) as log:
-            Deployed(log, Config.of(settings, changed.id)).take_over(changed.build(counted()), log.partitions())
+            Deployed(log, Config.of(settings, changed.id)).take_over(
+                changed.build(counted()), log.partitions()
+            )
     thread.join()
     assert isinstance(ended[0], TopologyChangedError)
     assert "store counts is mixed" in str(ended[0])

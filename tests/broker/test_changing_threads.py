@@ -27,13 +27,20 @@ def read(client: QueryClient) -> dict[str, int]:
 
 def app_range(app: CoopStreams, key: str) -> bool:
     """Whether an instance owns a key."""
-    return any(key_hash(key.encode()) in task.key_range for task in instance_of(app).tasks)
+    return any(
+        key_hash(key.encode()) in task.key_range for task in instance_of(app).tasks
+    )
 
 
 def health(client: QueryClient, app: CoopStreams) -> tuple[str, bool, bool, list[str]]:
     """Return the status that an instance reports: state, live, ready, reasons."""
     (said,) = (each for each in client.status()["instances"] if each["url"] == app.url)
-    return said["state"], said["live"], said["ready"], [reason["code"] for reason in said["reasons"]]
+    return (
+        said["state"],
+        said["live"],
+        said["ready"],
+        [reason["code"] for reason in said["reasons"]],
+    )
 
 
 KEYS = [f"key-{number}" for number in range(40)]
@@ -41,7 +48,9 @@ KEYS = [f"key-{number}" for number in range(40)]
 
 def homes(app: CoopStreams) -> dict[str, int]:
     """Return the number of the stream thread of each running task."""
-    return {str(task): home.number for task, home in list(instance_of(app)._homes.items())}
+    return {
+        str(task): home.number for task, home in list(instance_of(app)._homes.items())
+    }
 
 
 def await_homes(app: CoopStreams, fits: Callable[[Counter[int]], bool]) -> None:
@@ -51,17 +60,26 @@ def await_homes(app: CoopStreams, fits: Callable[[Counter[int]], bool]) -> None:
 
 
 @pytest.mark.ci
-def test_threads_come_and_go_while_records_come_and_nothing_is_lost(kafka: Kafka, tmp_path: Path) -> None:
+def test_threads_come_and_go_while_records_come_and_nothing_is_lost(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
-    app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0)
+    app = counting.app(
+        tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0
+    )
     assert app.add_stream_thread() is None, "it does not run yet"
     with app:
         written = counting.write(KEYS)
         await_homes(app, lambda found: found == {0: 1})
         assert app.remove_stream_thread() is None, "it is the last"
-        assert [app.add_stream_thread(), app.add_stream_thread()] == ["stream-1", "stream-2"]
+        assert [app.add_stream_thread(), app.add_stream_thread()] == [
+            "stream-1",
+            "stream-2",
+        ]
         written += counting.write(KEYS * 3)
-        await_homes(app, lambda found: found == {0: 1, 1: 1, 2: 1})  # one partition in three key ranges
+        await_homes(
+            app, lambda found: found == {0: 1, 1: 1, 2: 1}
+        )  # one partition in three key ranges
         written += counting.write(KEYS * 3)
         assert app.remove_stream_thread() == "stream-2"
         written += counting.write(KEYS * 3)
@@ -89,10 +107,18 @@ def test_a_thread_that_is_added_gets_its_share_of_partitions_that_the_group_does
 
 
 @pytest.mark.ci
-def test_a_paused_instance_keeps_its_tasks_through_a_rebalance_and_goes_on(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_paused_instance_keeps_its_tasks_through_a_rebalance_and_goes_on(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting, token = Counting.make(kafka), "t" * 20
-    settings: dict[str, Any] = {"http_token_read": token, "processing_guarantee": "exactly_once_v2"}
-    with counting.app(tmp_path, **settings) as app, QueryClient(str(app.url), token=token) as client:
+    settings: dict[str, Any] = {
+        "http_token_read": token,
+        "processing_guarantee": "exactly_once_v2",
+    }
+    with (
+        counting.app(tmp_path, **settings) as app,
+        QueryClient(str(app.url), token=token) as client,
+    ):
         written = counting.write(KEYS)
         eventually(lambda: read(client) == written, 120, lambda: str(read(client)))
         client.pause()
@@ -102,10 +128,20 @@ def test_a_paused_instance_keeps_its_tasks_through_a_rebalance_and_goes_on(kafka
             await_running([app, other])
             elsewhere = sum(app_range(other, key) for key in KEYS)
             half = 2 * elsewhere + (len(KEYS) - elsewhere)
-            eventually(lambda: sum(read(client).values()) == half, 120, lambda: str(read(client)))
+            eventually(
+                lambda: sum(read(client).values()) == half,
+                120,
+                lambda: str(read(client)),
+            )
             wanted = "paused", True, True, ["paused"]
-            eventually(lambda: health(client, app) == wanted, 120, lambda: str(health(client, app)))
+            eventually(
+                lambda: health(client, app) == wanted,
+                120,
+                lambda: str(health(client, app)),
+            )
         await_running([app])
         assert sum(read(client).values()) == half
         app.resume()
-        eventually(lambda: read(client) == written + more, 120, lambda: str(read(client)))
+        eventually(
+            lambda: read(client) == written + more, 120, lambda: str(read(client))
+        )

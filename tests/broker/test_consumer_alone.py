@@ -8,7 +8,12 @@ import pytest
 
 from coopstreams.commit.policy import PolicyTopic
 from coopstreams.commit.progress import plan
-from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
+from coopstreams.consumer import (
+    ConsumerRecord,
+    CooperativeConsumer,
+    KeyRange,
+    TopicPartition,
+)
 from coopstreams.topology.errors import (
     CommitConflictError,
     ConsumerRangeFetchNotAcceptedError,
@@ -32,9 +37,10 @@ def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
     first, second = read(left, len(mine)), read(right, len(others))
     assert [record.offset for record in first] == mine
     assert [record.offset for record in second] == others
-    assert [(record.key, record.value, record.timestamp, record.key_range) for record in first[:1]] == [
-        (b"%d" % mine[0], b"v%d" % mine[0], mine[0] + 1, LEFT)
-    ]
+    assert [
+        (record.key, record.value, record.timestamp, record.key_range)
+        for record in first[:1]
+    ] == [(b"%d" % mine[0], b"v%d" % mine[0], mine[0] + 1, LEFT)]
     finish(left, first)
     finish(right, second)
     nothing_more(left)
@@ -48,7 +54,9 @@ def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
 
 
 @pytest.mark.ci
-def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders) -> None:
+def test_what_was_committed_out_of_order_is_not_handed_out_again(
+    orders: Orders,
+) -> None:
     orders.write(100)
     consumer = orders.alone([])
     records = read(consumer, 100)
@@ -64,7 +72,11 @@ def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders)
     assert [record.offset for record in late] == [n for n in range(100) if n % 10 == 3]
     committed = again.committed([orders.at])[orders.at]
     assert committed is not None
-    assert (committed.offset, committed.metadata, committed.ranges[:2]) == (3, "from here", ((4, 12), (14, 22)))
+    assert (committed.offset, committed.metadata, committed.ranges[:2]) == (
+        3,
+        "from here",
+        ((4, 12), (14, 22)),
+    )
     finish(again, late)
     assert again.commit().last_stable_offset == {orders.at: 100}
     nothing_more(again)
@@ -75,7 +87,9 @@ def test_ranges_by_name_are_merged_as_in_the_proposal(orders: Orders) -> None:
     consumer = orders.alone([])
     finish(consumer, read(consumer, 43))  # "stable 42": the last done offset
     consumer.commit()
-    assert consumer.commit_ranges({orders.at: [(45, 47), (50, 50)]}).last_stable_offset == {orders.at: 43}
+    assert consumer.commit_ranges(
+        {orders.at: [(45, 47), (50, 50)]}
+    ).last_stable_offset == {orders.at: 43}
     consumer.commit_ranges({orders.at: [(48, 49)]})
     committed = consumer.committed([orders.at])[orders.at]
     assert committed is not None
@@ -100,7 +114,9 @@ def test_a_commit_that_expects_another_offset_commits_nothing(orders: Orders) ->
     assert committed is not None
     assert (committed.offset, committed.ranges) == (0, ())
     assert consumer.commit(expected={orders.at: 0}).offset == {orders.at: 5}
-    assert consumer.commit({orders.at: 10}, expected={orders.at: 5}).offset == {orders.at: 10}
+    assert consumer.commit({orders.at: 10}, expected={orders.at: 5}).offset == {
+        orders.at: 10
+    }
 
 
 @pytest.mark.ci
@@ -113,9 +129,9 @@ def test_ranges_are_cut_anew_between_two_lives(orders: Orders) -> None:
     first.commit()
     first.close()
     rest = orders.alone([LEFT])
-    assert [record.offset for record in read(rest, len(orders.offsets_of(quarters[1])))] == orders.offsets_of(
-        quarters[1]
-    )
+    assert [
+        record.offset for record in read(rest, len(orders.offsets_of(quarters[1])))
+    ] == orders.offsets_of(quarters[1])
     nothing_more(rest)
 
 
@@ -137,7 +153,9 @@ def test_who_comes_last_counts_and_the_other_one_catches_up(orders: Orders) -> N
     assert all(record.offset >= 50 for record in read(old, 1))
 
 
-def test_too_much_in_flight_blocks_one_key_range_and_not_its_sibling(orders: Orders) -> None:
+def test_too_much_in_flight_blocks_one_key_range_and_not_its_sibling(
+    orders: Orders,
+) -> None:
     orders.write(400)
     consumer = orders.alone([LEFT, RIGHT], max_individual_commits=20)
     left, right = orders.offsets_of(LEFT), orders.offsets_of(RIGHT)
@@ -152,7 +170,9 @@ def test_too_much_in_flight_blocks_one_key_range_and_not_its_sibling(orders: Ord
     with pytest.raises(MaxIndividualCommitReachedError):
         consumer.commit_ranges({orders.at: [(n, n) for n in range(1000, 1100, 2)]})
     finish(consumer, seen[LEFT])
-    assert [record.offset for record in read(consumer, 20)] == left[20:40], "read again, in order, once"
+    assert [record.offset for record in read(consumer, 20)] == left[20:40], (
+        "read again, in order, once"
+    )
 
 
 def test_many_ranges_are_committed_without_being_asked(orders: Orders) -> None:
@@ -165,7 +185,9 @@ def test_many_ranges_are_committed_without_being_asked(orders: Orders) -> None:
     assert len(committed.ranges) == 50
 
 
-def test_a_topic_that_does_not_allow_it_and_a_consumer_that_does_not(orders: Orders) -> None:
+def test_a_topic_that_does_not_allow_it_and_a_consumer_that_does_not(
+    orders: Orders,
+) -> None:
     PolicyTopic(orders.log).set("accept.range.fetch", None, orders.topic)
     with pytest.raises(TopicRangeFetchNotAllowedError, match="coopstreams policy set"):
         orders.alone([LEFT])
@@ -206,7 +228,10 @@ def test_pause_resume_and_seek(orders: Orders) -> None:
 def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
     """Proposal 3: a torn commit over several partitions is no commit, and the complete one before it stays."""
     orders = Orders(kafka, partitions=2)
-    both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {(orders.topic, 0): [], (orders.topic, 1): []}
+    both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {
+        (orders.topic, 0): [],
+        (orders.topic, 1): [],
+    }
     with closing(orders):
         for partition in range(2):
             orders.write(20, partition)
@@ -221,9 +246,9 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
 
         again = orders.make()
         again.assign(both)
-        assert sorted((record.partition, record.offset) for record in read(again, 30)) == [
-            (p, n) for p in range(2) for n in range(5, 20)
-        ]
+        assert sorted(
+            (record.partition, record.offset) for record in read(again, 30)
+        ) == [(p, n) for p in range(2) for n in range(5, 20)]
         found = again.committed(both)
         assert {at: one and (one.offset, one.ranges) for at, one in found.items()} == {
             at: one and (one.offset, one.ranges) for at, one in before.items()
@@ -237,7 +262,9 @@ def tear_a_commit(consumer: CooperativeConsumer) -> None:
     shares = list(session.shares.values())
     for share in shares:
         share.stand(in_order=False)
-    (key, value), _ = plan([share.progress for share in shares], session.follower).records
+    (key, value), _ = plan(
+        [share.progress for share in shares], session.follower
+    ).records
     where = session.follower.partition
     writer = session.committing._writer
     writer.begin()

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.broker
 LEFT, RIGHT = KeyRange.split(2)
 
 
-def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_done_twice_is_a_warning_and_changes_nothing(
+    orders: Orders, caplog: pytest.LogCaptureFixture
+) -> None:
     orders.write(10)
     consumer = orders.alone([])
     records = read(consumer, 10)
@@ -33,12 +35,16 @@ def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, cap
     caplog.clear()
     finish(consumer, records[:1])
     with caplog.at_level(logging.WARNING, "coopstreams.consumer"):
-        assert consumer.commit().offset == {orders.at: 5}, "also when it was committed in between"
+        assert consumer.commit().offset == {orders.at: 5}, (
+            "also when it was committed in between"
+        )
     assert "1 records were done already" in caplog.text
 
 
 @pytest.mark.slow
-def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_a_lost_commit_topic_leaves_the_stable_offset(
+    broker_of_own: Callable[..., KafkaBroker],
+) -> None:
     """A start is refused, because records above the stable offset would be processed again; the user may allow it."""
     broker = broker_of_own()
     orders = Orders(broker)
@@ -58,11 +64,15 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
 
     orders.log.delete_topics([COMMIT_TOPIC])
     heir = orders.alone([])
-    with pytest.raises(ConfigError, match=f"had committed more than the plain offset {stable} says") as refused:
+    with pytest.raises(
+        ConfigError, match=f"had committed more than the plain offset {stable} says"
+    ) as refused:
         read(heir, 1)
     heir.close()
     command = str(refused.value).partition("run `coopstreams ")[2].rstrip("`").split()
-    done = CliRunner().invoke(commands, [*command, "--yes", "--bootstrap-servers", broker.bootstrap])
+    done = CliRunner().invoke(
+        commands, [*command, "--yes", "--bootstrap-servers", broker.bootstrap]
+    )
     assert done.exit_code == 0, done.output
     heir = orders.alone([])
     again = read(heir, 100 - stable)
@@ -74,7 +84,9 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
 
 
 @pytest.mark.slow
-def test_a_broker_that_restarts_takes_nothing_away(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_a_broker_that_restarts_takes_nothing_away(
+    broker_of_own: Callable[..., KafkaBroker],
+) -> None:
     broker = broker_of_own()
     orders = Orders(broker)
     orders.write(100)

@@ -17,7 +17,12 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams.commit.policy import PolicyTopic
-from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
+from coopstreams.consumer import (
+    ConsumerRecord,
+    CooperativeConsumer,
+    KeyRange,
+    TopicPartition,
+)
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import FencedError, LogError
 from coopstreams.topology.keys import WHOLE, check_tiling, key_hash
@@ -104,7 +109,9 @@ def members(kafka: Kafka) -> Iterator[Callable[..., list[Member]]]:
     """Return a function that starts consumers of one group."""
     started: list[Member] = []
 
-    def start(count: int, group: str, topics: list[str], **settings: Any) -> list[Member]:
+    def start(
+        count: int, group: str, topics: list[str], **settings: Any
+    ) -> list[Member]:
         new = [Member(kafka.bootstrap, group, topics, **settings) for _ in range(count)]
         started.extend(new)
         return new
@@ -133,18 +140,26 @@ def readers(group: list[Member]) -> dict[str, int]:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("strategy", [pytest.param("roundrobin", marks=pytest.mark.slow), "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("roundrobin", marks=pytest.mark.slow), "cooperative-sticky"],
+)
 def test_five_consumers_share_three_partitions(
     kafka: Kafka, members: Callable[..., list[Member]], strategy: str
 ) -> None:
     topic = shareable(kafka, "three", 3)
-    group = members(5, kafka.unique("five"), [topic], partition_assignment_strategy=strategy)
+    group = members(
+        5, kafka.unique("five"), [topic], partition_assignment_strategy=strategy
+    )
 
     def shared() -> bool:
-        pieces = [[key_range for ranges in member.has.values() for key_range in ranges] for member in group]
-        return sorted(readers(group).values()) == [1, 2, 2] and sorted(pieces) == sorted(
-            [[LEFT], [LEFT], [RIGHT], [RIGHT], [WHOLE]]
-        )
+        pieces = [
+            [key_range for ranges in member.has.values() for key_range in ranges]
+            for member in group
+        ]
+        return sorted(readers(group).values()) == [1, 2, 2] and sorted(
+            pieces
+        ) == sorted([[LEFT], [LEFT], [RIGHT], [RIGHT], [WHOLE]])
 
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
@@ -154,20 +169,31 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:
     two, three = shareable(kafka, "a-two", 2), shareable(kafka, "b-three", 3)
-    group = members(5, kafka.unique("five"), [two, three], partition_assignment_strategy="range")
-    wanted = {f"{two}-0": 3, f"{two}-1": 2, f"{three}-0": 2, f"{three}-1": 2, f"{three}-2": 1}
+    group = members(
+        5, kafka.unique("five"), [two, three], partition_assignment_strategy="range"
+    )
+    wanted = {
+        f"{two}-0": 3,
+        f"{two}-1": 2,
+        f"{three}-0": 2,
+        f"{three}-1": 2,
+        f"{three}-2": 1,
+    }
 
     def shared() -> bool:
         return (
             readers(group) == wanted
-            and [sorted(at.topic for at in member.has) for member in group] == [[two, three]] * 5
+            and [sorted(at.topic for at in member.has) for member in group]
+            == [[two, three]] * 5
         )
 
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
 
 @pytest.mark.ci
-def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
+def test_members_of_other_topics_do_not_stand_in_the_way(
+    kafka: Kafka, members: Callable[..., list[Member]]
+) -> None:
     first, second = shareable(kafka, "first", 1), shareable(kafka, "second", 1)
     name = kafka.unique("group")
     ours = members(1, name, [first])[0]
@@ -191,20 +217,39 @@ def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
 ) -> None:
     """Its first record stays unfinished until all others are done; then the next owner gets that record only."""
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
-    kafka.write(topic, ((b"slow" if i == 0 else b"key-%d" % (i % 50), b"%d" % i) for i in range(records)), partition=0)
+    kafka.write(
+        topic,
+        (
+            (b"slow" if i == 0 else b"key-%d" % (i % 50), b"%d" % i)
+            for i in range(records)
+        ),
+        partition=0,
+    )
     (member,) = members(1, group, [topic], work=lambda record: record.key != b"slow")
-    eventually(lambda: len(member.seen) == records, PATIENCE_S, lambda: f"{len(member.seen)} of {records}")
+    eventually(
+        lambda: len(member.seen) == records,
+        PATIENCE_S,
+        lambda: f"{len(member.seen)} of {records}",
+    )
     at = TopicPartition(topic, 0)
     eventually(
-        lambda: committed(member, at) == (0, ((1, records - 1),)), PATIENCE_S, lambda: str(committed(member, at))
+        lambda: committed(member, at) == (0, ((1, records - 1),)),
+        PATIENCE_S,
+        lambda: str(committed(member, at)),
     )
     member.stop()
     (heir,) = members(1, group, [topic])
-    eventually(lambda: committed(heir, at) == (records, ()), PATIENCE_S, lambda: str(committed(heir, at)))
+    eventually(
+        lambda: committed(heir, at) == (records, ()),
+        PATIENCE_S,
+        lambda: str(committed(heir, at)),
+    )
     assert [(record.offset, record.key) for record in heir.seen] == [(0, b"slow")]
 
 
-def committed(member: Member, at: TopicPartition) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+def committed(
+    member: Member, at: TopicPartition
+) -> tuple[int, tuple[tuple[int, int], ...]] | None:
     found = member.consumer.committed([at])[at] if member.has else None
     return None if found is None else (found.offset, found.ranges)
 
@@ -215,13 +260,25 @@ def test_one_consumer_that_stands_still_does_not_hold_back_its_sibling(
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("still"), 2000
     blocked = threading.Event()
     stuck, free = members(
-        2, group, [topic], work=lambda record: key_hash(record.key or b"") in RIGHT or blocked.wait(PATIENCE_S)
+        2,
+        group,
+        [topic],
+        work=lambda record: (
+            key_hash(record.key or b"") in RIGHT or blocked.wait(PATIENCE_S)
+        ),
     )
-    eventually(lambda: readers([stuck, free]) == {f"{topic}-0": 2}, PATIENCE_S, lambda: str([stuck.has, free.has]))
+    eventually(
+        lambda: readers([stuck, free]) == {f"{topic}-0": 2},
+        PATIENCE_S,
+        lambda: str([stuck.has, free.has]),
+    )
     keys = [b"key-%d" % (i % 50) for i in range(records)]
     kafka.write(topic, ((key, b"") for key in keys), partition=0)
     right = [offset for offset, key in enumerate(keys) if key_hash(key) in RIGHT]
-    runs = max((stuck, free), key=lambda member: RIGHT in member.has.get(TopicPartition(topic, 0), ()))
+    runs = max(
+        (stuck, free),
+        key=lambda member: RIGHT in member.has.get(TopicPartition(topic, 0), ()),
+    )
     eventually(
         lambda: [record.offset for record in runs.seen] == right,
         PATIENCE_S,
@@ -242,9 +299,17 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        command = [sys.executable, "-m", "tests.broker.sharing_consumer", *self._arguments, name]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.broker.sharing_consumer",
+            *self._arguments,
+            name,
+        ]
         with (self._folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
+            self.running[name] = subprocess.Popen(
+                command, cwd=Path(__file__).parents[2], stdout=log, stderr=log
+            )
 
     def kill(self, name: str) -> None:
         worker = self.running.pop(name)
@@ -265,7 +330,11 @@ class Processes:
     def await_shares(self, *names: str) -> None:
         """Return when these consumers have key ranges."""
         logs = [self._folder / f"{name}.log" for name in names]
-        eventually(lambda: all(" has {" in log.read_text() for log in logs), PATIENCE_S, self.logs)
+        eventually(
+            lambda: all(" has {" in log.read_text() for log in logs),
+            PATIENCE_S,
+            self.logs,
+        )
 
     def logs(self) -> str:
         return "\n".join(
@@ -297,7 +366,9 @@ class Feeder:
         self.sent: dict[tuple[int, int], bytes] = {}
         """Keys by (partition, offset)."""
         self._may = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=[bootstrap, topic, records, parts], daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=[bootstrap, topic, records, parts], daemon=True
+        )
         self._thread.start()
 
     def go_on(self) -> None:
@@ -308,7 +379,13 @@ class Feeder:
         assert not self._thread.is_alive()
 
     def _run(self, bootstrap: str, topic: str, records: int, parts: int) -> None:
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "enable.idempotence": True})
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 20,
+                "enable.idempotence": True,
+            }
+        )
         for i in range(records):
             if i % -(-records // parts) == 0:
                 self._may.acquire()
@@ -321,7 +398,9 @@ class Feeder:
         assert producer.flush(60) == 0
 
 
-def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]) -> set[bytes]:
+def check_outputs(
+    bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]
+) -> set[bytes]:
     """Return the workers that wrote results; check that each record has one result, and each key its order."""
     done: Counter[tuple[int, int]] = Counter()
     last: dict[tuple[int, bytes], int] = {}
@@ -330,7 +409,9 @@ def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]
         partition, offset, worker = (record.value or b"").split()
         place, key = (int(partition), int(offset)), record.key or b""
         assert sent[place] == key
-        assert last.get((place[0], key), -1) < place[1], f"{place} of {key!r} after {last[place[0], key]}"
+        assert last.get((place[0], key), -1) < place[1], (
+            f"{place} of {key!r} after {last[place[0], key]}"
+        )
         last[place[0], key] = place[1]
         done[place] += 1
         workers.add(worker)
@@ -377,8 +458,14 @@ def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_coun
     def written() -> int:
         return len(read_topic(kafka.bootstrap, target))
 
-    eventually(lambda: written() >= records, 180, lambda: f"{written()} of {records}\n{group.logs()}")
+    eventually(
+        lambda: written() >= records,
+        180,
+        lambda: f"{written()} of {records}\n{group.logs()}",
+    )
     workers = check_outputs(kafka.bootstrap, target, feeder.sent)
-    assert workers == {b"a", b"b", b"c", b"d", b"e", b"f", b"g"}, "everybody had a share"
+    assert workers == {b"a", b"b", b"c", b"d", b"e", b"f", b"g"}, (
+        "everybody had a share"
+    )
     for name in list(group.running):
         group.terminate(name)

@@ -20,7 +20,9 @@ LEFT, RIGHT = KeyRange.split(2)
 
 
 @pytest.mark.ci
-def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(orders: Orders) -> None:
+def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
+    orders: Orders,
+) -> None:
     orders.write(300)
     first = orders.member()
     told: list[tuple[str, Ranges]] = []
@@ -30,8 +32,12 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
     assert first.commit().last_stable_offset == {orders.at: 100}
 
     second = orders.make()
-    second.subscribe([orders.topic], on_assign=lambda ranges: told.append(("assign", ranges)))
-    records = poll_until(lambda: first.assignment() and second.assignment(), first, second)
+    second.subscribe(
+        [orders.topic], on_assign=lambda ranges: told.append(("assign", ranges))
+    )
+    records = poll_until(
+        lambda: first.assignment() and second.assignment(), first, second
+    )
     (mine,), (others,) = first.assignment()[orders.at], second.assignment()[orders.at]
     assert {mine, others} == {LEFT, RIGHT}
     assert told == [("assign", {orders.at: (others,)})]
@@ -39,11 +45,13 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
     records = [record for record in records if record.share.live]
     records += read(
         first,
-        len([n for n in orders.offsets_of(mine) if n >= 100]) - sum(record.key_range == mine for record in records),
+        len([n for n in orders.offsets_of(mine) if n >= 100])
+        - sum(record.key_range == mine for record in records),
     )
     records += read(
         second,
-        len([n for n in orders.offsets_of(others) if n >= 100]) - sum(record.key_range == others for record in records),
+        len([n for n in orders.offsets_of(others) if n >= 100])
+        - sum(record.key_range == others for record in records),
     )
     assert sorted(record.offset for record in records) == list(range(100, 400)), (
         "each once, but for what had not been done"
@@ -52,7 +60,9 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
 
 
 @pytest.mark.ci
-def test_what_is_to_be_revoked_is_finished_first_and_the_rest_goes_on(orders: Orders) -> None:
+def test_what_is_to_be_revoked_is_finished_first_and_the_rest_goes_on(
+    orders: Orders,
+) -> None:
     orders.write(200)
     first = orders.member()
     records = read(first, 200)
@@ -61,7 +71,9 @@ def test_what_is_to_be_revoked_is_finished_first_and_the_rest_goes_on(orders: Or
     assert first.to_be_revoked() == {orders.at: (WHOLE,)}
     for _ in range(5):
         assert first.delay_revoke(first.to_be_revoked())
-        assert first.consume(100, 0.1) == [], "nothing is handed out of what is to be revoked"
+        assert first.consume(100, 0.1) == [], (
+            "nothing is handed out of what is to be revoked"
+        )
         assert second.consume(100, 0.1) == [], "nobody else has it yet"
     finish(first, records, lambda offset: offset % 2 == 0)
     poll_until(lambda: first.assignment() and second.assignment(), first, second)
@@ -77,7 +89,9 @@ def test_records_done_before_the_revocation_are_not_done_again(orders: Orders) -
     second = orders.member()
     poll_until(first.to_be_revoked, first, second)
     finish(first, records, lambda offset: offset % 2 == 0)
-    again = poll_until(lambda: first.assignment() and second.assignment(), first, second)
+    again = poll_until(
+        lambda: first.assignment() and second.assignment(), first, second
+    )
     while len(again) < 100:
         again += first.consume(500, 0.1) + second.consume(500, 0.1)
     assert sorted(record.offset for record in again) == list(range(1, 200, 2))
@@ -101,14 +115,18 @@ def test_after_the_deadline_it_is_lost(orders: Orders) -> None:
     assert not first.delay_revoke([orders.at])
     finish(first, records)
     first.commit()  # nothing of lost key ranges
-    again = poll_until(lambda: first.assignment() and second.assignment(), first, second)
+    again = poll_until(
+        lambda: first.assignment() and second.assignment(), first, second
+    )
     while len(again) < 100:
         again += first.consume(500, 0.1) + second.consume(500, 0.1)
     assert sorted(record.offset for record in again) == list(range(100))
 
 
 @pytest.mark.ci
-def test_a_member_that_does_not_poll_loses_everything_and_comes_back(orders: Orders) -> None:
+def test_a_member_that_does_not_poll_loses_everything_and_comes_back(
+    orders: Orders,
+) -> None:
     orders.write(50)
     first = orders.make(max_poll_interval_ms=3000)
     first.subscribe([orders.topic])
@@ -155,20 +173,39 @@ def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> No
             more += first.consume(100, 0.1)
         assert {(record.topic, record.partition) for record in more} == {stays}
         finish(first, held + more)
-        rest = poll_until(lambda: second.assignment() == {leaves: (WHOLE,)}, first, second)
+        rest = poll_until(
+            lambda: second.assignment() == {leaves: (WHOLE,)}, first, second
+        )
         rest += read(second, 50 - len(rest))
         assert {(record.topic, record.partition) for record in rest} == {leaves}
 
 
 @pytest.mark.slow
-def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(orders: Orders) -> None:
+def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(
+    orders: Orders,
+) -> None:
     first, second = orders.member(), orders.member()
-    poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)
+    poll_until(
+        lambda: (
+            first.assignment() and second.assignment() and not first.to_be_revoked()
+        ),
+        first,
+        second,
+    )
     PolicyTopic(orders.log).set("accept.range.fetch", False, orders.topic)
-    poll_until(lambda: [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)], first, second)
+    poll_until(
+        lambda: (
+            [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)]
+        ),
+        first,
+        second,
+    )
     PolicyTopic(orders.log).set("accept.range.fetch", True, orders.topic)
     poll_until(
-        lambda: sorted([*first.assignment().values(), *second.assignment().values()]) == [(LEFT,), (RIGHT,)],
+        lambda: (
+            sorted([*first.assignment().values(), *second.assignment().values()])
+            == [(LEFT,), (RIGHT,)]
+        ),
         first,
         second,
     )
@@ -190,8 +227,17 @@ def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -
 
 @pytest.mark.ci
 def test_a_static_member_that_starts_again_has_what_it_had(orders: Orders) -> None:
-    first, second = orders.member(group_instance_id="a"), orders.member(group_instance_id="b")
-    poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)
+    first, second = (
+        orders.member(group_instance_id="a"),
+        orders.member(group_instance_id="b"),
+    )
+    poll_until(
+        lambda: (
+            first.assignment() and second.assignment() and not first.to_be_revoked()
+        ),
+        first,
+        second,
+    )
     orders.write(100)
     (mine,), (others,) = first.assignment()[orders.at], second.assignment()[orders.at]
     finish(first, read(first, len(orders.offsets_of(mine))))

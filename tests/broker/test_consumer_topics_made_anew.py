@@ -43,7 +43,10 @@ def test_a_topic_made_anew_is_read_from_its_beginning(
     before.commit(metadata="of the topic before")
     before.close()
     orders.remake(15)
-    assert list_consumer_group_offsets(orders.login, orders.group) in ({}, {orders.at: None})
+    assert list_consumer_group_offsets(orders.login, orders.group) in (
+        {},
+        {orders.at: None},
+    )
     after = STARTS[start](orders)
     with caplog.at_level(logging.WARNING, "coopstreams"):
         records = read(after, 15)
@@ -56,7 +59,9 @@ def test_a_topic_made_anew_is_read_from_its_beginning(
     assert (found.offset, found.ranges, found.metadata) == (15, (), "")
 
 
-@pytest.mark.parametrize(("start", "more"), [("alone", 25), ("two ranges", 25), ("member", 5)])
+@pytest.mark.parametrize(
+    ("start", "more"), [("alone", 25), ("two ranges", 25), ("member", 5)]
+)
 def test_a_topic_that_is_made_anew_under_a_running_consumer_is_read_from_its_beginning(
     start: str, more: int, orders: Orders
 ) -> None:
@@ -66,7 +71,9 @@ def test_a_topic_that_is_made_anew_under_a_running_consumer_is_read_from_its_beg
     finish(consumer, read(consumer, 10), lambda offset: offset != 3)
     consumer.commit()
     orders.remake(more)
-    got = consume_until(consumer, lambda got: {record.offset for record in got} >= set(range(more)))
+    got = consume_until(
+        consumer, lambda got: {record.offset for record in got} >= set(range(more))
+    )
     counting = [record for record in got if record.share.live]
     assert sorted(record.offset for record in counting) == list(range(more))
     finish(consumer, counting)
@@ -86,7 +93,9 @@ def test_a_topic_that_is_deleted_does_not_hold_up_the_others(orders: Orders) -> 
     writer.flush(60)
     finish(consumer, read(consumer, 1))
     orders.log.delete_topics([other])
-    got = consume_until(consumer, lambda _: TopicPartition(other, 0) not in consumer.assignment())
+    got = consume_until(
+        consumer, lambda _: TopicPartition(other, 0) not in consumer.assignment()
+    )
     orders.write(5)
     got += consume_until(consumer, lambda got: len(got) >= 5)
     assert [record.offset for record in got] == list(range(10, 15))
@@ -102,7 +111,9 @@ def consume_until(
     got: list[ConsumerRecord] = []
     until, trouble = time.monotonic() + 90, "none"
     while not enough(got):
-        assert time.monotonic() < until, f"{[record.offset for record in got]}, {trouble}"
+        assert time.monotonic() < until, (
+            f"{[record.offset for record in got]}, {trouble}"
+        )
         try:
             got += consumer.consume(100, 0.2)
         except LogError as error:

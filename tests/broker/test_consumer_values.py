@@ -26,7 +26,11 @@ def write_with_holes(orders: Orders) -> list[int]:
         writer.begin()
         some = range(100 * part, 100 * part + 100)
         writer.append(
-            orders.topic, [b"%d" % n for n in some], [b"v%d" % n for n in some], [n + 1 for n in some], partitions=0
+            orders.topic,
+            [b"%d" % n for n in some],
+            [b"v%d" % n for n in some],
+            [n + 1 for n in some],
+            partitions=0,
         )
         writer.flush(10)
         writer.abort() if part % 2 else writer.commit(10)
@@ -37,14 +41,18 @@ def write_with_holes(orders: Orders) -> list[int]:
         lambda: "the last marker is written after the abort was answered",
     )
     orders.write(30)
-    return [offset for part in (0, 2, 4) for offset in range(101 * part, 101 * part + 100)] + list(range(606, 636))
+    return [
+        offset for part in (0, 2, 4) for offset in range(101 * part, 101 * part + 100)
+    ] + list(range(606, 636))
 
 
 class Reading:
     """A consumer of both halves of a partition; the left half stops after `AT_ONCE` records until it is released."""
 
     def __init__(self, orders: Orders, *, reserves: bool) -> None:
-        PolicyTopic(orders.log).set("reserve.message.value.range.fetch", reserves, orders.topic)
+        PolicyTopic(orders.log).set(
+            "reserve.message.value.range.fetch", reserves, orders.topic
+        )
         self.end = orders.log.end_offset(orders.at)
         self.consumer: CooperativeConsumer = orders.make(
             max_individual_commits=AT_ONCE, group_id=f"{orders.group}-{reserves}"
@@ -52,7 +60,11 @@ class Reading:
         self.consumer.assign({orders.at: [LEFT, RIGHT]})
         self.got: dict[KeyRange, list[ConsumerRecord]] = {LEFT: [], RIGHT: []}
         self.until = time.monotonic() + 300
-        while not (self.shares and all(share.taken >= self.end for share in self.shares) and self.right_is_done):
+        while not (
+            self.shares
+            and all(share.taken >= self.end for share in self.shares)
+            and self.right_is_done
+        ):
             self.turn()
             for record in self.got[RIGHT]:
                 record.share.inflight.done(record.offset)
@@ -60,7 +72,9 @@ class Reading:
 
     @property
     def shares(self) -> list[Share]:
-        return sorted(self.consumer._session.shares.values(), key=lambda share: share.id)
+        return sorted(
+            self.consumer._session.shares.values(), key=lambda share: share.id
+        )
 
     @property
     def right_is_done(self) -> bool:
@@ -91,7 +105,9 @@ class Reading:
 
 
 @pytest.mark.ci
-def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same_order(orders: Orders) -> None:
+def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same_order(
+    orders: Orders,
+) -> None:
     offsets = write_with_holes(orders)
     kept, again = Reading(orders, reserves=True), Reading(orders, reserves=False)
     assert 0 < again.shares[0].waiting.bytes < kept.shares[0].waiting.bytes
@@ -117,4 +133,6 @@ def test_what_retention_deleted_before_its_value_was_read_again_is_an_error_unti
     reading.consumer.seek(orders.at, 606)
     seen = len(reading.got[LEFT])
     reading.finish()
-    assert [record.offset for record in reading.got[LEFT][seen:]] == [606 + n for n in orders.offsets_of(LEFT)]
+    assert [record.offset for record in reading.got[LEFT][seen:]] == [
+        606 + n for n in orders.offsets_of(LEFT)
+    ]

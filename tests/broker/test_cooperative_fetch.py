@@ -36,7 +36,9 @@ GAP_MS = 8000
 
 
 def write(bootstrap: str, topic: str, count: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "batch.num.messages": 100})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 0, "batch.num.messages": 100}
+    )
     for i in range(count):
         producer.produce(topic, b"%d" % i)  # no key
     producer.flush()
@@ -50,9 +52,15 @@ def workable(bootstrap: str, topic: str) -> None:
     log.close()
 
 
-def member(bootstrap: str, group: str, topic: str, **settings: object) -> CooperativeFetch:
+def member(
+    bootstrap: str, group: str, topic: str, **settings: object
+) -> CooperativeFetch:
     consumer = CooperativeFetch(
-        {"bootstrap.servers": bootstrap, "group.id": group, **{k.replace("_", "."): v for k, v in settings.items()}}
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            **{k.replace("_", "."): v for k, v in settings.items()},
+        }
     )
     consumer.subscribe([topic])
     return consumer
@@ -74,7 +82,9 @@ def topic(kafka: Kafka) -> str:
 
 
 @pytest.mark.ci
-def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
+def test_three_members_share_one_partition_and_each_record_is_done_once(
+    kafka: Kafka, topic: str
+) -> None:
     """Records are written as fast as they are processed, until each member, even a late one, has had some."""
     group, records = kafka.unique("share"), 0
     done: Counter[int] = Counter()
@@ -100,7 +110,9 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
         thread.start()
     give_up = time.monotonic() + PATIENCE_S
     try:
-        while records < 5000 or (len(shares) < len(threads) and time.monotonic() < give_up):
+        while records < 5000 or (
+            len(shares) < len(threads) and time.monotonic() < give_up
+        ):
             write(kafka.bootstrap, topic, 500)
             records += 500
             eventually(drained, PATIENCE_S, lambda: f"not all is done: {shares}")
@@ -113,7 +125,9 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
 
     late = member(kafka.bootstrap, group, topic)
     write(kafka.bootstrap, topic, 1)
-    assert [record.offset for record in first(late)] == [records], "what is done is not dealt again"
+    assert [record.offset for record in first(late)] == [records], (
+        "what is done is not dealt again"
+    )
     late.close()
 
 
@@ -140,7 +154,9 @@ def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(
         again += some
         for record in some:
             assert other.done(record)
-    assert [(record.offset, record.deliveries) for record in again] == [(offset, 2) for offset in range(4, 10)]
+    assert [(record.offset, record.deliveries) for record in again] == [
+        (offset, 2) for offset in range(4, 10)
+    ]
     assert not hangs.done(had[4]), "too late: the other has it"
     assert hangs.consume(10, 0.0) == [], "its time is over: it lets go"
     assert not hangs.done(had[5])
@@ -160,11 +176,15 @@ def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_
     assert consumer.done(some[0])
     assert consumer.consume(10, 0.2) == []
     assert consumer.release(some[1])
-    assert [(record.offset, record.deliveries) for record in first(consumer)] == [(1, 2)]
+    assert [(record.offset, record.deliveries) for record in first(consumer)] == [
+        (1, 2)
+    ]
     consumer.close()
 
 
-def test_consume_takes_0_records_and_leaves_those_that_wait(kafka: Kafka, topic: str) -> None:
+def test_consume_takes_0_records_and_leaves_those_that_wait(
+    kafka: Kafka, topic: str
+) -> None:
     """As a caller that counts down may ask for. It let the locks of the others end."""
     consumer = member(kafka.bootstrap, kafka.unique("share"), topic)
     write(kafka.bootstrap, topic, 2)
@@ -177,11 +197,14 @@ def test_consume_takes_0_records_and_leaves_those_that_wait(kafka: Kafka, topic:
     consumer.close()
 
 
-def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic: str) -> None:
+def test_nobody_deals_records_of_a_topic_whose_order_counts(
+    kafka: Kafka, topic: str
+) -> None:
     group = kafka.unique("share")
     ordered = kafka.topic("ordered")
     with pytest.raises(
-        TopicRangeFetchNotAllowedError, match=f"policy set accept.range.fetch=true --topic {ordered}"
+        TopicRangeFetchNotAllowedError,
+        match=f"policy set accept.range.fetch=true --topic {ordered}",
     ) as refused:
         member(kafka.bootstrap, group, ordered)
     assert refused.value.code == 89
@@ -199,23 +222,32 @@ def test_a_group_of_consumers_is_no_share_group(kafka: Kafka, topic: str) -> Non
     ordinary.close()
     consumer = member(kafka.bootstrap, group, topic)
     for _ in range(2):
-        with pytest.raises(LogError, match=f"share group {group}: .*A group of consumers has its name"):
+        with pytest.raises(
+            LogError, match=f"share group {group}: .*A group of consumers has its name"
+        ):
             first(consumer)
     consumer.close()
 
 
-def test_settings_may_be_references_and_are_checked(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_may_be_references_and_are_checked(
+    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KAFKA_AT", kafka.bootstrap)
     write(kafka.bootstrap, topic, 1)
     consumer = member("${env:KAFKA_AT}", kafka.unique("share"), topic)
     assert [record.offset for record in first(consumer)] == [0]
     consumer.close()
-    with pytest.raises(ConfigError, match=r"max\.gap\.wait\.ms = 'soon': must be a whole number of at least 1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"max\.gap\.wait\.ms = 'soon': must be a whole number of at least 1",
+    ):
         member(kafka.bootstrap, kafka.unique("share"), topic, max_gap_wait_ms="soon")
 
 
 @pytest.mark.slow
-def test_a_cluster_that_takes_no_individual_commits_deals_nothing(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_a_cluster_that_takes_no_individual_commits_deals_nothing(
+    broker_of_own: Callable[..., KafkaBroker],
+) -> None:
     broker = broker_of_own()
     workable(broker.bootstrap, "work")
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})

@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.broker.chaos import KEYS, Chaos, Feeder, Found, Topics, dead_letters, examine, seed_of_run, topics_for
+from tests.broker.chaos import (
+    KEYS,
+    Chaos,
+    Feeder,
+    Found,
+    Topics,
+    dead_letters,
+    examine,
+    seed_of_run,
+    topics_for,
+)
 from tests.broker.hammer import Hammer
 from tests.broker.processes import Workers
 from tests.broker.reading import counts_of
@@ -37,17 +47,32 @@ def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None
         found["dead"] = dead_letters(bootstrap, topics, feeder)
         return all(one.outputs >= one.expected for one in found.values())
 
-    eventually(complete, 150, lambda: f"{chaos}: not complete: {found}\n{chaos.group.logs()}")
+    eventually(
+        complete, 150, lambda: f"{chaos}: not complete: {found}\n{chaos.group.logs()}"
+    )
     statuses = chaos.group.stop()
     complete()
     print(f"{chaos} | {feeder.orders} orders | {found}")
-    assert all(one.exactly_once for one in found.values()), f"{chaos}: {found}\n{chaos.group.logs()}"
-    assert counts_of(bootstrap, f"{topics.application}-counts-changelog") == feeder.counts
-    assert counts_of(bootstrap, f"{topics.application}-cities-changelog") == feeder.cities
+    assert all(one.exactly_once for one in found.values()), (
+        f"{chaos}: {found}\n{chaos.group.logs()}"
+    )
+    assert (
+        counts_of(bootstrap, f"{topics.application}-counts-changelog") == feeder.counts
+    )
+    assert (
+        counts_of(bootstrap, f"{topics.application}-cities-changelog") == feeder.cities
+    )
     assert set(statuses.values()) == {0}, f"{statuses}\n{chaos.group.logs()}"
 
 
-def group_of(workers: MakeWorkers, bootstrap: str, topics: Topics, *, threads: int, **settings: object) -> Workers:
+def group_of(
+    workers: MakeWorkers,
+    bootstrap: str,
+    topics: Topics,
+    *,
+    threads: int,
+    **settings: object,
+) -> Workers:
     return workers(
         "chaos_app.py",
         bootstrap,
@@ -64,16 +89,22 @@ def group_of(workers: MakeWorkers, bootstrap: str, topics: Topics, *, threads: i
 
 @pytest.mark.broker
 @pytest.mark.timeout(600)
-def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers: MakeWorkers) -> None:
+def test_kills_and_stops_neither_lose_nor_double_a_record(
+    kafka: Kafka, workers: MakeWorkers
+) -> None:
     """One partition in six to eight ranges over three to four processes, cut anew at each fault; three kills, one long
     stop; queries all along.
     """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=30_000, a_second=1700)
     feeder.start()
-    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=2), seed, members=3)
+    chaos = Chaos(
+        group_of(workers, kafka.bootstrap, topics, threads=2), seed, members=3
+    )
     time.sleep(4)
-    with Hammer("counts", [f"key-{number}" for number in range(KEYS)], chaos.urls) as hammer:
+    with Hammer(
+        "counts", [f"key-{number}" for number in range(KEYS)], chaos.urls
+    ) as hammer:
         for fault in (
             chaos.kill,
             chaos.add,
@@ -98,9 +129,17 @@ def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_tim
     topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
     chaos = Chaos(
-        group_of(workers, kafka.bootstrap, topics, threads=1, session_timeout_ms=20 * 60_000), seed, members=2
+        group_of(
+            workers, kafka.bootstrap, topics, threads=1, session_timeout_ms=20 * 60_000
+        ),
+        seed,
+        members=2,
     )
-    eventually(lambda: len(list(chaos.group.folder.glob("state/*/*/member-id"))) == 2, 90, chaos.group.logs)
+    eventually(
+        lambda: len(list(chaos.group.folder.glob("state/*/*/member-id"))) == 2,
+        90,
+        chaos.group.logs,
+    )
     chaos.kill()
     feeder.start()
     settle(kafka.bootstrap, topics, feeder, chaos)

@@ -22,17 +22,26 @@ def test_a_group_that_is_too_large_says_so_and_goes_on_once_the_brokers_take_it(
 ) -> None:
     """It joined again and again, with nothing but the error "UNKNOWN"."""
     broker = broker_of_own()
-    kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
+    kafka = Kafka(
+        broker.bootstrap,
+        AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}),
+    )
     counting = Counting.make(kafka)
     with counting.app(tmp_path, processing_guarantee=EXACTLY) as first:
         await_running([first])
-        kafka.configure(OFFSETS, max_message_bytes="1400")  # enough for one process, as 1 MiB are for a hundred
+        kafka.configure(
+            OFFSETS, max_message_bytes="1400"
+        )  # enough for one process, as 1 MiB are for a hundred
         with counting.app(tmp_path, 1, processing_guarantee=EXACTLY) as second:
 
             def problem() -> str:
                 return instance_of(second).member.problem
 
-            eventually(lambda: f"max.message.bytes of the topic {OFFSETS}" in problem(), 120, problem)
+            eventually(
+                lambda: f"max.message.bytes of the topic {OFFSETS}" in problem(),
+                120,
+                problem,
+            )
             kafka.configure(OFFSETS, max_message_bytes="1048588")
             await_running([first, second])
             await_table(second, counting.write(["a", "b", "c"]))

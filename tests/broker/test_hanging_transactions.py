@@ -30,20 +30,28 @@ SKIPPED = "likely deleted already"
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
+def faulty(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ThreeBrokers]:
     console = download_kafka(request, FAULTY)
-    with ThreeBrokers(tmp_path_factory.mktemp("faulty"), console=console, version=FAULTY) as cluster:
+    with ThreeBrokers(
+        tmp_path_factory.mktemp("faulty"), console=console, version=FAULTY
+    ) as cluster:
         yield cluster
 
 
-def test_what_was_committed_or_aborted_is_so_everywhere_before_the_next_transaction(faulty: ThreeBrokers) -> None:
+def test_what_was_committed_or_aborted_is_so_everywhere_before_the_next_transaction(
+    faulty: ThreeBrokers,
+) -> None:
     log = KafkaLog({"bootstrap.servers": faulty.bootstrap}, timeout_s=10)
     coordinator, home = make_topic(faulty, log)
     writer = log.writer(NAME, lambda: [ALONE.topic])
 
     write(writer, "first")
     lose(faulty, home)
-    with pytest.raises(LogError, match="alone-0 does not say whether a transaction is open in it") as raised:
+    with pytest.raises(
+        LogError, match="alone-0 does not say whether a transaction is open in it"
+    ) as raised:
         writer.commit(5)
     assert raised.value.retryable
     with pytest.raises(LogError, match="alone-0 does not say"):
@@ -62,14 +70,21 @@ def test_what_was_committed_or_aborted_is_so_everywhere_before_the_next_transact
     write(writer, "second")
     writer.commit(PATIENCE_S)
     assert values(read_all(log, ALONE)) == ["first", "second"]
-    assert values(read_all(log, ALONE, committed_only=False)) == ["first", "void", "second"]
+    assert values(read_all(log, ALONE, committed_only=False)) == [
+        "first",
+        "void",
+        "second",
+    ]
     writer.close()
     log.close()
 
 
-def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(three_brokers: ThreeBrokers) -> None:
+def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(
+    three_brokers: ThreeBrokers,
+) -> None:
     log, other = (
-        KafkaLog({"bootstrap.servers": three_brokers.bootstrap}, timeout_s=timeout_s) for timeout_s in (10, 3)
+        KafkaLog({"bootstrap.servers": three_brokers.bootstrap}, timeout_s=timeout_s)
+        for timeout_s in (10, 3)
     )
     _, home = make_topic(three_brokers, log)
     topic = three_brokers.kafka.topic()
@@ -91,7 +106,9 @@ def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(three_b
         return False
 
     eventually(fenced, PATIENCE_S, lambda: "it can still write")
-    with pytest.raises(LogError, match="PrepareAbort: its markers are not written") as raised:
+    with pytest.raises(
+        LogError, match="PrepareAbort: its markers are not written"
+    ) as raised:
         writer.abort()
     assert raised.value.retryable
     three_brokers.mend()
@@ -111,21 +128,33 @@ def make_topic(cluster: ThreeBrokers, log: KafkaLog) -> tuple[int, int]:
     assert coordinator is not None
     home = next(node for node in NODES if node != coordinator)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic(ALONE.topic, 1, replica_assignment=[[home]])])[ALONE.topic].result(60)
-    eventually(lambda: cluster.leader_of(ALONE.topic) == home, 60, lambda: "the topic has no leader")
+    admin.create_topics([NewTopic(ALONE.topic, 1, replica_assignment=[[home]])])[
+        ALONE.topic
+    ].result(60)
+    eventually(
+        lambda: cluster.leader_of(ALONE.topic) == home,
+        60,
+        lambda: "the topic has no leader",
+    )
     return coordinator, home
 
 
 def write(writer: KafkaWriter, value: str) -> None:
     writer.begin()
-    writer.append(ALONE.topic, [b"k"], [value.encode()], [1], partitions=ALONE.partition)
+    writer.append(
+        ALONE.topic, [b"k"], [value.encode()], [1], partitions=ALONE.partition
+    )
     writer.flush(PATIENCE_S)
 
 
 def lose(cluster: ThreeBrokers, node: int) -> None:
     """Kill a broker; return when the others know that its partition has no leader."""
     cluster.kill(node)
-    eventually(lambda: cluster.leader_of(ALONE.topic) is None, 60, lambda: f"broker {node} is thought to lead")
+    eventually(
+        lambda: cluster.leader_of(ALONE.topic) is None,
+        60,
+        lambda: f"broker {node} is thought to lead",
+    )
 
 
 def until_usable(writer: KafkaWriter) -> None:

@@ -51,10 +51,22 @@ LONG_MS = 600_000
 class Starts:
     """Runs of the counting application, each asked to end at another moment."""
 
-    def __init__(self, folder: Path, bootstrap: str, environment: dict[str, str]) -> None:
-        self._folder, self._bootstrap, self._environment = folder, bootstrap, environment
+    def __init__(
+        self, folder: Path, bootstrap: str, environment: dict[str, str]
+    ) -> None:
+        self._folder, self._bootstrap, self._environment = (
+            folder,
+            bootstrap,
+            environment,
+        )
 
-    def run(self, number: signal.Signals, after_s: float, *arguments: str, **settings: object) -> None:
+    def run(
+        self,
+        number: signal.Signals,
+        after_s: float,
+        *arguments: str,
+        **settings: object,
+    ) -> None:
         """Start, send a signal, and check that the process ends with status 0 and leaves no other process behind."""
         given = {
             "bootstrap.servers": self._bootstrap,
@@ -62,8 +74,16 @@ class Starts:
             "connect.timeout.ms": LONG_MS,
         }
         given |= {name.replace("_", "."): value for name, value in settings.items()}
-        flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
-        told = {"AFTER_S": str(after_s), "SIGNAL": str(int(number)), "PYTHONFAULTHANDLER": "1"}
+        flags = [
+            part
+            for name, value in given.items()
+            for part in ("--set", f"{name}={value}")
+        ]
+        told = {
+            "AFTER_S": str(after_s),
+            "SIGNAL": str(int(number)),
+            "PYTHONFAULTHANDLER": "1",
+        }
         command = [
             sys.executable,
             "-c",
@@ -90,7 +110,9 @@ class Starts:
                 f"{number.name} after {after_s:.2f} s did not end "
                 f"it:\n{process.communicate()[0].decode(errors='replace')}"
             )
-        assert process.returncode == 0, f"{number.name} after {after_s:.2f} s: status {process.returncode}\n{said}"
+        assert process.returncode == 0, (
+            f"{number.name} after {after_s:.2f} s: status {process.returncode}\n{said}"
+        )
         assert "Traceback" not in said, f"{number.name} after {after_s:.2f} s:\n{said}"
         assert "did not drain" not in said, said
 
@@ -99,7 +121,9 @@ class Starts:
 def away(tmp_path: Path) -> Starts:
     """Return starts without a broker."""
     return Starts(
-        tmp_path, f"127.0.0.1:{free_port()}", {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"}
+        tmp_path,
+        f"127.0.0.1:{free_port()}",
+        {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"},
     )
 
 
@@ -124,7 +148,9 @@ def moments(seed: int, count: int) -> list[float]:
     return [STARTED_S * generator.random() ** 2 for _ in range(count)]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--processes", "2")], ids=["alone", "processes"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--processes", "2")], ids=["alone", "processes"]
+)
 def test_without_brokers(away: Starts, arguments: Sequence[str]) -> None:
     away.run(signal.SIGTERM, 2.5, *arguments)
 
@@ -132,11 +158,17 @@ def test_without_brokers(away: Starts, arguments: Sequence[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("brokers", ["there", "away"])
-@pytest.mark.parametrize("arguments", [(), ("--processes", "2")], ids=["alone", "processes"])
-def test_at_any_moment(away: Starts, there: Callable[[int], Starts], brokers: str, arguments: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [(), ("--processes", "2")], ids=["alone", "processes"]
+)
+def test_at_any_moment(
+    away: Starts, there: Callable[[int], Starts], brokers: str, arguments: Sequence[str]
+) -> None:
     seed = seed_of_run()
     print(f"seed {seed}")
     for number, after_s in enumerate(moments(seed, 7)):
         starts = away if brokers == "away" else there(number)
         guarantee = ("exactly_once_v2", "at_least_once")[number // 2 % 2]
-        starts.run(SIGNALS[number % 2], after_s, *arguments, processing_guarantee=guarantee)
+        starts.run(
+            SIGNALS[number % 2], after_s, *arguments, processing_guarantee=guarantee
+        )

@@ -26,11 +26,18 @@ ORDERS = 3000
 
 def topics_for(kafka: Kafka, partitions: int) -> Topics:
     names = ("orders", "customers", "running", "windows", "cities")
-    return Topics(kafka.unique("law"), *(kafka.topic(name, partitions) for name in names))
+    return Topics(
+        kafka.unique("law"), *(kafka.topic(name, partitions) for name in names)
+    )
 
 
-def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
-    return [CoopStreams(topology, kafka.config(folder, instance=i, **settings)) for i in range(number)]
+def instances(
+    kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any
+) -> list[CoopStreams]:
+    return [
+        CoopStreams(topology, kafka.config(folder, instance=i, **settings))
+        for i in range(number)
+    ]
 
 
 @pytest.mark.ci
@@ -43,12 +50,21 @@ def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **set
     ],
 )
 def test_ranges_and_instances_do_not_change_the_result(
-    kafka: Kafka, tmp_path: Path, ranges: int, number: int, guarantee: str, partitions: int
+    kafka: Kafka,
+    tmp_path: Path,
+    ranges: int,
+    number: int,
+    guarantee: str,
+    partitions: int,
 ) -> None:
     """Run the program over the input, and compare all outputs with those of a single thread."""
     topics = topics_for(kafka, partitions)
     topology = law_topology(topics)
-    records = law.law_input(seed=ranges * 100 + number * 10 + partitions, orders=ORDERS, partitions=partitions)
+    records = law.law_input(
+        seed=ranges * 100 + number * 10 + partitions,
+        orders=ORDERS,
+        partitions=partitions,
+    )
     law.write(kafka.bootstrap, topics, records)
     expected = law.fold(records, partitions)
     assert expected.late > 20, "no late records: the input proves less than it should"
@@ -60,8 +76,14 @@ def test_ranges_and_instances_do_not_change_the_result(
         "statestore_cache_max_bytes": 0,
     }
     with ExitStack() as running:
-        apps = [running.enter_context(app) for app in instances(kafka, topology, tmp_path, number, **settings)]
-        clients = [running.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
+        apps = [
+            running.enter_context(app)
+            for app in instances(kafka, topology, tmp_path, number, **settings)
+        ]
+        clients = [
+            running.enter_context(QueryClient(str(app.url), deadline_s=60))
+            for app in apps
+        ]
         seen: dict[str, Any] = {}
 
         def complete() -> bool:
@@ -74,36 +96,68 @@ def test_ranges_and_instances_do_not_change_the_result(
                 return False
             return all(seen[name] == table for name, table in expected.tables.items())
 
-        eventually(complete, 120, lambda: difference(seen, expected.tables) + f"\n{clients[0].status()}")
+        eventually(
+            complete,
+            120,
+            lambda: difference(seen, expected.tables) + f"\n{clients[0].status()}",
+        )
         for client in clients[1:]:
-            assert law.tables_by_query(client) == expected.tables, "instances answer differently"
+            assert law.tables_by_query(client) == expected.tables, (
+                "instances answer differently"
+            )
         metadata = clients[0].metadata()
         assert len(metadata["instances"]) == number
 
     def by_changelogs() -> dict[str, dict[Any, Any]]:
         return law.tables_by_changelog(
-            {name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES}
+            {
+                name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name)
+                for name in law.TABLES
+            }
         )
 
-    eventually(lambda: by_changelogs() == expected.tables, 60, lambda: difference(by_changelogs(), expected.tables))
+    eventually(
+        lambda: by_changelogs() == expected.tables,
+        60,
+        lambda: difference(by_changelogs(), expected.tables),
+    )
     check_outputs(kafka, topics, expected)
 
 
 @pytest.mark.ci
 @pytest.mark.broker
-def test_a_backlog_loses_nothing_behind_a_repartition_topic(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_backlog_loses_nothing_behind_a_repartition_topic(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """Windows without grace count new keys of twenty hours in order, which four threads could share."""
     source, hour = kafka.topic("sales"), 3_600_000
     times = [law.BEGIN_MS + number * 20 * hour // ORDERS for number in range(ORDERS)]
-    kafka.write(source, [(b"%d" % (number % 50), b"%d" % (number % 3), at) for number, at in enumerate(times)])
+    kafka.write(
+        source,
+        [
+            (b"%d" % (number % 50), b"%d" % (number % 3), at)
+            for number, at in enumerate(times)
+        ],
+    )
     builder = StreamsBuilder(kafka.unique("backlog"))
-    sales = builder.stream(source, key=serdes.text, value=serdes.text).group_by(lambda _, kind: kind, key=serdes.text)
-    sales.windowed_by(TimeWindows(hours=1, grace=timedelta(0))).count(store="hours", retention=timedelta(days=3650))
-    expected = Counter((str(number % 3), at // hour * hour) for number, at in enumerate(times))
+    sales = builder.stream(source, key=serdes.text, value=serdes.text).group_by(
+        lambda _, kind: kind, key=serdes.text
+    )
+    sales.windowed_by(TimeWindows(hours=1, grace=timedelta(0))).count(
+        store="hours", retention=timedelta(days=3650)
+    )
+    expected = Counter(
+        (str(number % 3), at // hour * hour) for number, at in enumerate(times)
+    )
     seen: dict[tuple[str, int], int] = {}
 
-    settings = kafka.config(tmp_path, num_stream_threads=4, statestore_cache_max_bytes=0)
-    with CoopStreams(builder.build(), settings) as app, QueryClient(str(app.url), deadline_s=60) as client:
+    settings = kafka.config(
+        tmp_path, num_stream_threads=4, statestore_cache_max_bytes=0
+    )
+    with (
+        CoopStreams(builder.build(), settings) as app,
+        QueryClient(str(app.url), deadline_s=60) as client,
+    ):
 
         def complete() -> bool:
             for found in client.range("hours", page=5000):
@@ -111,7 +165,9 @@ def test_a_backlog_loses_nothing_behind_a_repartition_topic(kafka: Kafka, tmp_pa
                 seen[found.key, found.window[0]] = found.value
             return sum(seen.values()) == ORDERS
 
-        eventually(complete, 60, lambda: f"{sum(seen.values())} of {ORDERS}\n{client.status()}")
+        eventually(
+            complete, 60, lambda: f"{sum(seen.values())} of {ORDERS}\n{client.status()}"
+        )
         assert seen == expected
         status = app.status()
         assert status is not None
@@ -126,12 +182,18 @@ def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:
     windows = {}
     for key, values in by_key(read_topic(kafka.bootstrap, topics.windows)).items():
         window = windowed.decode(key)
-        windows[window.key, window.start_ms] = [serdes.int64.decode(v or b"") for v in values]
+        windows[window.key, window.start_ms] = [
+            serdes.int64.decode(v or b"") for v in values
+        ]
     cities = {}
     for key, values in by_key(read_topic(kafka.bootstrap, topics.cities)).items():
         window = windowed.decode(key)
-        cities[window.key, window.start_ms] = [serdes.json.decode(v or b"") for v in values]
-    assert {key: values[-1] for key, values in cities.items()} == expected.tables["cities"]
+        cities[window.key, window.start_ms] = [
+            serdes.json.decode(v or b"") for v in values
+        ]
+    assert {key: values[-1] for key, values in cities.items()} == expected.tables[
+        "cities"
+    ]
     assert updates_of(kafka.bootstrap, topics.running) == expected.running_updates
     assert windows == expected.windows_updates
     assert {key: [count for count, _ in values] for key, values in cities.items()} == {
@@ -144,7 +206,11 @@ def difference(seen: dict[str, Any], expected: dict[str, dict[Any, Any]]) -> str
     for name, table in expected.items():
         got = seen.get(name, {})
         wrong = {
-            key: (got.get(key), table.get(key)) for key in table.keys() | got.keys() if got.get(key) != table.get(key)
+            key: (got.get(key), table.get(key))
+            for key in table.keys() | got.keys()
+            if got.get(key) != table.get(key)
         }
-        lines.append(f"{name}: {len(wrong)} of {len(table)} rows differ (got, want): {dict(list(wrong.items())[:3])}")
+        lines.append(
+            f"{name}: {len(wrong)} of {len(table)} rows differ (got, want): {dict(list(wrong.items())[:3])}"
+        )
     return "\n".join(lines)

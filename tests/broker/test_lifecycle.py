@@ -30,7 +30,11 @@ from coopstreams import (
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError, QueryError
+from coopstreams.topology.errors import (
+    ApplicationStoppedError,
+    ProcessingError,
+    QueryError,
+)
 from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -38,7 +42,11 @@ from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
-CREATED, REBALANCING, RUNNING = StreamsState.CREATED, StreamsState.REBALANCING, StreamsState.RUNNING
+CREATED, REBALANCING, RUNNING = (
+    StreamsState.CREATED,
+    StreamsState.REBALANCING,
+    StreamsState.RUNNING,
+)
 STOPPED = [StreamsState.PENDING_SHUTDOWN, StreamsState.NOT_RUNNING]
 FAILED = [StreamsState.PENDING_ERROR, StreamsState.ERROR]
 
@@ -51,13 +59,19 @@ class Heard(RestoreListener):
         self.batches: list[tuple[int, int]] = []
         self.ended: list[tuple[TopicPartition, str, int]] = []
 
-    def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+    def on_restore_start(
+        self, partition: TopicPartition, store: str, start: int, end: int
+    ) -> None:
         self.started.append((partition, store, start, end))
 
-    def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:
+    def on_batch_restored(
+        self, partition: TopicPartition, store: str, position: int, records: int
+    ) -> None:
         self.batches.append((position, records))
 
-    def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
+    def on_restore_end(
+        self, partition: TopicPartition, store: str, records: int
+    ) -> None:
         self.ended.append((partition, store, records))
 
 
@@ -73,23 +87,33 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
         assert old == states[-1]
         states.append(new)
 
-    app = counting.app(tmp_path / "second", heard={"on_state": listen, "restore_listener": heard})
+    app = counting.app(
+        tmp_path / "second", heard={"on_state": listen, "restore_listener": heard}
+    )
     assert app.state == CREATED
     with app:
         await_table(app, written)
         # queries answer a moment before the state is RUNNING
         eventually(lambda: app.state is RUNNING, 120, lambda: str(app.state))
-        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
+        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, (
+            "nothing was left to process"
+        )
         written += counting.write(["one more"])
         await_table(app, written)
         eventually(
-            lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured"
+            lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1,
+            120,
+            lambda: "it was not measured",
         )
     assert states[:2] == [CREATED, REBALANCING]
     assert set(states[1:-2]) == {REBALANCING, RUNNING}
     assert states[-3:] == [RUNNING, *STOPPED]
     ((changelog, store, start, end),) = heard.started
-    assert (changelog, store, start) == (TopicPartition(counting.changelog, 0), "counts", 0)
+    assert (changelog, store, start) == (
+        TopicPartition(counting.changelog, 0),
+        "counts",
+        0,
+    )
     assert heard.batches[-1][0] == end >= 500
     assert heard.ended == [(changelog, "counts", 500)]
     assert sum(records for _, records in heard.batches) == 500
@@ -105,7 +129,9 @@ def test_an_error_in_a_listener_ends_the_instance(kafka: Kafka, tmp_path: Path) 
     assert app.state is StreamsState.ERROR
 
 
-def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], CoopStreams]]:
+def dividing(
+    kafka: Kafka, **heard: Any
+) -> tuple[str, Callable[[Path, int], CoopStreams]]:
     """Return a topic of two partitions, and a function that makes instances failing on an empty value."""
     topic = kafka.topic("in", 2)
     builder = StreamsBuilder(kafka.unique("dividing"))
@@ -121,14 +147,18 @@ def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], Coo
 
 
 @pytest.mark.ci
-def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tmp_path: Path) -> None:
+def test_an_error_that_ends_the_application_ends_every_instance(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     asked, states = list[BaseException](), list[StreamsState]()
 
     def end_all(error: BaseException) -> StreamThreadExceptionResponse:
         asked.append(error)
         return StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
 
-    topic, instance = dividing(kafka, on_error=end_all, on_state=lambda new, _: states.append(new))
+    topic, instance = dividing(
+        kafka, on_error=end_all, on_state=lambda new, _: states.append(new)
+    )
     apps = [instance(tmp_path, number) for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
@@ -138,7 +168,10 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
             lambda: str([app.state for app in apps]),
         )
         kafka.write(topic, [(b"k", b"")], partition=0)
-        first, second = sorted((failure.result() for failure in failures), key=lambda error: type(error).__name__)
+        first, second = sorted(
+            (failure.result() for failure in failures),
+            key=lambda error: type(error).__name__,
+        )
     assert isinstance(first, ApplicationStoppedError)
     assert isinstance(second, ProcessingError)
     assert asked == [second], "who was told to stop is not asked"
@@ -180,7 +213,9 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
 
 
 @pytest.mark.ci
-def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_process_that_ends_lets_the_calls_under_way_end(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """Their results are in its last commit, so the next process makes only the other calls."""
     builder = StreamsBuilder(kafka.unique("calling"))
     topic, out = kafka.topic("in"), kafka.topic("out")
@@ -204,7 +239,11 @@ def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path
     with CoopStreams(topology, settings, on_state=listen):
         eventually(lambda: len(called) == 5, 120, lambda: str(called))
     with CoopStreams(topology, settings):
-        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(called))
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, out)) == 20,
+            120,
+            lambda: str(called),
+        )
     assert called == Counter({b"%d" % number: 1 for number in range(20)})
 
 
@@ -232,16 +271,27 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
         return (
             []
             if status is None
-            else [reason["message"] for reason in status["reasons"] if reason["code"] == "calls-pause"]
+            else [
+                reason["message"]
+                for reason in status["reasons"]
+                if reason["code"] == "calls-pause"
+            ]
         )
 
     settings = kafka.config(tmp_path)
     with CoopStreams(builder.build(), settings) as app:
         eventually(lambda: bool(paused(app)), 120, lambda: str(app.status()))
         (message,) = paused(app)
-        assert "calls of asks pause: 3 in a row have failed, the last with ConnectionError: refused" in message
+        assert (
+            "calls of asks pause: 3 in a row have failed, the last with ConnectionError: refused"
+            in message
+        )
         healthy.set()
-        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(app.status()))
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, out)) == 20,
+            120,
+            lambda: str(app.status()),
+        )
         assert not paused(app)
 
 
@@ -266,21 +316,31 @@ def test_an_error_while_it_ends_does_not_leave_a_member_behind(
     monkeypatch.setattr(KafkaReader, "assign", fail)
     with pytest.raises(RuntimeError, match="injected"):
         app.__exit__(None, None, None)
-    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, counting.application) as admin:
+    with GroupAdmin(
+        {"bootstrap.servers": kafka.bootstrap}, counting.application
+    ) as admin:
         assert admin.describe().members == ()
 
 
 def clients() -> int:
     """Return how many threads of Kafka clients this process has: librdkafka's, and those that bound its calls."""
-    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    names = [
+        file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")
+    ]
     bounded = [thread for thread in threading.enumerate() if thread.name == "bounded"]
     return sum(name.startswith("rdk:") for name in names) + len(bounded)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of threads are read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="names of threads are read from /proc"
+)
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-@pytest.mark.parametrize("ends", ["failed", "stopped", "never began", "could not begin"])
-def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path, guarantee: str, ends: str) -> None:
+@pytest.mark.parametrize(
+    "ends", ["failed", "stopped", "never began", "could not begin"]
+)
+def test_an_instance_that_has_ended_keeps_no_client(
+    kafka: Kafka, tmp_path: Path, guarantee: str, ends: str
+) -> None:
     """The object may live on: a service that tries again has the next one beside it."""
 
     def check(_: str, __: bytes) -> bool:
@@ -288,13 +348,21 @@ def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path
             raise ValueError("each")
         return True
 
-    builder, source, names = StreamsBuilder(kafka.unique("ending")), kafka.topic("in"), kafka.topic("names")
-    table = builder.global_table(names, key=serdes.text, value=serdes.text, store="names")
-    stream = builder.stream(source, key=serdes.text, value=serdes.raw).filter(check)
-    stream.left_join(table, lambda _, name: name or "", on=lambda key, _: key, value=serdes.text).group_by_key().count(
-        store="counts"
+    builder, source, names = (
+        StreamsBuilder(kafka.unique("ending")),
+        kafka.topic("in"),
+        kafka.topic("names"),
     )
-    counting = Counting(kafka, builder.build().application_id, source, names, builder.build())
+    table = builder.global_table(
+        names, key=serdes.text, value=serdes.text, store="names"
+    )
+    stream = builder.stream(source, key=serdes.text, value=serdes.raw).filter(check)
+    stream.left_join(
+        table, lambda _, name: name or "", on=lambda key, _: key, value=serdes.text
+    ).group_by_key().count(store="counts")
+    counting = Counting(
+        kafka, builder.build().application_id, source, names, builder.build()
+    )
     counting.write(["a"] * 3)
     if ends == "could not begin":
         kafka.write(names, [(b"a", b"\xff")])
@@ -306,7 +374,10 @@ def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path
     if ends == "stopped":
         with app:
             await_table(app, {"a": 3})
-            read = [partial(app.store("counts").get, "a"), partial(app.store("names").get, "a")]
+            read = [
+                partial(app.store("counts").get, "a"),
+                partial(app.store("names").get, "a"),
+            ]
             assert [each() for each in read] == [3, None]
         for each in read:
             with pytest.raises(QueryError, match="this instance has ended") as raised:
@@ -317,7 +388,9 @@ def test_an_instance_that_has_ended_keeps_no_client(kafka: Kafka, tmp_path: Path
             pass
     else:
         assert isinstance(failure_of(app), ProcessingError)
-    eventually(lambda: clients() <= before, 60, lambda: f"{clients()} threads, {before} before")
+    eventually(
+        lambda: clients() <= before, 60, lambda: f"{clients()} threads, {before} before"
+    )
 
 
 FORKS = """
@@ -343,7 +416,9 @@ running.join()
 """
 
 
-def test_a_copy_of_an_instance_in_a_forked_process_says_that_it_is_one(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_copy_of_an_instance_in_a_forked_process_says_that_it_is_one(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """It has no threads. It said that it waits for the group, and that the key is being handed over: for ever."""
     program = Counting.make(kafka).program + FORKS
     command = [sys.executable, "-c", program, kafka.bootstrap, str(tmp_path)]

@@ -40,7 +40,9 @@ def lose_offsets(counting: Counting) -> None:
     await_end(counting)
 
     def gone() -> bool:
-        admin.delete_group_offsets(counting.application, [GroupPartition(counting.source, 0)])
+        admin.delete_group_offsets(
+            counting.application, [GroupPartition(counting.source, 0)]
+        )
         with GroupAdmin(counting.kafka.settings, counting.application) as group:
             return not group.committed([source])[source]
 
@@ -50,7 +52,9 @@ def lose_offsets(counting: Counting) -> None:
 
 def await_end(counting: Counting) -> None:
     with GroupAdmin(counting.kafka.settings, counting.application) as admin:
-        eventually(lambda: not admin.describe().members, 60, lambda: "the group has members")
+        eventually(
+            lambda: not admin.describe().members, 60, lambda: "the group has members"
+        )
 
 
 @pytest.mark.ci
@@ -62,13 +66,14 @@ def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_w
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_table(app, expected)
     lose_offsets(counting)
-    lost = (
-        rf"has lost its positions: {counting.changelog}-0 has records.* `coopstreams reset`.* --topic {counting.source}"
-    )
+    lost = rf"has lost its positions: {counting.changelog}-0 has records.* `coopstreams reset`.* --topic {counting.source}"
     with pytest.raises(ConfigError, match=lost):
         counting.app(tmp_path, processing_guarantee="exactly_once_v2").run()
     await_end(counting)
-    with closing(KafkaLog(kafka.settings)) as log, GroupAdmin(kafka.settings, counting.application) as admin:
+    with (
+        closing(KafkaLog(kafka.settings)) as log,
+        GroupAdmin(kafka.settings, counting.application) as admin,
+    ):
         reset_offsets(log, admin, {TopicPartition(counting.source, 0): len(KEYS)})
     expected += counting.write(KEYS[:1])
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
@@ -84,9 +89,9 @@ def test_an_offset_of_a_repartition_topic_that_went_back_below_what_was_purged(
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
     records = builder.stream(counting.source, key=serdes.text, value=serdes.raw)
-    records.group_by(lambda key, _: key[::-1], key=serdes.text, name="by-end").count(store="counts").to_stream().to(
-        counting.sink
-    )
+    records.group_by(lambda key, _: key[::-1], key=serdes.text, name="by-end").count(
+        store="counts"
+    ).to_stream().to(counting.sink)
     counting = replace(counting, topology=builder.build())
     forwarded = TopicPartition(f"{counting.application}-by-end-repartition", 0)
     settings: dict[str, Any] = {
@@ -99,9 +104,16 @@ def test_an_offset_of_a_repartition_topic_that_went_back_below_what_was_purged(
         return {key[::-1]: count for key, count in counts.items()}
 
     expected = counting.write(KEYS)
-    with counting.app(tmp_path, **settings) as app, closing(KafkaLog(kafka.settings)) as log:
+    with (
+        counting.app(tmp_path, **settings) as app,
+        closing(KafkaLog(kafka.settings)) as log,
+    ):
         await_table(app, reversed_(expected))
-        eventually(lambda: log.start_offset(forwarded) >= len(KEYS), 60, lambda: "nothing was purged")
+        eventually(
+            lambda: log.start_offset(forwarded) >= len(KEYS),
+            60,
+            lambda: "nothing was purged",
+        )
     await_end(counting)
     with GroupAdmin(kafka.settings, counting.application) as admin:
         at = admin.committed([forwarded])[forwarded]
@@ -109,7 +121,9 @@ def test_an_offset_of_a_repartition_topic_that_went_back_below_what_was_purged(
         admin.commit({forwarded: (len(KEYS) - 5, at[1])})
     expected += counting.write(KEYS[:7])
     if guarantee == "exactly_once_v2":
-        with pytest.raises(OffsetOutOfRangeError, match=r"up to \d+ records were deleted before"):
+        with pytest.raises(
+            OffsetOutOfRangeError, match=r"up to \d+ records were deleted before"
+        ):
             counting.app(tmp_path, **settings).run()
     else:
         with counting.app(tmp_path, **settings) as app:

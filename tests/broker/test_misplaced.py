@@ -27,7 +27,9 @@ def test_records_of_another_partitioner_are_noticed(
 ) -> None:
     topic = kafka.topic("orders", 3)
     builder = StreamsBuilder(kafka.unique("misplaced"))
-    builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+    builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    )
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for key in KEYS:
         producer.produce(topic, b"", key)
@@ -38,14 +40,30 @@ def test_records_of_another_partitioner_are_noticed(
         QueryClient(str(app.url)) as queries,
     ):
         await_running([app])
-        eventually(lambda: [entry.key for entry in queries.range("counts")] == sorted(KEYS), 60, lambda: "no counts")
-        [line] = [record.message for record in caplog.records if record.name == "coopstreams.query.placing"]
-        assert line.startswith(f"producers of {topic} do not choose partitions as Java does")
+        eventually(
+            lambda: [entry.key for entry in queries.range("counts")] == sorted(KEYS),
+            60,
+            lambda: "no counts",
+        )
+        [line] = [
+            record.message
+            for record in caplog.records
+            if record.name == "coopstreams.query.placing"
+        ]
+        assert line.startswith(
+            f"producers of {topic} do not choose partitions as Java does"
+        )
         [instance] = queries.status()["instances"]
-        assert [reason["message"] for reason in instance["reasons"] if reason["code"] == "partitioner"] == [line]
+        assert [
+            reason["message"]
+            for reason in instance["reasons"]
+            if reason["code"] == "partitioner"
+        ] == [line]
         assert instance["ready"]
         missing = next(key for key in KEYS if queries.get("counts", key) is None)
-        answer = httpx.get(f"{app.url}/v1/stores/counts/keys/{missing}", trust_env=False, timeout=60).json()
+        answer = httpx.get(
+            f"{app.url}/v1/stores/counts/keys/{missing}", trust_env=False, timeout=60
+        ).json()
         assert answer["error"] == "KEY_NOT_FOUND"
         assert f"It may be in another one: producers of {topic}" in answer["message"]
         told = CliRunner().invoke(cli, ["query", str(app.url), "counts", missing])

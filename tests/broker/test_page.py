@@ -29,7 +29,13 @@ def test_the_bars_are_what_the_metadata_says_through_a_kill_and_a_new_cut(
         "TEST_INPUT": kafka.topic("in", partitions=2),
         "TEST_OUTPUT": kafka.topic("out"),
     }
-    group = workers("counting_app.py", kafka.bootstrap, environment, session_timeout_ms=6000, ranges_per_partition=4)
+    group = workers(
+        "counting_app.py",
+        kafka.bootstrap,
+        environment,
+        session_timeout_ms=6000,
+        ranges_per_partition=4,
+    )
     for number in (0, 1):
         group.start(number)
     eventually(lambda: None not in (group.url(0), group.url(1)), 120, group.logs)
@@ -39,8 +45,14 @@ def test_the_bars_are_what_the_metadata_says_through_a_kill_and_a_new_cut(
         page.open(url + "/")
 
         def settled(instances: int) -> bool:
-            nothing = page.run("document.querySelectorAll('.gap, .range:not(.running)').length === 0")
-            return owners(page) == instances and bool(nothing) and same_as_metadata(page, url)
+            nothing = page.run(
+                "document.querySelectorAll('.gap, .range:not(.running)').length === 0"
+            )
+            return (
+                owners(page) == instances
+                and bool(nothing)
+                and same_as_metadata(page, url)
+            )
 
         def seen() -> str:
             return f"{page.ranges()}\n{page.text('#happened')}\n{group.logs()}"

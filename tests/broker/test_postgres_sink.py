@@ -33,7 +33,9 @@ TABLES = (
 class Run:
     """The application with its input and its database."""
 
-    def __init__(self, kafka: Kafka, server: PostgresServer, made: Callable[..., Workers]) -> None:
+    def __init__(
+        self, kafka: Kafka, server: PostgresServer, made: Callable[..., Workers]
+    ) -> None:
         self.kafka, self.server = kafka, server
         self.source = kafka.topic("in", 4)
         self.written: Counter[str] = Counter()
@@ -69,7 +71,11 @@ class Run:
         return int(self.server.run("SELECT count(*) FROM updates")[0][0])
 
     def await_rows(self) -> None:
-        eventually(lambda: self.rows() >= self.written.total() == self.summed(), 240, self.workers.logs)
+        eventually(
+            lambda: self.rows() >= self.written.total() == self.summed(),
+            240,
+            self.workers.logs,
+        )
 
     def summed(self) -> int:
         return int(self.server.run("SELECT coalesce(sum(count), 0) FROM totals")[0][0])
@@ -77,10 +83,20 @@ class Run:
     def check(self) -> None:
         """Check that each update is there once, in the order of its key, and that each total is the last one."""
         found: dict[str, list[int]] = {}
-        for name, count in self.server.run("SELECT name, count FROM updates ORDER BY at"):
+        for name, count in self.server.run(
+            "SELECT name, count FROM updates ORDER BY at"
+        ):
             found.setdefault(name, []).append(count)
-        lost = {name: n for name, n in self.written.items() if set(range(1, n + 1)) - set(found.get(name, []))}
-        doubled = {name: counts for name, counts in found.items() if len(counts) != len(set(counts))}
+        lost = {
+            name: n
+            for name, n in self.written.items()
+            if set(range(1, n + 1)) - set(found.get(name, []))
+        }
+        doubled = {
+            name: counts
+            for name, counts in found.items()
+            if len(counts) != len(set(counts))
+        }
         assert (lost, doubled) == ({}, {})
         assert all(counts == sorted(counts) for counts in found.values())
         assert dict(self.server.run("SELECT name, count FROM totals")) == self.written
@@ -144,7 +160,10 @@ def test_a_database_that_goes_away_is_waited_for_and_named(run: Run) -> None:
 
     eventually(lambda: "PostgreSQL at 127.0.0.1" in reason(), 60, reason)
     said = reason()
-    assert 'sink \\"updates\\": PostgreSQL at 127.0.0.1' in said or 'sink \\"totals\\": PostgreSQL at' in said
+    assert (
+        'sink \\"updates\\": PostgreSQL at 127.0.0.1' in said
+        or 'sink \\"totals\\": PostgreSQL at' in said
+    )
     assert "secret-word" not in said
     run.server.start()
     run.await_rows()

@@ -87,23 +87,48 @@ class Remembering(Processor[str, str, str, str]):
 def topology_of(application: str, topics: dict[str, str]) -> Topology:
     builder = StreamsBuilder(application)
     events = builder.stream(topics["events"], key=serdes.text, value=serdes.text)
-    prices = builder.table(topics["prices"], key=serdes.text, value=serdes.text, store="prices", history=ms(HISTORY))
-    names = builder.global_table(topics["names"], key=serdes.text, value=serdes.text, store="names")
+    prices = builder.table(
+        topics["prices"],
+        key=serdes.text,
+        value=serdes.text,
+        store="prices",
+        history=ms(HISTORY),
+    )
+    names = builder.global_table(
+        topics["names"], key=serdes.text, value=serdes.text, store="names"
+    )
     events.join(prices, lambda event, price: event + price, value=serdes.text).join(
-        names, lambda event, name: event + name, on=lambda key, _: key, value=serdes.text
+        names,
+        lambda event, name: event + name,
+        on=lambda key, _: key,
+        value=serdes.text,
     ).to(topics["joined"])
     group = events.group_by_key()
-    group.windowed_by(SessionWindows(gap=timedelta(seconds=5), grace=timedelta(hours=1))).count(store="sessions")
+    group.windowed_by(
+        SessionWindows(gap=timedelta(seconds=5), grace=timedelta(hours=1))
+    ).count(store="sessions")
     group.windowed_by(Uneven()).count(store="uneven")
     group.windowed_by(UnlimitedWindows()).count(store="ever")
     events.process(
         Marking,
-        stores=[window_store("marks", key=serdes.text, value=serdes.text, size=ms(7 * STEP), retention=ms(HISTORY))],
+        stores=[
+            window_store(
+                "marks",
+                key=serdes.text,
+                value=serdes.text,
+                size=ms(7 * STEP),
+                retention=ms(HISTORY),
+            )
+        ],
         by_key=True,
     )
     events.process(
         Remembering,
-        stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=ms(10 * HISTORY))],
+        stores=[
+            versioned_store(
+                "past", key=serdes.text, value=serdes.text, history=ms(10 * HISTORY)
+            )
+        ],
         by_key=True,
     )
     return builder.build()
@@ -123,7 +148,9 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """Each key has events at 0, 1, 20 and 22 steps, and prices at 0, 10 and 60 steps, of which one deletes."""
     topics = {name: kafka.topic(name, 2) for name in ("events", "prices", "joined")} | {
         "names": kafka.topic("names", 3)
@@ -131,13 +158,17 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     topology = topology_of(kafka.unique("queries"), topics)
     now = int(time.time() * 1000)
     begin = now - now % (4 * STEP)  # recent enough for the retention of topics
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"}
+    )
     for at, price in ((0, b"low"), (10, None), (60, b"high")):
         for key in KEYS:
             producer.produce(topics["prices"], price, key, timestamp=begin + at * STEP)
     for at in (0, 1, 20, 22):
         for key in KEYS:
-            producer.produce(topics["events"], b"%d" % at, key, timestamp=begin + at * STEP)
+            producer.produce(
+                topics["events"], b"%d" % at, key, timestamp=begin + at * STEP
+            )
     for key in KEYS:
         producer.produce(topics["names"], f"name of {key}", key)
     assert producer.flush(30) == 0
@@ -153,15 +184,26 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         http_ssl_client_auth="required",
     )
     with ExitStack() as open_:
-        apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
+        apps = [
+            open_.enter_context(CoopStreams(topology, settings | {"instance": number}))
+            for number in range(2)
+        ]
         await_running(apps)
         tls = own.client()
-        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=60, token=TOKEN, tls=tls)) for app in apps]
+        clients = [
+            open_.enter_context(
+                QueryClient(str(app.url), deadline_s=60, token=TOKEN, tls=tls)
+            )
+            for app in apps
+        ]
 
         def complete() -> bool:
             ever = {entry.key: entry.value for entry in clients[0].range("ever")}
             prices = {entry.key: entry.value for entry in clients[0].range("prices")}
-            windows = [len(list(clients[0].range(store))) for store in ("sessions", "uneven", "marks")]
+            windows = [
+                len(list(clients[0].range(store)))
+                for store in ("sessions", "uneven", "marks")
+            ]
             return (
                 ever == dict.fromkeys(KEYS, 4)
                 and prices == dict.fromkeys(KEYS, "high")
@@ -170,7 +212,10 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         eventually(complete, 120, lambda: str(clients[0].status()))
         with httpx.Client(
-            verify=tls, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False, timeout=60
+            verify=tls,
+            headers={"authorization": f"Bearer {TOKEN}"},
+            trust_env=False,
+            timeout=60,
         ) as plain:
             yield Running(begin, apps, clients, plain)
 
@@ -184,10 +229,17 @@ def queries(running: Running, request: pytest.FixtureRequest) -> QueryClient:
 pytestmark = pytest.mark.broker
 
 
-def test_both_instances_own_keys_of_every_store(running: Running, queries: QueryClient) -> None:
+def test_both_instances_own_keys_of_every_store(
+    running: Running, queries: QueryClient
+) -> None:
     kinds = {store["name"]: store["kind"] for store in queries.stores()}
     windows = dict.fromkeys(("uneven", "ever", "marks"), "window")
-    wanted = {"prices": "versioned", "past": "versioned", "sessions": "session", "names": "global"} | windows
+    wanted = {
+        "prices": "versioned",
+        "past": "versioned",
+        "sessions": "session",
+        "names": "global",
+    } | windows
     assert kinds == wanted
     for store in wanted.keys() - {"names"}:
         owners = [queries.owner(store, key)["owner"] for key in KEYS]
@@ -195,7 +247,10 @@ def test_both_instances_own_keys_of_every_store(running: Running, queries: Query
         assert (
             len(
                 {
-                    (queries.owner(store, key)["partition"], queries.owner(store, key)["owner"]["key_range"])
+                    (
+                        queries.owner(store, key)["partition"],
+                        queries.owner(store, key)["owner"]["key_range"],
+                    )
                     for key in KEYS
                 }
             )
@@ -203,23 +258,37 @@ def test_both_instances_own_keys_of_every_store(running: Running, queries: Query
         )
 
 
-def test_windows_have_the_ends_that_their_operator_gave_them(running: Running, queries: QueryClient) -> None:
+def test_windows_have_the_ends_that_their_operator_gave_them(
+    running: Running, queries: QueryClient
+) -> None:
     def windows(store: str, key: str) -> list[tuple[int, int | None, Any]]:
         return [(one.start, one.end, one.value) for one in queries.windows(store, key)]
 
-    uneven = [(running.at(first), running.at(end)) for first, end in ((0, 1), (1, 4), (20, 21), (21, 24))]
+    uneven = [
+        (running.at(first), running.at(end))
+        for first, end in ((0, 1), (1, 4), (20, 21), (21, 24))
+    ]
     for key in KEYS:
         assert windows("uneven", key) == [(*window, 1) for window in uneven]
-        assert windows("marks", key) == [(running.at(step), running.at(step + 7), str(step)) for step in (0, 1, 20, 22)]
+        assert windows("marks", key) == [
+            (running.at(step), running.at(step + 7), str(step))
+            for step in (0, 1, 20, 22)
+        ]
         assert windows("ever", key) == [(0, None, 4)]
     assert {entry.window for entry in queries.range("uneven")} == set(uneven)
 
 
-def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: Running, queries: QueryClient) -> None:
+def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(
+    running: Running, queries: QueryClient
+) -> None:
     steps: tuple[int | None, ...] = (0, 1, 20, 22, None)
     for key in KEYS:
         versions = [
-            VersionFound(running.at(since), None if until is None else running.at(until), str(since))
+            VersionFound(
+                running.at(since),
+                None if until is None else running.at(until),
+                str(since),
+            )
             for since, until in pairwise(steps)
             if since is not None
         ]
@@ -229,7 +298,9 @@ def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: 
 
 
 @pytest.mark.ci
-def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(running: Running) -> None:
+def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(
+    running: Running,
+) -> None:
     paths = {"sessions": "sessions", "ever": "windows", "prices": "versions"}
     for store, form in paths.items():
         for key in KEYS[:8]:

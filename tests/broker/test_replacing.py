@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, StreamsState, StreamThreadExceptionResponse, serdes
+from coopstreams import (
+    CoopStreams,
+    StreamsBuilder,
+    StreamsState,
+    StreamThreadExceptionResponse,
+    serdes,
+)
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.chaos import examine
 from tests.broker.counting import await_table, metric
@@ -29,7 +35,11 @@ class Failing:
     """An application that counts keys, and fails on the values of `refuses`."""
 
     def __init__(self, kafka: Kafka, refuses: Callable[[bytes], bool]) -> None:
-        self.kafka, self.source, self.sink = kafka, kafka.topic("in", PARTITIONS), kafka.topic("out", PARTITIONS)
+        self.kafka, self.source, self.sink = (
+            kafka,
+            kafka.topic("in", PARTITIONS),
+            kafka.topic("out", PARTITIONS),
+        )
 
         def check(_: str, value: bytes) -> bool:
             if refuses(value):
@@ -38,28 +48,43 @@ class Failing:
 
         builder = StreamsBuilder(kafka.unique("failing"))
         stream = builder.stream(self.source, key=serdes.text, value=serdes.raw)
-        stream.filter(check).group_by_key().count(store="counts").to_stream().to(self.sink)
+        stream.filter(check).group_by_key().count(store="counts").to_stream().to(
+            self.sink
+        )
         self.topology = builder.build()
 
-    def app(self, folder: Path, on_error: Callable[[BaseException], StreamThreadExceptionResponse]) -> CoopStreams:
+    def app(
+        self,
+        folder: Path,
+        on_error: Callable[[BaseException], StreamThreadExceptionResponse],
+    ) -> CoopStreams:
         settings: dict[str, Any] = self.kafka.config(folder, num_stream_threads=2)
-        settings |= {"processing.guarantee": "exactly_once_v2", "statestore.cache.max.bytes": 0}
+        settings |= {
+            "processing.guarantee": "exactly_once_v2",
+            "statestore.cache.max.bytes": 0,
+        }
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
         """Write numbered records to the partitions in turn; return the number of writes of each key."""
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}
+        )
         written = Counter[str]()
         for number in range(RECORDS):
             key = KEYS[number % len(KEYS)]
-            producer.produce(self.source, b"%d" % number, key, partition=number % PARTITIONS)
+            producer.produce(
+                self.source, b"%d" % number, key, partition=number % PARTITIONS
+            )
             written[key] += 1
         assert producer.flush(30) == 0
         return written
 
 
 @pytest.mark.ci
-def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
 
     def refuses(value: bytes) -> bool:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from coopstreams.topology.keys import key_group, key_hash
-from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.broker.counting import (
+    Counting,
+    await_running,
+    await_table,
+    groups_on_disk,
+    groups_owned,
+    metric,
+)
 from tests.conftest import Kafka
 from tests.state.sqlite_engine import NAME
 
@@ -29,7 +36,10 @@ def groups_of(keys: list[str]) -> dict[int, int]:
 def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
-    settings: dict[str, Any] = {"ranges_per_partition": 8, "processing_guarantee": EXACTLY}
+    settings: dict[str, Any] = {
+        "ranges_per_partition": 8,
+        "processing_guarantee": EXACTLY,
+    }
     with counting.app(tmp_path, 0, **settings) as stays:
         await_table(stays, written)
         with counting.app(tmp_path, 1, **settings) as comes:
@@ -37,7 +47,9 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path) -
             for app in (stays, comes):
                 assert len(groups_owned(app)) == 128
                 assert groups_on_disk(app) == {
-                    group: count for group, count in groups_of(KEYS).items() if group in groups_owned(app)
+                    group: count
+                    for group, count in groups_of(KEYS).items()
+                    if group in groups_owned(app)
                 }
             written += counting.write(KEYS[::3])
             await_table(comes, written)
@@ -47,7 +59,9 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafka: Kafka, tmp_path: Path) -> None:
+def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
     settings: dict[str, Any] = {
@@ -90,7 +104,9 @@ def test_a_damaged_database_is_made_anew_from_its_changelog(
 
 
 @pytest.mark.ci
-def test_stores_may_all_be_in_an_engine_of_the_users(kafka: Kafka, tmp_path: Path) -> None:
+def test_stores_may_all_be_in_an_engine_of_the_users(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """Stores of several engines in one task: `tests/state/test_mixed_engines.py`."""
     counting = Counting.make(kafka)
     written = counting.write(KEYS[:200])

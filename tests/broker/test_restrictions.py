@@ -34,11 +34,16 @@ def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_
     log = KafkaLog(kafka.settings)
     policy, written = PolicyTopic(log), Counter[str]()
     first, second = (
-        counting.app(tmp_path / str(number), number, processing_guarantee="exactly_once_v2") for number in range(2)
+        counting.app(
+            tmp_path / str(number), number, processing_guarantee="exactly_once_v2"
+        )
+        for number in range(2)
     )
     with first, second:
         told = f"{ranges(first, second)}; {first.status()}; {second.status()}"
-        eventually(lambda: ranges(first, second) == KeyRange.split(2), 120, lambda: told)
+        eventually(
+            lambda: ranges(first, second) == KeyRange.split(2), 120, lambda: told
+        )
         written += counting.write(KEYS * 20)
 
         policy.set("accept.range.fetch", False, counting.source)
@@ -46,15 +51,26 @@ def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_
         written += counting.write(KEYS * 20)
         await_table(first, written)
         both = (first, second)
-        eventually(lambda: [reasons(app) for app in both] == [["not-shared"]] * 2, 60, lambda: f"{first.status()}")
+        eventually(
+            lambda: [reasons(app) for app in both] == [["not-shared"]] * 2,
+            60,
+            lambda: f"{first.status()}",
+        )
         for app in both:
             status = app.status()
             assert status is not None
-            assert f"{counting.source}: accept.range.fetch=false" in status["reasons"][0]["message"]
-            assert (status["live"], status["ready"]) == (True, True), "an idle process is well: it was told to be idle"
+            assert (
+                f"{counting.source}: accept.range.fetch=false"
+                in status["reasons"][0]["message"]
+            )
+            assert (status["live"], status["ready"]) == (True, True), (
+                "an idle process is well: it was told to be idle"
+            )
 
         policy.set("accept.range.fetch", None, counting.source)
-        eventually(lambda: ranges(first, second) == KeyRange.split(2), 120, lambda: told)
+        eventually(
+            lambda: ranges(first, second) == KeyRange.split(2), 120, lambda: told
+        )
         written += counting.write(KEYS * 20)
         await_table(first, written)
         assert not reasons(first)

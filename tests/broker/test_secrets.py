@@ -36,20 +36,36 @@ def test_no_secret_is_printed_or_served(secured: SecuredKafka, tmp_path: Path) -
     (tmp_path / "password").write_text(password)
     app, config = tmp_path / "app.py", tmp_path / "settings.toml"
     app.write_text(counting.program)
-    told = user | {"sasl.password": f"${{file:{tmp_path / 'password'}}}", "processing.guarantee": "exactly_once_v2"}
+    told = user | {
+        "sasl.password": f"${{file:{tmp_path / 'password'}}}",
+        "processing.guarantee": "exactly_once_v2",
+    }
     config.write_text("".join(f'{name} = "{value}"\n' for name, value in told.items()))
-    workers = Workers(app, secured.bootstrap, tmp_path, {}, {}, ["--config", str(config), "--verbose"])
+    workers = Workers(
+        app, secured.bootstrap, tmp_path, {}, {}, ["--config", str(config), "--verbose"]
+    )
     try:
         workers.start(0)
         eventually(lambda: workers.url(0) is not None, 60, workers.logs)
         url = workers.url(0)
         counting.write(["a", "b"])
         with httpx.Client(base_url=str(url)) as client:
-            eventually(lambda: client.get("/health/ready").status_code == 200, 60, workers.logs)
-            paths = [path for path in client.get("/openapi.json").json()["paths"] if "{" not in path]
+            eventually(
+                lambda: client.get("/health/ready").status_code == 200, 60, workers.logs
+            )
+            paths = [
+                path
+                for path in client.get("/openapi.json").json()["paths"]
+                if "{" not in path
+            ]
             served = [client.get(path).text for path in paths]
         typed = [
-            subprocess.run([sys.executable, "-m", "coopstreams", *each], capture_output=True, text=True, check=False)
+            subprocess.run(
+                [sys.executable, "-m", "coopstreams", *each],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             for each in commands(app, config, str(url), counting.application)
         ]
         shown = [

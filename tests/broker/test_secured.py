@@ -43,7 +43,11 @@ def made(secured: SecuredKafka) -> Counting:
     counting = Counting.make(secured)
     builder = StreamsBuilder(counting.application)
     stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw)
-    counts = stream.select_key(lambda key, _: key, key=serdes.text).group_by_key().count(store="counts")
+    counts = (
+        stream.select_key(lambda key, _: key, key=serdes.text)
+        .group_by_key()
+        .count(store="counts")
+    )
     counts.to_stream().to(counting.sink)
     return replace(counting, topology=builder.build())
 
@@ -53,9 +57,15 @@ def listed(counting: Counting) -> list[Acl]:
     return printed(counting.topology, processing_guarantee="exactly_once_v2")
 
 
-def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: Any) -> CoopStreams:
+def running(
+    counting: Counting, folder: Path, user: dict[str, Any], **settings: Any
+) -> CoopStreams:
     """Return an instance that runs as this user under exactly-once, not yet running."""
-    given = {"processing_guarantee": "exactly_once_v2", "ranges_per_partition": 2, **settings}
+    given = {
+        "processing_guarantee": "exactly_once_v2",
+        "ranges_per_partition": 2,
+        **settings,
+    }
     given |= {"repartition_purge_interval_ms": 1000, "connect_timeout_ms": 20_000}
     return counting.app(folder, login=user, **given)
 
@@ -78,14 +88,18 @@ def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls
 ) -> None:
     counting = Counting.make(secured)
     builder = StreamsBuilder(counting.application)
-    builder.stream(counting.source, key=serdes.text, value=serdes.raw).filter(lambda key, _: key != "c").to(
-        counting.sink
-    )
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).filter(
+        lambda key, _: key != "c"
+    ).to(counting.sink)
     passing = replace(counting, topology=builder.build())
     user = secured.user(counting.application, printed(passing.topology))
     with passing.app(tmp_path, login=user, connect_timeout_ms=20_000) as app:
         passing.write(["a", "c", "b"])
-        eventually(lambda: metric(app, "coopstreams_produced_records_total") == 2, 60, lambda: "nothing was written")
+        eventually(
+            lambda: metric(app, "coopstreams_produced_records_total") == 2,
+            60,
+            lambda: "nothing was written",
+        )
     assert secured.refusals(counting.application, counting.sink) == set()
 
 
@@ -98,25 +112,41 @@ def test_a_result_that_kafka_refuses_goes_to_the_handler_with_exactly_the_acls_t
         counting.source,
         key=serdes.text,
         value=serdes.raw,
-        timestamp=lambda record: record.timestamp + (86_400_000 if record.key == "ahead" else 0),
+        timestamp=lambda record: (
+            record.timestamp + (86_400_000 if record.key == "ahead" else 0)
+        ),
     )
     stream.to(counting.sink)
     passing = replace(counting, topology=builder.build())
     user = secured.user(counting.application, printed(passing.topology))
-    with passing.app(tmp_path, login=user, production_exception_handler="continue") as app:
+    with passing.app(
+        tmp_path, login=user, production_exception_handler="continue"
+    ) as app:
         passing.write(["a", "ahead", "b"])
-        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 1, 60, lambda: repr(app._error))
+        eventually(
+            lambda: metric(app, "coopstreams_dropped_records_total") == 1,
+            60,
+            lambda: repr(app._error),
+        )
 
 
 @pytest.mark.slow
-def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: SecuredKafka, tmp_path: Path) -> None:
-    name, source, sink = secured.unique("shared"), secured.topic("in"), secured.topic("out")
+def test_a_source_without_an_order_needs_the_acls_of_its_share_group(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    name, source, sink = (
+        secured.unique("shared"),
+        secured.topic("in"),
+        secured.topic("out"),
+    )
     builder = StreamsBuilder(name)
     builder.stream(source, key=serdes.text, value=serdes.text, order="none").to(sink)
     topology = builder.build()
     acls = printed(topology)
     for missing in (acl for acl in acls if acl.name == f"{name}-share"):
-        user = secured.user(f"{name}-{missing.operation}", [acl for acl in acls if acl != missing])
+        user = secured.user(
+            f"{name}-{missing.operation}", [acl for acl in acls if acl != missing]
+        )
         settings = {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}
         with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
             CoopStreams(topology, settings).run()
@@ -124,19 +154,35 @@ def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: Se
     others = [acl for acl in acls if (acl.name, acl.operation) != (sink, "Write")]
     user = secured.user(f"{name}-mute", [*others, Acl("topic", sink, "Describe")])
     for _ in range(6):  # after the fifth delivery the brokers would give the record up
-        with pytest.raises(AccessDeniedError, match=f"no ACL for Write on the topic {sink}"):
-            CoopStreams(topology, {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}).run()
+        with pytest.raises(
+            AccessDeniedError, match=f"no ACL for Write on the topic {sink}"
+        ):
+            CoopStreams(
+                topology,
+                {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000},
+            ).run()
     user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
-    with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app, closing(KafkaLog(user)) as cluster:
+    with (
+        CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app,
+        closing(KafkaLog(user)) as cluster,
+    ):
         # Until then it may not have joined; and a member that leaves while it joins stays for the brokers' time-out.
-        eventually(lambda: cluster.end_offset(TopicPartition(sink, 0)) > 0, 60, lambda: f"{app.status()}")
+        eventually(
+            lambda: cluster.end_offset(TopicPartition(sink, 0)) > 0,
+            60,
+            lambda: f"{app.status()}",
+        )
     delete_share_group(user, f"{name}-share")
 
 
 @pytest.mark.slow
-def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(secured: SecuredKafka) -> None:
+def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(
+    secured: SecuredKafka,
+) -> None:
     orders = Orders(secured)
-    user = secured.user(orders.group, documented(CONSUMER, group=orders.group, source=orders.topic))
+    user = secured.user(
+        orders.group, documented(CONSUMER, group=orders.group, source=orders.topic)
+    )
     orders.write(200)
     orders.login = user
     consumers = [orders.member(), orders.member()]
@@ -148,7 +194,9 @@ def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(secured
 
 
 @pytest.mark.slow
-def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(secured: SecuredKafka) -> None:
+def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(
+    secured: SecuredKafka,
+) -> None:
     """An ACL for the transactional id of one replay would not fit the next: the one that an error names is prefixed."""
     dead, source = secured.topic("dead"), secured.topic("in")
     where = {"topic": source.encode(), "partition": b"0", "offset": b"0"}
@@ -185,7 +233,8 @@ STOPS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "name", "operation"), [*STOPS, ("topic", "in", "DescribeConfigs"), ("topic", "-", "Create")]
+    ("kind", "name", "operation"),
+    [*STOPS, ("topic", "in", "DescribeConfigs"), ("topic", "-", "Create")],
 )
 def test_an_acl_that_is_missing_at_the_start_is_named(
     secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str
@@ -210,10 +259,19 @@ def test_an_acl_that_is_taken_away_while_it_runs_is_named(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "operation"),
-    [("topic", "-", "Delete"), ("topic", "-", "DescribeConfigs"), ("topic", COMMITS, "DescribeConfigs")],
+    [
+        ("topic", "-", "Delete"),
+        ("topic", "-", "DescribeConfigs"),
+        ("topic", COMMITS, "DescribeConfigs"),
+    ],
 )
 def test_an_acl_that_it_can_do_without_is_a_warning(
-    secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str, caplog: pytest.LogCaptureFixture
+    secured: SecuredKafka,
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    operation: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     counting, lost, user = made_without(secured, kind, name, operation)
     with caplog.at_level(logging.WARNING):
@@ -221,31 +279,54 @@ def test_an_acl_that_it_can_do_without_is_a_warning(
             with running(counting, tmp_path / str(total), user) as app:
                 counting.write(["a", "b"])
                 await_table(app, {"a": total, "b": total})
-                eventually(lambda: lost.operation in caplog.text, 60, lambda: caplog.text)
-    told = [record.getMessage() for record in caplog.records if lost.operation in record.getMessage()]
+                eventually(
+                    lambda: lost.operation in caplog.text, 60, lambda: caplog.text
+                )
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if lost.operation in record.getMessage()
+    ]
     print(told)
-    assert f"User:{counting.application} (SCRAM-SHA-512) has no ACL for {operation} on the topic" in told[0]
+    assert (
+        f"User:{counting.application} (SCRAM-SHA-512) has no ACL for {operation} on the topic"
+        in told[0]
+    )
 
 
 def one_of(acls: list[Acl], kind: str, name: str, operation: str) -> Acl:
     """Return the only ACL of this kind and operation whose resource contains this text."""
-    (found,) = [acl for acl in acls if (acl.kind, acl.operation) == (kind, operation) and fits(name, acl)]
+    (found,) = [
+        acl
+        for acl in acls
+        if (acl.kind, acl.operation) == (kind, operation) and fits(name, acl)
+    ]
     return found
 
 
 def fits(name: str, acl: Acl) -> bool:
     """Whether an ACL matches: prefixed ones by a dash, topics by their names in the test."""
-    return acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
+    return (
+        acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
+    )
 
 
-def made_without(secured: SecuredKafka, kind: str, name: str, operation: str) -> tuple[Counting, Acl, dict[str, Any]]:
+def made_without(
+    secured: SecuredKafka, kind: str, name: str, operation: str
+) -> tuple[Counting, Acl, dict[str, Any]]:
     """Return an application, one ACL that it needs, and a user that has all its other ACLs. The user may describe what
     it may not read or write.
     """
     counting = made(secured)
     lost = one_of(listed(counting), kind, name, operation)
     others = [acl for acl in listed(counting) if acl != lost]
-    return counting, lost, secured.user(counting.application, [*others, replace(lost, operation="Describe")])
+    return (
+        counting,
+        lost,
+        secured.user(
+            counting.application, [*others, replace(lost, operation="Describe")]
+        ),
+    )
 
 
 def names_what_is_missing(error: BaseException, counting: Counting, lost: Acl) -> None:
@@ -263,23 +344,32 @@ def names_what_is_missing(error: BaseException, counting: Counting, lost: Acl) -
     assert f"--add --allow-principal {who} " in found[0]
 
 
-def lose(secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl) -> None:
+def lose(
+    secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl
+) -> None:
     """Take an ACL from a running application; return its error when it has ended."""
     with app:
         await_table(app, counting.write(["a", "b"]))
         secured.take_away(counting.application, lost)
         counting.write(["a", "c"])
-        eventually(lambda: app._error is not None, 90, lambda: "it runs on, or stands still")
+        eventually(
+            lambda: app._error is not None, 90, lambda: "it runs on, or stands still"
+        )
 
 
 def test_who_may_not_see_the_policy_is_free(
     secured: SecuredKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = made(secured)
-    with closing(KafkaLog(secured.settings)) as cluster, closing(PolicyTopic(cluster)) as policy:
+    with (
+        closing(KafkaLog(secured.settings)) as cluster,
+        closing(PolicyTopic(cluster)) as policy,
+    ):
         policy.set("accept.range.fetch", False, counting.source)
         resolved = resolve_topology(
-            cluster, counting.topology, Config.of(secured.config(tmp_path), counting.application)
+            cluster,
+            counting.topology,
+            Config.of(secured.config(tmp_path), counting.application),
         )
         with closing(Restrictions(cluster, lambda: resolved)) as seen:
             seen.look()
@@ -295,11 +385,15 @@ def test_who_may_not_see_the_policy_is_free(
     assert caplog.text == ""
 
 
-def test_a_topic_that_brokers_hide_is_named(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_a_topic_that_brokers_hide_is_named(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     """Without Describe, brokers answer as if the topic did not exist."""
     counting = made(secured)
     acls = [acl for acl in listed(counting) if acl.name != counting.source]
-    error = failure_of(running(counting, tmp_path, secured.user(counting.application, acls)))
+    error = failure_of(
+        running(counting, tmp_path, secured.user(counting.application, acls))
+    )
     assert isinstance(error, LogError)
     said = f"User:{counting.application} (SCRAM-SHA-512) has no ACL for Describe, which Read and Write include, on the "
     assert f"{said}topic {counting.source}. Allow it: kafka-acls.sh" in str(error)
@@ -310,7 +404,10 @@ def test_a_wrong_password(secured: SecuredKafka, tmp_path: Path) -> None:
     user = secured.user(counting.application, ()) | {"sasl.password": "xyzzy"}
     error = str(failure_of(running(counting, tmp_path, user)))
     print(error)
-    assert f"The brokers do not let in User:{counting.application} (SCRAM-SHA-512): check" in error
+    assert (
+        f"The brokers do not let in User:{counting.application} (SCRAM-SHA-512): check"
+        in error
+    )
     assert "xyzzy" not in error
 
 
@@ -324,7 +421,9 @@ def test_a_broker_that_is_not_trusted(secured: SecuredKafka, tmp_path: Path) -> 
     assert "Check ssl.ca.location" in error
 
 
-def test_a_broker_under_another_name_than_in_its_certificate(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_a_broker_under_another_name_than_in_its_certificate(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     with another_name(secured, tmp_path) as address:
         counting = made(secured)
         user = secured.settings | {"bootstrap.servers": address}
@@ -337,7 +436,10 @@ def test_a_broker_under_another_name_than_in_its_certificate(secured: SecuredKaf
 @contextmanager
 def another_name(secured: SecuredKafka, folder: Path) -> Iterator[str]:
     """Yield the address of a server with a certificate of the same authority for another host; it only shakes hands."""
-    root = certificates.Issued(secured.secured.authority.read_bytes(), (secured.secured.folder / "ca.key").read_bytes())
+    root = certificates.Issued(
+        secured.secured.authority.read_bytes(),
+        (secured.secured.folder / "ca.key").read_bytes(),
+    )
     issued = certificates.issue(root, "broker", ["kafka.example"])
     (folder / "pair.pem").write_bytes(issued.key + issued.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -349,7 +451,9 @@ def another_name(secured: SecuredKafka, folder: Path) -> Iterator[str]:
                 context.wrap_socket(self.request, server_side=True).close()
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}
+        )
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -22,32 +22,45 @@ LIFETIME_S = 10
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[SecuredKafka]:
     """Return a secured broker for the tests of this module; it knows the user `plain` by the mechanism PLAIN."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_plain="secret-of-plain";'
     settings = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
     }
-    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request), settings) as kafka:
+    with secured_kafka(
+        tmp_path_factory.mktemp("secured"), download_kafka(request), settings
+    ) as kafka:
         yield kafka
 
 
 def counted(secured: SecuredKafka, user: str) -> Counting:
     """Return an application that this user may run."""
     counting = Counting.make(secured)
-    secured.allow(user, printed(counting.topology, processing_guarantee="exactly_once_v2"))
+    secured.allow(
+        user, printed(counting.topology, processing_guarantee="exactly_once_v2")
+    )
     return counting
 
 
 def runs(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
     """Run an application of two tasks with this login once."""
-    with counting.app(folder, processing_guarantee="exactly_once_v2", ranges_per_partition=2, login=login) as app:
+    with counting.app(
+        folder,
+        processing_guarantee="exactly_once_v2",
+        ranges_per_partition=2,
+        login=login,
+    ) as app:
         await_table(app, counting.write(["a", "b", "a"]))
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_user_and_password(secured: SecuredKafka, tmp_path: Path, mechanism: str) -> None:
+def test_user_and_password(
+    secured: SecuredKafka, tmp_path: Path, mechanism: str
+) -> None:
     user = f"user-{mechanism}"
     counting = counted(secured, user)
     runs(counting, tmp_path, secured.user(user, (), mechanism))
@@ -56,7 +69,11 @@ def test_user_and_password(secured: SecuredKafka, tmp_path: Path, mechanism: str
 
 def test_plain_over_tls(secured: SecuredKafka, tmp_path: Path) -> None:
     counting = counted(secured, "plain")
-    login = {"sasl.mechanism": "PLAIN", "sasl.username": "plain", "sasl.password": "secret-of-plain"}
+    login = {
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "plain",
+        "sasl.password": "secret-of-plain",
+    }
     runs(counting, tmp_path, secured.settings | login)
 
 
@@ -66,7 +83,9 @@ def test_mutual_tls(secured: SecuredKafka, tmp_path: Path) -> None:
     assert secured.refusals("certified", counting.sink) == set()
 
 
-def test_tokens_of_ones_own_are_renewed_while_it_runs(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_tokens_of_ones_own_are_renewed_while_it_runs(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     asked: list[str] = []
 
     def token(config: str) -> tuple[str, float]:
@@ -74,21 +93,34 @@ def test_tokens_of_ones_own_are_renewed_while_it_runs(secured: SecuredKafka, tmp
         return secured.secured.token("tokens", LIFETIME_S), time.time() + LIFETIME_S
 
     counting = counted(secured, "tokens")
-    login = {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token, "sasl.oauthbearer.config": "x=y"}
+    login = {
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": token,
+        "sasl.oauthbearer.config": "x=y",
+    }
     stays_in(counting, tmp_path, secured.without_password() | login)
     assert set(asked) == {"x=y"}
 
 
-def test_tokens_by_openid_connect_are_renewed_while_it_runs(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_tokens_by_openid_connect_are_renewed_while_it_runs(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     counting = counted(secured, CLIENT)
-    with identity_provider(lambda: secured.secured.token(CLIENT, LIFETIME_S)) as provider:
+    with identity_provider(
+        lambda: secured.secured.token(CLIENT, LIFETIME_S)
+    ) as provider:
         stays_in(counting, tmp_path, secured.without_password() | provider.settings())
     assert secured.refusals(CLIENT, counting.sink) == set()
 
 
 def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
     """Run an application for three token lifetimes: it continues to count, in one generation of the group."""
-    with counting.app(folder, processing_guarantee="exactly_once_v2", ranges_per_partition=2, login=login) as app:
+    with counting.app(
+        folder,
+        processing_guarantee="exactly_once_v2",
+        ranges_per_partition=2,
+        login=login,
+    ) as app:
         await_table(app, counting.write(["a"]))
         generation = instance_of(app).member._holdings.generation
         until, total = time.monotonic() + 3 * LIFETIME_S, 1
@@ -100,12 +132,18 @@ def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
         assert instance_of(app).member._holdings.generation == generation
 
 
-def test_an_application_outlives_an_identity_provider_that_is_away(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_an_application_outlives_an_identity_provider_that_is_away(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     """The provider is unavailable for longer than a token's life: no client can log in, and no process ends."""
     counting = counted(secured, CLIENT)
-    with identity_provider(lambda: secured.secured.token(CLIENT, LIFETIME_S)) as provider:
+    with identity_provider(
+        lambda: secured.secured.token(CLIENT, LIFETIME_S)
+    ) as provider:
         login = secured.without_password() | provider.settings()
-        with counting.app(tmp_path, processing_guarantee="exactly_once_v2", login=login) as app:
+        with counting.app(
+            tmp_path, processing_guarantee="exactly_once_v2", login=login
+        ) as app:
             await_table(app, counting.write(["a"]))
             provider.down = True
             time.sleep(1.5 * LIFETIME_S)
@@ -114,7 +152,9 @@ def test_an_application_outlives_an_identity_provider_that_is_away(secured: Secu
             await_table(app, {"a": 2})
 
 
-def test_an_application_outlives_tokens_that_are_refused_for_a_while(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_an_application_outlives_tokens_that_are_refused_for_a_while(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     """As when a provider signs with a new key before the brokers have it."""
     unknown: list[bytes] = []
 
@@ -125,8 +165,13 @@ def test_an_application_outlives_tokens_that_are_refused_for_a_while(secured: Se
         return secured.secured.token("tokens", LIFETIME_S), ends
 
     counting = counted(secured, "tokens")
-    login = secured.without_password() | {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token}
-    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", login=login) as app:
+    login = secured.without_password() | {
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": token,
+    }
+    with counting.app(
+        tmp_path, processing_guarantee="exactly_once_v2", login=login
+    ) as app:
         await_table(app, counting.write(["a"]))
         unknown.append(tokens.new_key())
         time.sleep(2 * LIFETIME_S)
@@ -135,23 +180,43 @@ def test_an_application_outlives_tokens_that_are_refused_for_a_while(secured: Se
         await_table(app, {"a": 2})
 
 
-def test_a_token_that_the_brokers_do_not_take(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_a_token_that_the_brokers_do_not_take(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     counting = Counting.make(secured)
 
     def token(_: str) -> tuple[str, float]:
-        return tokens.signed(tokens.new_key(), "tokens", LIFETIME_S), time.time() + LIFETIME_S
+        return tokens.signed(
+            tokens.new_key(), "tokens", LIFETIME_S
+        ), time.time() + LIFETIME_S
 
-    login = secured.without_password() | {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token}
-    error = str(failure_of(counting.app(tmp_path, login=login, connect_timeout_ms=10_000)))
+    login = secured.without_password() | {
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": token,
+    }
+    error = str(
+        failure_of(counting.app(tmp_path, login=login, connect_timeout_ms=10_000))
+    )
     print(error)
-    assert "The brokers do not let in the user of this process (OAUTHBEARER): check" in error
+    assert (
+        "The brokers do not let in the user of this process (OAUTHBEARER): check"
+        in error
+    )
 
 
-def test_an_identity_provider_that_refuses(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_an_identity_provider_that_refuses(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     counting = Counting.make(secured)
     with identity_provider(lambda: "") as provider:
-        login = secured.without_password() | provider.settings() | {"sasl.oauthbearer.client.secret": "xyzzy"}
-        error = str(failure_of(counting.app(tmp_path, login=login, connect_timeout_ms=5_000)))
+        login = (
+            secured.without_password()
+            | provider.settings()
+            | {"sasl.oauthbearer.client.secret": "xyzzy"}
+        )
+        error = str(
+            failure_of(counting.app(tmp_path, login=login, connect_timeout_ms=5_000))
+        )
     print(error)
     assert "Failed to acquire SASL OAUTHBEARER token" in error
     assert "xyzzy" not in error
@@ -163,6 +228,11 @@ def test_a_token_that_has_expired(secured: SecuredKafka, tmp_path: Path) -> None
     def token(_: str) -> tuple[str, float]:
         return secured.secured.token("tokens", -60), time.time() - 60
 
-    login = secured.without_password() | {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token}
+    login = secured.without_password() | {
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": token,
+    }
     error = str(failure_of(counting.app(tmp_path, login=login)))
-    assert error.startswith("no token for OAUTHBEARER: oauth_cb returned a token that has ended 60 s ago")
+    assert error.startswith(
+        "no token for OAUTHBEARER: oauth_cb returned a token that has ended 60 s ago"
+    )

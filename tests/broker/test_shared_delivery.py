@@ -30,14 +30,19 @@ LOCK_MS = 3000
 
 
 def write(kafka: Kafka, topic: str, values: range) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0, "batch.num.messages": 50})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "linger.ms": 0, "batch.num.messages": 50}
+    )
     for value in values:
         producer.produce(topic, str(value).encode())  # no key
     assert producer.flush(60) == 0
 
 
 def words(kafka: Kafka, topic: str) -> list[list[str]]:
-    return [(record.value or b"").decode().split() for record in read_topic(kafka.bootstrap, topic)]
+    return [
+        (record.value or b"").decode().split()
+        for record in read_topic(kafka.bootstrap, topic)
+    ]
 
 
 @pytest.mark.ci
@@ -56,7 +61,11 @@ def test_instances_share_a_partition_until_a_reset_begins_anew(
     written = 0
 
     def instance(number: int) -> CoopStreams:
-        settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "instance": number}
+        settings = {
+            "bootstrap.servers": kafka.bootstrap,
+            "state.dir": str(tmp_path),
+            "instance": number,
+        }
         return CoopStreams(topology, {**settings, "http.listen": ""})
 
     def processed(app: CoopStreams) -> int:
@@ -72,21 +81,41 @@ def test_instances_share_a_partition_until_a_reset_begins_anew(
             return bool(processed(one) and processed(other))
 
         eventually(by_both, PATIENCE_S, lambda: f"{one.status()} {other.status()}")
-        eventually(lambda: len(words(kafka, target)) >= written, PATIENCE_S, lambda: f"{written}")
-    assert Counter(value for (value,) in words(kafka, target)) == Counter(map(str, range(written)))
+        eventually(
+            lambda: len(words(kafka, target)) >= written,
+            PATIENCE_S,
+            lambda: f"{written}",
+        )
+    assert Counter(value for (value,) in words(kafka, target)) == Counter(
+        map(str, range(written))
+    )
 
-    cli(["reset", str(app), "--yes", "--bootstrap-servers", kafka.bootstrap], standalone_mode=False)
+    cli(
+        ["reset", str(app), "--yes", "--bootstrap-servers", kafka.bootstrap],
+        standalone_mode=False,
+    )
     assert f"delete share group {name}-share" in capsys.readouterr().out
     with instance(0):
-        eventually(lambda: len(words(kafka, target)) >= 2 * written, PATIENCE_S, lambda: "not begun anew")
+        eventually(
+            lambda: len(words(kafka, target)) >= 2 * written,
+            PATIENCE_S,
+            lambda: "not begun anew",
+        )
 
 
 @pytest.mark.slow
 def test_processes_share_a_partition_and_nothing_is_lost_when_one_is_killed(
     kafka: Kafka, workers: Callable[..., Workers]
 ) -> None:
-    source, target, counted = (kafka.topic(name) for name in ("events", "seen", "counted"))
-    named = {"APP_NAME": kafka.unique("shared"), "APP_SOURCE": source, "APP_SEEN": target, "APP_COUNTED": counted}
+    source, target, counted = (
+        kafka.topic(name) for name in ("events", "seen", "counted")
+    )
+    named = {
+        "APP_NAME": kafka.unique("shared"),
+        "APP_SOURCE": source,
+        "APP_SEEN": target,
+        "APP_COUNTED": counted,
+    }
     group = workers(
         "shared_app.py",
         kafka.bootstrap,
@@ -110,20 +139,32 @@ def test_processes_share_a_partition_and_nothing_is_lost_when_one_is_killed(
     def holds_records() -> bool:
         more()
         status = httpx.get(f"{group.url(0)}/v1/status?local=true", timeout=30).json()
-        return any(share["acquired"] for instance in status["instances"] for share in instance["shares"])
+        return any(
+            share["acquired"]
+            for instance in status["instances"]
+            for share in instance["shares"]
+        )
 
     eventually(by_all, PATIENCE_S, group.logs)
     eventually(holds_records, PATIENCE_S, group.logs)
     group.kill(0)
     more()
     everything = {str(event) for event in range(written)}
-    eventually(lambda: {event for event, _ in words(kafka, target)} == everything, PATIENCE_S, group.logs)
+    eventually(
+        lambda: {event for event, _ in words(kafka, target)} == everything,
+        PATIENCE_S,
+        group.logs,
+    )
 
     with QueryClient(str(group.url(1))) as client:
         report = client.status()
     (line,) = (line for line in done_lines(report) if line.startswith("0_*"))
     assert f"share group {named['APP_NAME']}-share deals {source}" in line
-    assert {task["subtopology"] for instance in report["instances"] for task in instance["tasks"]} == {1}
+    assert {
+        task["subtopology"]
+        for instance in report["instances"]
+        for task in instance["tasks"]
+    } == {1}
 
     def all_counted() -> bool:
         table = counts_of(kafka.bootstrap, counted)

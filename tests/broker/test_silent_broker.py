@@ -28,7 +28,11 @@ def test_transactions_of_the_dead_are_found_and_ended_beside_a_broker_that_stand
         coordinator = three_brokers.group_coordinator(app.group)
         silent = next(node for node in NODES if node != coordinator)
         ids = (f"{app.group}-dead-{number}" for number in range(1000))
-        dead = next(name for name in ids if three_brokers.transaction_coordinator(name) != silent)
+        dead = next(
+            name
+            for name in ids
+            if three_brokers.transaction_coordinator(name) != silent
+        )
         writer = log.writer(dead)
         writer.begin()
         writer.append(topic, [b"k"], [b"v"], [0], partitions=0)
@@ -48,8 +52,12 @@ def test_a_question_is_asked_of_the_next_coordinator_when_the_one_that_was_asked
     """The request waited there until its time limit: an abort took 72 s."""
     kafka = three_brokers.kafka
     id_ = kafka.unique("silent")
-    Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": id_}).init_transactions(PATIENCE_S)
-    transactions = Transactions(connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S))
+    Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": id_}
+    ).init_transactions(PATIENCE_S)
+    transactions = Transactions(
+        connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S)
+    )
     try:
         assert transactions.settle(id_, (), PATIENCE_S) == frozenset()
         silent = three_brokers.transaction_coordinator(id_)
@@ -68,7 +76,9 @@ def coordinator_of(instance: Instance) -> int | None:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_offsets_reach_the_next_coordinator_of_the_group(three_brokers: ThreeBrokers, how: str) -> None:
+def test_offsets_reach_the_next_coordinator_of_the_group(
+    three_brokers: ThreeBrokers, how: str
+) -> None:
     """A producer connected to the lost broker waited for it, so that the commit, and then the whole transaction, was
     repeated.
     """
@@ -77,7 +87,12 @@ def test_offsets_reach_the_next_coordinator_of_the_group(three_brokers: ThreeBro
     with application(three_brokers.bootstrap, kafka.unique("next"), 1) as app:
         a = app.start("a")
         app.complete("a")
-        log = KafkaLog({"bootstrap.servers": three_brokers.bootstrap, "producer.transaction.timeout.ms": 60_000})
+        log = KafkaLog(
+            {
+                "bootstrap.servers": three_brokers.bootstrap,
+                "producer.transaction.timeout.ms": 60_000,
+            }
+        )
         writer = log.writer(kafka.unique("next"))
         lost = three_brokers.group_coordinator(app.group)
         assert lost is not None

@@ -26,9 +26,13 @@ LATE = {"broker.session.timeout.ms": "40000", "replica.lag.time.max.ms": "60000"
 
 
 @pytest.fixture(scope="module")
-def late_cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
+def late_cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ThreeBrokers]:
     """Return three brokers with a late fencing of lost ones."""
-    with ThreeBrokers(tmp_path_factory.mktemp("late"), settings=LATE, console=download_kafka(request)) as cluster:
+    with ThreeBrokers(
+        tmp_path_factory.mktemp("late"), settings=LATE, console=download_kafka(request)
+    ) as cluster:
         yield cluster
 
 
@@ -37,8 +41,14 @@ def test_a_source_that_stands_still_because_of_a_lost_replica_is_slow_with_that_
     late_cluster: ThreeBrokers, tmp_path: Path, how: str
 ) -> None:
     late_cluster.mend()
-    counting, keys = Counting.make(late_cluster.kafka), [f"key-{number}" for number in range(50)]
-    at, log = TopicPartition(counting.source, 0), KafkaLog({"bootstrap.servers": late_cluster.bootstrap})
+    counting, keys = (
+        Counting.make(late_cluster.kafka),
+        [f"key-{number}" for number in range(50)],
+    )
+    at, log = (
+        TopicPartition(counting.source, 0),
+        KafkaLog({"bootstrap.servers": late_cluster.bootstrap}),
+    )
     kept = {late_cluster.leader_of(*at), late_cluster.controller()}
     lost = next(node for node in NODES if node not in kept)
     written, stop = counting.write(keys), threading.Event()
@@ -52,14 +62,30 @@ def test_a_source_that_stands_still_because_of_a_lost_replica_is_slow_with_that_
         await_table(app, written)
         feeder = threading.Thread(target=feed, daemon=True)
         feeder.start()
-        eventually(lambda: written.total() > 5 * len(keys), PATIENCE_S, lambda: "nothing is written")
+        eventually(
+            lambda: written.total() > 5 * len(keys),
+            PATIENCE_S,
+            lambda: "nothing is written",
+        )
         assert log.silent_replicas([at]) == {}
         getattr(late_cluster, how)(lost)
-        eventually(lambda: log.silent_replicas([at]) == {at: {lost}}, PATIENCE_S, lambda: "nobody is silent")
+        eventually(
+            lambda: log.silent_replicas([at]) == {at: {lost}},
+            PATIENCE_S,
+            lambda: "nobody is silent",
+        )
         what = f"nothing new can be read from {at} for"
-        eventually(lambda: any(what in why for why in reasons(app)), PATIENCE_S, lambda: str(reasons(app)))
+        eventually(
+            lambda: any(what in why for why in reasons(app)),
+            PATIENCE_S,
+            lambda: str(reasons(app)),
+        )
         late_cluster.mend()
-        eventually(lambda: not any(what in why for why in reasons(app)), PATIENCE_S, lambda: str(reasons(app)))
+        eventually(
+            lambda: not any(what in why for why in reasons(app)),
+            PATIENCE_S,
+            lambda: str(reasons(app)),
+        )
         assert log.silent_replicas([at]) == {}
         stop.set()
         feeder.join(PATIENCE_S)
@@ -69,6 +95,12 @@ def test_a_source_that_stands_still_because_of_a_lost_replica_is_slow_with_that_
 
 def reasons(app: CoopStreams) -> list[str]:
     """Return the reasons of an application's bad health."""
-    with suppress(httpx.TransportError), httpx.Client(trust_env=False, timeout=10) as client:
-        return [reason["message"] for reason in client.get(f"{app.url}/health/ready").json()["reasons"]]
+    with (
+        suppress(httpx.TransportError),
+        httpx.Client(trust_env=False, timeout=10) as client,
+    ):
+        return [
+            reason["message"]
+            for reason in client.get(f"{app.url}/health/ready").json()["reasons"]
+        ]
     return []

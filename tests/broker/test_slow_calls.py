@@ -25,15 +25,24 @@ TRANSACTION_MS = 2000
 
 @pytest.fixture
 def kafka_that_ends_transactions(broker_of_own: Callable[..., KafkaBroker]) -> Kafka:
-    broker = broker_of_own(transaction_abort_timed_out_transaction_cleanup_interval_ms="200")
-    return Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
+    broker = broker_of_own(
+        transaction_abort_timed_out_transaction_cleanup_interval_ms="200"
+    )
+    return Kafka(
+        broker.bootstrap,
+        AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}),
+    )
 
 
-def slow(kafka: Kafka, folder: Path, seconds: Callable[[bytes], float]) -> tuple[CoopStreams, str, str]:
+def slow(
+    kafka: Kafka, folder: Path, seconds: Callable[[bytes], float]
+) -> tuple[CoopStreams, str, str]:
     """Return an application that sleeps for each value, its source and its sink."""
     source, sink = kafka.topic("in"), kafka.topic("out")
     builder = StreamsBuilder(kafka.unique("slow"))
-    builder.stream(source, key=serdes.raw, value=serdes.raw).peek(lambda _, value: time.sleep(seconds(value))).to(sink)
+    builder.stream(source, key=serdes.raw, value=serdes.raw).peek(
+        lambda _, value: time.sleep(seconds(value))
+    ).to(sink)
     settings = kafka.config(
         folder,
         processing_guarantee="exactly_once_v2",
@@ -52,7 +61,9 @@ def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(
 ) -> None:
     kafka = kafka_that_ends_transactions
     # Even a quick call outlasts a step, so that each step is one record: the message names one record.
-    app, source, sink = slow(kafka, tmp_path, {b"slow": 6.0, b"quick": 1.2 * STEP_S}.__getitem__)
+    app, source, sink = slow(
+        kafka, tmp_path, {b"slow": 6.0, b"quick": 1.2 * STEP_S}.__getitem__
+    )
     # The slow call's transaction has quick results in it, unless a commit was just due: one such call suffices.
     write(kafka, source, [*[b"quick"] * 10, b"slow"] * 6)
     failure = failure_of(app)

@@ -14,8 +14,22 @@ from typing import Any
 
 import pytest
 
-from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
-from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
+from coopstreams import (
+    CoopStreams,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
+from coopstreams.admin.rebuild import (
+    Rebuilder,
+    RebuildScope,
+    RebuiltPartition,
+    logged,
+    to_rebuild,
+)
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.opening.restoring import Restoring
@@ -39,7 +53,10 @@ from tests.state.rows import places
 pytestmark = pytest.mark.broker
 
 KEYS = [f"key-{number}" for number in range(6000)]
-FROM_SNAPSHOT, REPLAYED = "coopstreams_snapshot_keys_total", "coopstreams_restored_records_total"
+FROM_SNAPSHOT, REPLAYED = (
+    "coopstreams_snapshot_keys_total",
+    "coopstreams_restored_records_total",
+)
 EXACTLY: dict[str, Any] = {"processing_guarantee": "exactly_once_v2"}
 
 
@@ -55,30 +72,42 @@ def windowed(application: str, topics: dict[str, str]) -> Topology:
     builder = StreamsBuilder(application)
     clicks = builder.stream(topics["clicks"], key=serdes.text, value=serdes.text)
     group = clicks.group_by_key()
-    sessions = group.windowed_by(SessionWindows(gap=timedelta(seconds=10), grace=timedelta(hours=1))).count(
-        store="sessions"
-    )
+    sessions = group.windowed_by(
+        SessionWindows(gap=timedelta(seconds=10), grace=timedelta(hours=1))
+    ).count(store="sessions")
     sessions.to_stream().map(
-        lambda at, count: (at.key, f"{at.start_ms}-{at.end_ms}:{count}"), key=serdes.text, value=serdes.text
+        lambda at, count: (at.key, f"{at.start_ms}-{at.end_ms}:{count}"),
+        key=serdes.text,
+        value=serdes.text,
     ).to(topics["sessions"])
     minutes = (
-        group.windowed_by(TimeWindows(minutes=1)).count(store="minutes").suppress(until_window_closes(), name="final")
+        group.windowed_by(TimeWindows(minutes=1))
+        .count(store="minutes")
+        .suppress(until_window_closes(), name="final")
     )
     minutes.to_stream().map(
-        lambda at, count: (at.key, f"{at.start_ms}:{count}"), key=serdes.text, value=serdes.text
+        lambda at, count: (at.key, f"{at.start_ms}:{count}"),
+        key=serdes.text,
+        value=serdes.text,
     ).to(topics["minutes"])
     totals = (
         group.count(store="totals")
-        .group_by(lambda _, count: (str(count), "x"), key=serdes.text, value=serdes.text)
+        .group_by(
+            lambda _, count: (str(count), "x"), key=serdes.text, value=serdes.text
+        )
         .count(store="groups")
     )
     totals.to_stream().map_values(str, value=serdes.text).to(topics["groups"])
     return builder.build()
 
 
-def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False) -> tuple[Manifest, int]:
+def rebuilt(
+    cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False
+) -> tuple[Manifest, int]:
     """Rebuild and publish; return the manifest and the number of changelog records read."""
-    rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
+    rebuilder = Rebuilder(
+        cluster, counting.topology, counting.application, url, afresh=afresh
+    )
     found: dict[str, list[Slice]] = {}
     replayed = Replayed()
     for rebuilt in rebuilder.to_rebuild(RebuildScope()):
@@ -92,11 +121,18 @@ class Replayed(RestoreListener):
 
     records = 0
 
-    def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
+    def on_restore_end(
+        self, partition: TopicPartition, store: str, records: int
+    ) -> None:
         self.records += records
 
 
-def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] | None = None) -> Counter[str]:
+def ran(
+    counting: Counting,
+    folder: Path,
+    keys: list[str],
+    before: Counter[str] | None = None,
+) -> Counter[str]:
     """Write keys, let an instance count them and stop; return the number of writes of each key."""
     written = counting.write(keys) + (before or Counter())
     with counting.app(folder, **EXACTLY) as app:
@@ -149,7 +185,9 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
     counting = Counting.make(kafka)
-    rebuilder = Rebuilder(cluster, counting.topology, counting.application, str(tmp_path))
+    rebuilder = Rebuilder(
+        cluster, counting.topology, counting.application, str(tmp_path)
+    )
     with pytest.raises(UnknownTopicError, match="has never run here"):
         rebuilder.to_rebuild(RebuildScope())
     with pytest.raises(ConfigError, match="there are counts"):
@@ -162,7 +200,9 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
 def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
-    topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
+    topics = {
+        name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")
+    }
     application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
     topology = windowed(application, topics)
     settings = {
@@ -176,12 +216,18 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
 
     def click(numbers: range) -> None:
         kafka.write(
-            topics["clicks"], ((b"key-%d" % (number % 41), b"x", began_ms + number * 3000) for number in numbers)
+            topics["clicks"],
+            (
+                (b"key-%d" % (number % 41), b"x", began_ms + number * 3000)
+                for number in numbers
+            ),
         )
 
     def process(numbers: range) -> None:
         click(numbers)
-        with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state")}) as app:
+        with CoopStreams(
+            topology, {**settings, "state.dir": str(tmp_path / "state")}
+        ) as app:
             await_running([app])
             eventually(lambda: not lags(app), 120, lambda: str(lags(app)))
 
@@ -189,15 +235,27 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     rebuilder = Rebuilder(cluster, topology, application, url)
     todo = rebuilder.to_rebuild(RebuildScope())
     found = [rebuilder.rebuild(rebuilt) for rebuilt in todo]
-    manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
+    manifest = rebuilder.publish(
+        {store: slices for stores in found for store, slices in stores.items()}
+    )
     assert {
-        store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)
+        store
+        for store in manifest.stores
+        if any(file for each in manifest.stores[store].slices for file in each.files)
     } == set(logged(topology))
     process(range(2000, 2600))
     for rebuilt in todo:
-        whole = next(each for each in topology.subtopologies if each.id == rebuilt.task.subtopology)
-        replayed, nothing = restored(cluster, application, whole, rebuilt, tmp_path, None)
-        restored_from_snapshot, keys = restored(cluster, application, whole, rebuilt, tmp_path, url)
+        whole = next(
+            each
+            for each in topology.subtopologies
+            if each.id == rebuilt.task.subtopology
+        )
+        replayed, nothing = restored(
+            cluster, application, whole, rebuilt, tmp_path, None
+        )
+        restored_from_snapshot, keys = restored(
+            cluster, application, whole, rebuilt, tmp_path, url
+        )
         assert restored_from_snapshot == replayed
         assert keys > nothing == 0
 
@@ -205,7 +263,11 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
 def lags(app: CoopStreams) -> list[str]:
     """Return the tasks that have a lag, as the application reports it."""
     with QueryClient(str(app.url)) as client:
-        tasks = [task for instance in client.status()["instances"] for task in instance["tasks"]]
+        tasks = [
+            task
+            for instance in client.status()["instances"]
+            for task in instance["tasks"]
+        ]
     return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]
 
 
@@ -219,20 +281,32 @@ class PickedUp(Metrics):
 
 
 def restored(
-    cluster: KafkaLog, application: str, whole: SubTopology, rebuilt: RebuiltPartition, folder: Path, url: str | None
+    cluster: KafkaLog,
+    application: str,
+    whole: SubTopology,
+    rebuilt: RebuiltPartition,
+    folder: Path,
+    url: str | None,
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
     """Restore into an empty database; return the visible rows of each store, and the number of keys from a snapshot."""
     counts = PickedUp("app", "process")
     at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
     snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
-    restoring = Restoring(cluster, lambda spec: f"{application}-{spec.name}-changelog", snapshots, counts)
+    restoring = Restoring(
+        cluster, lambda spec: f"{application}-{spec.name}-changelog", snapshots, counts
+    )
     (at / "database").mkdir()
-    with closing(restoring), closing(Database(Rocks(at / "database"), whole.stores)) as database:
+    with (
+        closing(restoring),
+        closing(Database(Rocks(at / "database"), whole.stores)) as database,
+    ):
         restoring.add(rebuilt.task, whole.stores, database, {})
         while not restoring.finished():
             restoring.step()
-        return {spec.name: visible(database, spec) for spec in whole.stores}, counts.keys
+        return {
+            spec.name: visible(database, spec) for spec in whole.stores
+        }, counts.keys
 
 
 def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
@@ -241,4 +315,8 @@ def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
     if spec.kind not in layout.SEGMENTED:
         return rows
     newest = max(layout.time_of(spec.kind, key) for key, _ in rows)
-    return [(key, value) for key, value in rows if layout.time_of(spec.kind, key) >= layout.horizon(spec, newest)]
+    return [
+        (key, value)
+        for key, value in rows
+        if layout.time_of(spec.kind, key) >= layout.horizon(spec, newest)
+    ]

@@ -30,7 +30,9 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
     A resumed coordinator does not always answer before it learns of its successor, so this test provokes the fault only
     sometimes.
     """
-    monkeypatch.setattr("coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0)  # it asks the same one as before
+    monkeypatch.setattr(
+        "coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0
+    )  # it asks the same one as before
     kafka = three_brokers.kafka
     topic, id_ = kafka.topic("out", 3), kafka.unique("stale")
     producer = Producer(
@@ -45,7 +47,9 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
     producer.begin_transaction()
     producer.produce(topic, b"first", partition=0)
     producer.commit_transaction(LONG_S)
-    transactions = Transactions(connected({"bootstrap.servers": kafka.bootstrap}, LONG_S))
+    transactions = Transactions(
+        connected({"bootstrap.servers": kafka.bootstrap}, LONG_S)
+    )
     with closing(transactions):
         assert transactions.settle_topics(id_, [topic], LONG_S) == frozenset()
         old = three_brokers.transaction_coordinator(id_)
@@ -64,14 +68,16 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
         with ThreadPoolExecutor(1) as thread:
             settled = thread.submit(transactions.settle_topics, id_, [topic], 20.0)
             time.sleep(1.0)  # the request waits in the socket of the paused broker
-            three_brokers.pause(controller)  # so the old coordinator resumes without new metadata
+            three_brokers.pause(
+                controller
+            )  # so the old coordinator resumes without new metadata
             three_brokers.resume(old)
             with suppress(LogError):
                 settled.result(2 * LONG_S)
         three_brokers.mend()
-        assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [b"first"], (
-            "an open transaction was committed by somebody else"
-        )
+        assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [
+            b"first"
+        ], "an open transaction was committed by somebody else"
         producer.commit_transaction(LONG_S)
     eventually(
         lambda: len(read_topic(kafka.bootstrap, topic)) == 4,

@@ -31,10 +31,17 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 
-def run(topology: Topology, bootstrap: str, folder: Path, **settings: Any) -> BaseException:
+def run(
+    topology: Topology, bootstrap: str, folder: Path, **settings: Any
+) -> BaseException:
     """Return the error that ends an application."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    return failure_of(CoopStreams(topology, {"bootstrap.servers": bootstrap, "state.dir": str(folder), **given}))
+    return failure_of(
+        CoopStreams(
+            topology,
+            {"bootstrap.servers": bootstrap, "state.dir": str(folder), **given},
+        )
+    )
 
 
 def copying(kafka: Kafka, source: str, sink: str) -> Topology:
@@ -49,7 +56,10 @@ def test_a_changelog_of_another_framework(kafka: Kafka, tmp_path: Path) -> None:
     kafka.write(counting.changelog, [(b'"ann"', b"143")], partition=0)
     error = failure_of(counting.app(tmp_path))
     assert isinstance(error, ConfigError)
-    assert f"{counting.changelog}-0 has records, and coopstreams has not written them" in str(error)
+    assert (
+        f"{counting.changelog}-0 has records, and coopstreams has not written them"
+        in str(error)
+    )
 
 
 @pytest.mark.ci
@@ -103,7 +113,11 @@ def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> No
 def test_a_group_of_another_kind_of_consumer(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     stranger = Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": counting.application,
+            "auto.offset.reset": "earliest",
+        }
     )
     stranger.subscribe([counting.source])
     with closing(stranger):
@@ -120,7 +134,9 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
     counting = Counting.make(kafka)
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_running([app])
-        stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": counting.application})
+        stranger = Consumer(
+            {"bootstrap.servers": kafka.bootstrap, "group.id": counting.application}
+        )
         stranger.subscribe([counting.source])
         refusals: list[str] = []
 
@@ -148,36 +164,53 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
     for part in (counting.source, "stands at offset 5", "begins at 12", "7 records"):
         assert part in str(error)
     command = str(error).partition("run `coopstreams ")[2].rstrip("`").split()
-    done = CliRunner().invoke(commands, [*command, "--yes", "--bootstrap-servers", kafka.bootstrap])
+    done = CliRunner().invoke(
+        commands, [*command, "--yes", "--bootstrap-servers", kafka.bootstrap]
+    )
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path) as app:
         await_table(app, {"a": 5, "b": 3})
 
 
 @pytest.mark.ci
-def test_offsets_that_the_log_no_longer_has_of_one_key_only(kafka: Kafka, tmp_path: Path) -> None:
+def test_offsets_that_the_log_no_longer_has_of_one_key_only(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """A call had not ended when its record was deleted. What others had done further on is not done again."""
-    source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("waiting")
+    source, sink, application = (
+        kafka.topic("in"),
+        kafka.topic("out"),
+        kafka.unique("waiting"),
+    )
     builder, hangs = StreamsBuilder(application), [True]
 
     async def waits(key: str, value: bytes) -> bytes:
         return await asyncio.Future() if key == "stuck" and hangs else value
 
-    called = builder.stream(source, key=serdes.text, value=serdes.raw).map_values_with_key_async(
-        waits, value=serdes.raw
-    )
+    called = builder.stream(
+        source, key=serdes.text, value=serdes.raw
+    ).map_values_with_key_async(waits, value=serdes.raw)
     called.group_by_key().count(store="counts")
     counting = Counting(kafka, application, source, sink, builder.build())
     with counting.app(tmp_path, ranges_per_partition=4) as app:
         written = counting.write(["a"] * 4 + ["stuck"] + [*"abcdefgh"] * 2)
-        await_table(app, {key: count for key, count in written.items() if key != "stuck"})
+        await_table(
+            app, {key: count for key, count in written.items() if key != "stuck"}
+        )
     hangs.clear()
     kafka.delete_before(source, 0, 9)
     error = failure_of(counting.app(tmp_path, ranges_per_partition=4))
-    for part in (f"{source}-0[", "stands at offset 4", "begins at 9", "up to 1 records"):
+    for part in (
+        f"{source}-0[",
+        "stands at offset 4",
+        "begins at 9",
+        "up to 1 records",
+    ):
         assert part in str(error)
     command = str(error).partition("run `coopstreams ")[2].rstrip("`").split()
-    done = CliRunner().invoke(commands, [*command, "--yes", "--bootstrap-servers", kafka.bootstrap])
+    done = CliRunner().invoke(
+        commands, [*command, "--yes", "--bootstrap-servers", kafka.bootstrap]
+    )
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path, ranges_per_partition=4) as app:
         more = counting.write(["stuck", *"abcdefgh"])
@@ -201,7 +234,11 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     error = failure_of(counting.app(tmp_path, ranges_per_partition=ranges))
     assert isinstance(error, ConfigError)
     if ranges == 1:
-        said = ("lost its positions", "made anew", f"--topic {counting.source} --partition 0 --to OFFSET")
+        said = (
+            "lost its positions",
+            "made anew",
+            f"--topic {counting.source} --partition 0 --to OFFSET",
+        )
     else:
         said = (
             f"{counting.source}-0: the topic was deleted and made anew",
@@ -210,8 +247,19 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
         )
     for part in said:
         assert part in str(error)
-    reset = ["group", "reset", counting.application, "--topic", counting.source, "--to", "earliest", "--yes"]
-    done = CliRunner().invoke(commands, [*reset, "--bootstrap-servers", kafka.bootstrap])
+    reset = [
+        "group",
+        "reset",
+        counting.application,
+        "--topic",
+        counting.source,
+        "--to",
+        "earliest",
+        "--yes",
+    ]
+    done = CliRunner().invoke(
+        commands, [*reset, "--bootstrap-servers", kafka.bootstrap]
+    )
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:
         await_table(app, {"a": 5 + 9})

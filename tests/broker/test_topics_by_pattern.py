@@ -24,7 +24,11 @@ class Shop:
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
         self.kafka, self.folder = kafka, folder
-        self.application, self.prefix, self.sink = kafka.unique("shop"), kafka.unique("orders"), kafka.topic("out", 3)
+        self.application, self.prefix, self.sink = (
+            kafka.unique("shop"),
+            kafka.unique("orders"),
+            kafka.topic("out", 3),
+        )
         self.written: Counter[str] = Counter()
 
     def topic(self, name: str, partitions: int = 1) -> str:
@@ -38,10 +42,18 @@ class Shop:
 
     def app(self, number: int = 0, **settings: Any) -> CoopStreams:
         builder = StreamsBuilder(self.application)
-        stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
+        stream = builder.stream(
+            re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw
+        )
         stream.group_by_key().count(store="counts").to_stream().to(self.sink)
-        given = {"metadata_max_age_ms": 500, "processing_guarantee": "exactly_once_v2", **settings}
-        return CoopStreams(builder.build(), self.kafka.config(self.folder, instance=number, **given))
+        given = {
+            "metadata_max_age_ms": 500,
+            "processing_guarantee": "exactly_once_v2",
+            **settings,
+        }
+        return CoopStreams(
+            builder.build(), self.kafka.config(self.folder, instance=number, **given)
+        )
 
 
 @pytest.fixture
@@ -51,7 +63,11 @@ def shop(kafka: Kafka, tmp_path: Path) -> Shop:
 
 def reads(app: CoopStreams) -> set[str]:
     """Return the topics that the tasks of an instance read."""
-    return {source.topic for task in list(instance_of(app).tasks.values()) for source in task.sources}
+    return {
+        source.topic
+        for task in list(instance_of(app).tasks.values())
+        for source in task.sources
+    }
 
 
 @pytest.mark.ci
@@ -82,10 +98,14 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
 
 
 @pytest.mark.ci
-def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_waits_for_the_first_topic_that_matches(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     with shop.app(0) as first, shop.app(1) as second:
         eventually(
-            lambda: all(instance_of(app).assigned is not None for app in (first, second)),
+            lambda: all(
+                instance_of(app).assigned is not None for app in (first, second)
+            ),
             120,
             lambda: "the group does not begin",
         )
@@ -99,10 +119,14 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
-def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Shop, guarantee: str) -> None:
+def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(
+    shop: Shop, guarantee: str
+) -> None:
     europe, asia = shop.topic("europe"), shop.topic("asia")
     # The next check for topics is five minutes away; but a commit for the topic fails.
-    with shop.app(0, metadata_max_age_ms=300_000, processing_guarantee=guarantee) as app:
+    with shop.app(
+        0, metadata_max_age_ms=300_000, processing_guarantee=guarantee
+    ) as app:
         await_running([app])
         shop.write(asia, 200)
         await_table(app, shop.written)
@@ -129,7 +153,9 @@ def test_a_topic_that_is_deleted_while_nothing_is_processed_is_no_longer_read_an
         await_table(app, shop.written)
 
 
-def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: Shop) -> None:
+def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(
+    shop: Shop,
+) -> None:
     shop.topic("europe", 1)
     app = shop.app(0)
     with ThreadPoolExecutor(1) as pool:
@@ -140,4 +166,6 @@ def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: 
         error = failure.result(120)
     assert isinstance(error, TopologyError)
     assert "Add .repartition() before the table" in str(error)
-    assert isinstance(failure_of(shop.app(0)), TopologyError), "and does so at the start"
+    assert isinstance(failure_of(shop.app(0)), TopologyError), (
+        "and does so at the start"
+    )

@@ -21,7 +21,13 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from tests.broker.counting import Counting, await_table, failure_of, groups_on_disk, metric
+from tests.broker.counting import (
+    Counting,
+    await_table,
+    failure_of,
+    groups_on_disk,
+    metric,
+)
 from tests.broker.test_lost_positions import await_end, lose_offsets
 from tests.broker.test_running_faults import ends_with
 from tests.broker.waiting import eventually
@@ -40,18 +46,31 @@ def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -
     """Recreate a compacted topic of one partition; write these rows to it the given number of times."""
     kafka.delete(topic)
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
-        eventually(lambda: topic not in cluster.partitions(), 60, lambda: f"{topic} is still there")
+        eventually(
+            lambda: topic not in cluster.partitions(),
+            60,
+            lambda: f"{topic} is still there",
+        )
         cluster.create_topics([TopicSpec(topic, 1, {"cleanup.policy": "compact"})])
         with closing(cluster.writer()) as writer:
             for _ in range(times):
-                writer.append(topic, [key.encode() for key in rows], list(rows.values()), [0] * len(rows), partitions=0)
+                writer.append(
+                    topic,
+                    [key.encode() for key in rows],
+                    list(rows.values()),
+                    [0] * len(rows),
+                    partitions=0,
+                )
             writer.flush(60)
 
 
 def health(app: CoopStreams) -> list[str]:
     """Return the codes of the reasons why an instance is not ready."""
     return [
-        reason["code"] for reason in httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60).json()["reasons"]
+        reason["code"]
+        for reason in httpx.get(
+            f"{app.url}/health/ready", trust_env=False, timeout=60
+        ).json()["reasons"]
     ]
 
 
@@ -62,17 +81,25 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
     counting = Counting.make(kafka)
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_table(app, counting.write([*BOTH, *GONE]))
-    made_anew(kafka, counting.changelog, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=5)
+    made_anew(
+        kafka,
+        counting.changelog,
+        dict.fromkeys(BOTH, serdes.int64.encode(1000)),
+        times=5,
+    )
     with caplog.at_level(logging.WARNING), counting.app(tmp_path) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
         assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
     assert (
-        'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
+        'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now'
+        in caplog.text
     )
     with counting.app(tmp_path) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))
-        assert metric(app, "coopstreams_restored_records_total") == 0, "from then on it is the topic of the checkpoints"
+        assert metric(app, "coopstreams_restored_records_total") == 0, (
+            "from then on it is the topic of the checkpoints"
+        )
 
 
 @pytest.mark.ci
@@ -95,7 +122,9 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
     with counting.app(tmp_path, **settings) as app:
         await_table(app, dict.fromkeys([*BOTH, *GONE], 1))
     made_anew(kafka, source, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=7)
-    assert "the topic was deleted and made anew" in str(failure_of(counting.app(tmp_path, **settings)))
+    assert "the topic was deleted and made anew" in str(
+        failure_of(counting.app(tmp_path, **settings))
+    )
     with (
         GroupAdmin({"bootstrap.servers": kafka.bootstrap}, application) as admin,
         closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as log,
@@ -117,7 +146,9 @@ def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_ne
         await_table(app, counting.write([*BOTH, *GONE]))
         assert health(app) == []
         made_anew(kafka, counting.changelog, {}, times=0)
-        eventually(lambda: health(app) == ["changelog-made-anew"], 60, lambda: str(health(app)))
+        eventually(
+            lambda: health(app) == ["changelog-made-anew"], 60, lambda: str(health(app))
+        )
         counting.write(BOTH)
         await_table(app, dict.fromkeys(GONE, 1) | dict.fromkeys(BOTH, 2))
     with counting.app(tmp_path) as app:
@@ -126,13 +157,19 @@ def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_ne
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "guarantee",
+    ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)],
+)
 def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no_start_makes_it_anew(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
     """Until somebody creates it: then the store begins empty where the application stands, as the message says."""
     counting = Counting.make(kafka)
-    settings: dict[str, Any] = {"processing_guarantee": guarantee, "transaction_timeout_ms": 5000}
+    settings: dict[str, Any] = {
+        "processing_guarantee": guarantee,
+        "transaction_timeout_ms": 5000,
+    }
     again: dict[str, int] = {}
 
     def deleted() -> None:
@@ -146,12 +183,16 @@ def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no
     assert f"writes to {counting.changelog}, which Kafka has no longer" in str(ended)
     refused = failure_of(counting.app(tmp_path, **settings))
     assert isinstance(refused, ConfigError), refused
-    assert f'deleted: {counting.changelog}, the changelog of store "counts"' in str(refused)
+    assert f'deleted: {counting.changelog}, the changelog of store "counts"' in str(
+        refused
+    )
     assert "`coopstreams rebuild APP --from source --store counts`" in str(refused)
     assert counting.changelog not in kafka.topics()
     creation = re.search(r"`coopstreams (topics create .+?)`", str(refused))
     assert creation is not None
-    made = CliRunner().invoke(commands, [*creation[1].split(), "--bootstrap-servers", kafka.bootstrap])
+    made = CliRunner().invoke(
+        commands, [*creation[1].split(), "--bootstrap-servers", kafka.bootstrap]
+    )
     assert made.exit_code == 0, made.output
     with counting.app(tmp_path, **settings) as app:
         await_table(app, again)
@@ -200,12 +241,20 @@ def test_a_changelog_from_which_brokers_delete_rows_is_refused_until_its_policy_
     with counting.app(tmp_path / "first") as app:
         await_table(app, written)
     policy_of(kafka, counting.changelog, "delete")
-    assert "no rows have been deleted yet" in str(failure_of(counting.app(tmp_path / "first")))
+    assert "no rows have been deleted yet" in str(
+        failure_of(counting.app(tmp_path / "first"))
+    )
     kafka.delete_before(counting.changelog, 0, 10)
     refused = failure_of(counting.app(tmp_path / "second"))
     assert isinstance(refused, ConfigError), refused
-    assert f"Rows have been deleted already: {counting.changelog}-0 begins at offset 10" in str(refused)
-    assert f"--entity-name {counting.changelog} --add-config cleanup.policy=compact`" in str(refused)
+    assert (
+        f"Rows have been deleted already: {counting.changelog}-0 begins at offset 10"
+        in str(refused)
+    )
+    assert (
+        f"--entity-name {counting.changelog} --add-config cleanup.policy=compact`"
+        in str(refused)
+    )
     policy_of(kafka, counting.changelog, "compact")
     with counting.app(tmp_path / "first") as app:
         await_table(app, written)

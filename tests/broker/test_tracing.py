@@ -35,12 +35,16 @@ def program(kafka: Kafka, source: str, sink: str) -> Topology:
     words = builder.stream(source, key=serdes.text, value=serdes.text).map_values_async(
         looked_up, value=serdes.text, name="look-up"
     )
-    counts = words.group_by(lambda _, value: value, key=serdes.text, name="by-word").count(store="counts")
+    counts = words.group_by(
+        lambda _, value: value, key=serdes.text, name="by-word"
+    ).count(store="counts")
     counts.to_stream().to(sink)
     return builder.build()
 
 
-def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_record_and_what_is_made_of_it_are_one_trace(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)  # one for each process: no other test sets it
@@ -50,35 +54,67 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
 
     def traced() -> dict[str, ReadableSpan]:
         spans = exporter.get_finished_spans()
-        return {span.name: span for span in spans if f"{context_of(span).trace_id:032x}" == TRACE}
+        return {
+            span.name: span
+            for span in spans
+            if f"{context_of(span).trace_id:032x}" == TRACE
+        }
 
     def said() -> str:
-        return str([(span.name, context_of(span).trace_id) for span in exporter.get_finished_spans()])
+        return str(
+            [
+                (span.name, context_of(span).trace_id)
+                for span in exporter.get_finished_spans()
+            ]
+        )
 
     kafka.write(source, [(b"k", b"plain")], headers=[("other", b"x")])
     kafka.write(source, [(b"k", b"traced")], headers=[PARENT])
-    with CoopStreams(topology, settings | {"tracing.ratio": 0, "commit.interval.ms": 100}):
+    with CoopStreams(
+        topology, settings | {"tracing.ratio": 0, "commit.interval.ms": 100}
+    ):
         eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 2, 120, said)
         eventually(lambda: len(traced()) == 4, 60, said)
     spans = traced()
     repartition = f"process {topology.application_id}-by-word-repartition"
-    assert spans.keys() == {f"process {source}", "call look-up", "GET /prices", repartition}
+    assert spans.keys() == {
+        f"process {source}",
+        "call look-up",
+        "GET /prices",
+        repartition,
+    }
     # The only other span is the client's own, of the untraced record.
-    assert [span.name for span in exporter.get_finished_spans() if span not in spans.values()] == ["GET /prices"]
+    assert [
+        span.name
+        for span in exporter.get_finished_spans()
+        if span not in spans.values()
+    ] == ["GET /prices"]
 
     def above(name: str) -> str:
         parent = spans[name].parent
         assert parent is not None
         return next(
-            (other for other, span in spans.items() if context_of(span).span_id == parent.span_id), "the sender"
+            (
+                other
+                for other, span in spans.items()
+                if context_of(span).span_id == parent.span_id
+            ),
+            "the sender",
         )
 
     assert above(f"process {source}") == "the sender"
     assert above("call look-up") == f"process {source}"
     assert above("GET /prices") == "call look-up"
     assert above(repartition) == f"process {source}"
-    [headers] = [record.headers for record in read_topic(kafka.bootstrap, sink) if record.key == b"TRACED"]
-    assert headers["traceparent"] == f"00-{TRACE}-{span_id(spans[repartition])}-01".encode()
+    [headers] = [
+        record.headers
+        for record in read_topic(kafka.bootstrap, sink)
+        if record.key == b"TRACED"
+    ]
+    assert (
+        headers["traceparent"]
+        == f"00-{TRACE}-{span_id(spans[repartition])}-01".encode()
+    )
 
 
 def span_id(span: ReadableSpan) -> str:

@@ -38,21 +38,29 @@ class Program:
 
     def __post_init__(self) -> None:
         self.application = self.kafka.unique("versions")
-        self.topics = {name: (self.kafka.topic(f"in-{name}", 2), self.kafka.topic(f"out-{name}", 2)) for name in "ab"}
+        self.topics = {
+            name: (
+                self.kafka.topic(f"in-{name}", 2),
+                self.kafka.topic(f"out-{name}", 2),
+            )
+            for name in "ab"
+        }
 
     def topology(self, reads: str) -> Topology:
         builder = StreamsBuilder(self.application)
         for name in reads:
             source, sink = self.topics[name]
-            builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(
-                store=f"counts-{name}"
-            ).to_stream().to(sink)
+            builder.stream(
+                source, key=serdes.text, value=serdes.raw
+            ).group_by_key().count(store=f"counts-{name}").to_stream().to(sink)
         return builder.build()
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
         """Start a process of the version that reads these topics; `folder`: the state folder, if not a new one."""
         settings = self.kafka.config(
-            self.folder / (folder or name), processing_guarantee="exactly_once_v2", commit_interval_ms=50
+            self.folder / (folder or name),
+            processing_guarantee="exactly_once_v2",
+            commit_interval_ms=50,
         )
         app, stack = CoopStreams(self.topology(reads), settings), ExitStack()
         stack.enter_context(app)
@@ -75,15 +83,26 @@ class Program:
 
     def counted(self, name: str) -> Counter[bytes]:
         found = latest(read_topic(self.kafka.bootstrap, self.topics[name][1]))
-        return Counter({key: int.from_bytes(value, "big") for key, value in found.items()})
+        return Counter(
+            {key: int.from_bytes(value, "big") for key, value in found.items()}
+        )
 
     def exact(self, names: str) -> None:
         """Wait until each record of these topics has counted, once."""
-        eventually(lambda: all(self.counted(name) >= self.written[name] for name in names), 120, self.report)
-        assert {name: self.counted(name) for name in names} == {name: self.written[name] for name in names}
+        eventually(
+            lambda: all(self.counted(name) >= self.written[name] for name in names),
+            120,
+            self.report,
+        )
+        assert {name: self.counted(name) for name in names} == {
+            name: self.written[name] for name in names
+        }
 
     def report(self) -> str:
-        sums = {name: (self.counted(name).total(), written.total()) for name, written in self.written.items()}
+        sums = {
+            name: (self.counted(name).total(), written.total())
+            for name, written in self.written.items()
+        }
         return f"counted, of: {sums}; { ({name: app.status() for name, (app, _) in self.running.items()}) }"
 
 
@@ -102,16 +121,27 @@ def members(app: CoopStreams) -> int:
 def await_works(app: CoopStreams, of: int) -> None:
     """Wait until a process runs tasks in a group of this many members."""
     eventually(
-        lambda: members(app) == of and bool(instance_of(app).tasks) and not reasons(app), 120, lambda: str(app.status())
+        lambda: (
+            members(app) == of and bool(instance_of(app).tasks) and not reasons(app)
+        ),
+        120,
+        lambda: str(app.status()),
     )
 
 
 def await_waits(app: CoopStreams) -> None:
     """Wait until a process has no tasks for this one reason, and reports it in each place."""
-    eventually(lambda: reasons(app) == ["another-version"], 120, lambda: str(app.status()))
+    eventually(
+        lambda: reasons(app) == ["another-version"], 120, lambda: str(app.status())
+    )
     status = app.status()
     assert status is not None
-    assert (status["state"], status["live"], status["ready"], status["tasks"]) == ("waiting", True, False, [])
+    assert (status["state"], status["live"], status["ready"], status["tasks"]) == (
+        "waiting",
+        True,
+        False,
+        [],
+    )
     assert (
         f"it runs version {status['details']['version']} of the topology, and the group runs "
         in status["reasons"][0]["message"]
@@ -130,19 +160,32 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
         await_waits(second)
     program.write(500)
     program.exact("b")
-    told = [record.getMessage() for record in caplog.records if "this process gets no tasks" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "this process gets no tasks" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "2 sub-topologies, not 1" in told[0]
     assert "application.id" in told[0]
     with QueryClient(str(first.url), deadline_s=10) as client:
 
         def states() -> dict[str, bool]:  # a slow instance is unreachable once
-            return {instance["state"]: instance["ready"] for instance in client.status()["instances"]}
+            return {
+                instance["state"]: instance["ready"]
+                for instance in client.status()["instances"]
+            }
 
-        eventually(lambda: states() == {"running": True, "waiting": False}, 90, lambda: str(states()))
+        eventually(
+            lambda: states() == {"running": True, "waiting": False},
+            90,
+            lambda: str(states()),
+        )
     with (
         QueryClient(str(second.url), deadline_s=1) as client,
-        pytest.raises(QueryError, match="does not know the owner of the key: it runs version") as refused,
+        pytest.raises(
+            QueryError, match="does not know the owner of the key: it runs version"
+        ) as refused,
     ):
         client.get("counts-b", "key-1")
     assert refused.value.code == "TASK_MOVING"
@@ -153,7 +196,9 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
 
 
 @pytest.mark.slow
-def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program) -> None:
+def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(
+    program: Program,
+) -> None:
     for number in range(3):
         program.start(f"{number}", "b")
     ended = threading.Event()

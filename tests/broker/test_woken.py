@@ -43,7 +43,11 @@ def test_a_process_that_wakes_again_and_again_lives_on(
         errors_dead_letter_queue_topic_name=topics.dead,
     )
     chaos = Chaos(group, seed, members=2)
-    eventually(lambda: all("runs on thread" in group.log(number) for number in (0, 1)), 120, group.logs)
+    eventually(
+        lambda: all("runs on thread" in group.log(number) for number in (0, 1)),
+        120,
+        group.logs,
+    )
     for _ in range(STOPS):
         chaos.stop(SESSION_MS / 1000 + 2)
         time.sleep(1)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 import pytest
 
 
-def eventually(true: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
+def eventually(
+    true: Callable[[], bool], timeout_s: float, what: Callable[[], str]
+) -> None:
     """Return when the condition holds; fail with `what()` after the time limit. A slow condition takes half of the time
     at most, to leave the processor to the program under test.
     """

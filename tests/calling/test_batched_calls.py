@@ -72,7 +72,9 @@ def test_batches_are_not_too_large_and_keep_the_order_of_their_keys(
     assert max(map(len, met)) <= most
     assert most_under_way <= in_flight
     if order == "none":
-        assert len(met) <= -(-len(keys) // most) + 1, "full batches, and one after the wait"
+        assert len(met) <= -(-len(keys) // most) + 1, (
+            "full batches, and one after the wait"
+        )
     for key in {key for key in keys if key is not None and order == "key"}:
         assert all(sum(keys[number] == key for number in batch) <= 1 for batch in met)
         of_key = [number for batch in met for number in batch if keys[number] == key]
@@ -86,12 +88,18 @@ def test_a_batch_that_waits_long_enough_is_short() -> None:
         met.append(len(numbers))
         return numbers
 
-    batches([Call(awaited, (number,), None) for number in range(7)], max_records=1000, max_wait=ms(20))
+    batches(
+        [Call(awaited, (number,), None) for number in range(7)],
+        max_records=1000,
+        max_wait=ms(20),
+    )
     assert met == [7]
 
 
 @pytest.mark.parametrize(("takes_s", "goes_out_at_s"), [(2.0, 3.0), (5.0, 5.0)])
-def test_the_wait_for_a_full_batch_begins_while_another_one_is_under_way(takes_s: float, goes_out_at_s: float) -> None:
+def test_the_wait_for_a_full_batch_begins_while_another_one_is_under_way(
+    takes_s: float, goes_out_at_s: float
+) -> None:
     host, left, met = LeapingHost(), list(range(13)), list[tuple[float, list[int]]]()
     loop, over = host.loop, host.loop.create_future()
 
@@ -106,7 +114,11 @@ def test_the_wait_for_a_full_batch_begins_while_another_one_is_under_way(takes_s
         if not left:
             over.set_result(None)
 
-    lane = Lane[Call](batching("f", awaited, max_records=10, max_wait=timedelta(seconds=3)), told, host)
+    lane = Lane[Call](
+        batching("f", awaited, max_records=10, max_wait=timedelta(seconds=3)),
+        told,
+        host,
+    )
     lane.begin([Call(awaited, (number,), None) for number in range(13)])
     with closing(loop):
         loop.run_until_complete(over)
@@ -131,9 +143,14 @@ def test_of_a_batch_that_fails_only_the_bad_record_fails() -> None:
     assert lane.retried == len(tried) - 1, "a batch counts once"
 
 
-@pytest.mark.parametrize(("answer", "says"), [([1], "not 1 of them"), (None, "not a NoneType"), (1, "not a int")])
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [([1], "not 1 of them"), (None, "not a NoneType"), (1, "not a int")],
+)
 def test_a_batch_has_as_many_answers_as_values(answer: Any, says: str) -> None:
-    made = batches([Call(lambda _: answer, (number,), b"k%d" % number) for number in range(2)])
+    made = batches(
+        [Call(lambda _: answer, (number,), b"k%d" % number) for number in range(2)]
+    )
     assert says in str(made[1].error) or answer == [1], "one alone is answered"
     if answer == [1]:
         assert [call.value for call in made] == [1, 1]

@@ -14,23 +14,45 @@ COUNTED, OTHER = ConnectionError("refused"), ValueError("a bad record")
 EVENTS = st.one_of(
     st.just("begin"),
     st.just("begin"),
-    st.tuples(st.integers(0, 20), st.sampled_from([None, COUNTED, COUNTED, COUNTED, COUNTED, OTHER])),
+    st.tuples(
+        st.integers(0, 20),
+        st.sampled_from([None, COUNTED, COUNTED, COUNTED, COUNTED, OTHER]),
+    ),
     st.sampled_from([2.0, PAUSE_S]),
 )
 
 
 @example(failures=1, events=["begin", (0, COUNTED), PAUSE_S, "begin", "begin"])
-@example(failures=2, events=["begin"] * 4 + [(0, COUNTED), (0, COUNTED), (0, None), PAUSE_S, "begin", (1, COUNTED)])
 @example(
     failures=2,
-    events=["begin", "begin", (0, COUNTED), (0, COUNTED), PAUSE_S, "begin", (0, None), "begin", (0, COUNTED)],
+    events=["begin"] * 4
+    + [(0, COUNTED), (0, COUNTED), (0, None), PAUSE_S, "begin", (1, COUNTED)],
 )
-@example(failures=2, events=["begin", (0, COUNTED), "begin", (0, OTHER), "begin", (0, COUNTED), "begin"])
+@example(
+    failures=2,
+    events=[
+        "begin",
+        "begin",
+        (0, COUNTED),
+        (0, COUNTED),
+        PAUSE_S,
+        "begin",
+        (0, None),
+        "begin",
+        (0, COUNTED),
+    ],
+)
+@example(
+    failures=2,
+    events=["begin", (0, COUNTED), "begin", (0, OTHER), "begin", (0, COUNTED), "begin"],
+)
 @given(failures=st.integers(1, 4), events=st.lists(EVENTS, max_size=80))
 def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it(
     failures: int, events: list[str | float | tuple[int, Exception | None]]
 ) -> None:
-    breaker = Breaker(CircuitBreaker(failures=failures, pause=ms(5000), on=(ConnectionError,)))
+    breaker = Breaker(
+        CircuitBreaker(failures=failures, pause=ms(5000), on=(ConnectionError,))
+    )
     now, opened_at, in_a_row = 0.0, None, 0
     under_way: list[Admission] = []
     for event in events:
@@ -38,7 +60,13 @@ def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it(
             now += event
         elif event == "begin":
             probed = "probe" in under_way
-            expected = "free" if opened_at is None else "wait" if probed or now < opened_at + PAUSE_S else "probe"
+            expected = (
+                "free"
+                if opened_at is None
+                else "wait"
+                if probed or now < opened_at + PAUSE_S
+                else "probe"
+            )
             admission = breaker.admit(now)
             assert admission == expected
             if admission != "wait":
@@ -65,7 +93,9 @@ def test_it_says_what_failed_and_when_the_next_is_tried() -> None:
     breaker = Breaker(CircuitBreaker(failures=2, pause=ms(5000)))
     for now in (1.0, 2.0):
         breaker.ended(breaker.admit(now), COUNTED, now)
-    said = "2 in a row have failed, the last with ConnectionError: refused; one is tried "
+    said = (
+        "2 in a row have failed, the last with ConnectionError: refused; one is tried "
+    )
     assert breaker.why(4.0) == said + "in 3 s"
     assert breaker.admit(7.0) == "probe"
     assert breaker.why(7.0) == said + "now"

@@ -26,12 +26,19 @@ from tests.durations import ms
 def test_a_call_that_waits_for_a_thread_is_not_late() -> None:
     function = partial(time.sleep, 1.0)
     calls = [Call(function, (), None) for _ in range(MOST_THREADS + 1)]
-    assert {call.error for call in ended(calls, order="none", timeout=timedelta(seconds=1.8))} == {None}
+    assert {
+        call.error
+        for call in ended(calls, order="none", timeout=timedelta(seconds=1.8))
+    } == {None}
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    calls=st.lists(st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.integers(0, 3)), min_size=1, max_size=30),
+    calls=st.lists(
+        st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.integers(0, 3)),
+        min_size=1,
+        max_size=30,
+    ),
     order=st.sampled_from(["key", "partition", "none"]),
     threads=st.booleans(),
 )
@@ -42,7 +49,13 @@ def test_calls_of_a_chain_are_made_one_after_the_other_in_their_order(
     met: dict[bytes, list[int]] = defaultdict(list)
 
     def begin(number: int) -> bytes:
-        key = calls[number][0] if order == "key" else b"" if order == "partition" else None
+        key = (
+            calls[number][0]
+            if order == "key"
+            else b""
+            if order == "partition"
+            else None
+        )
         chain = b"%d alone" % number if key is None else key
         assert not under_way[chain], "another call of the chain has not ended"
         under_way[chain].append(number)
@@ -62,8 +75,13 @@ def test_calls_of_a_chain_are_made_one_after_the_other_in_their_order(
         return -number
 
     function = on_thread if threads else awaited
-    made = ended([Call(function, (number,), key) for number, (key, _) in enumerate(calls)], order=order)
-    assert [(call.value, call.error) for call in made] == [(-number, None) for number in range(len(calls))]
+    made = ended(
+        [Call(function, (number,), key) for number, (key, _) in enumerate(calls)],
+        order=order,
+    )
+    assert [(call.value, call.error) for call in made] == [
+        (-number, None) for number in range(len(calls))
+    ]
     assert all(numbers == sorted(numbers) for numbers in met.values())
 
 
@@ -91,12 +109,16 @@ def test_threads_are_as_many_as_calls_may_be_in_flight() -> None:
             under_way -= 1
         return met
 
-    made = ended([Call(meets, (number,), None) for number in range(64)], max_in_flight=8)
+    made = ended(
+        [Call(meets, (number,), None) for number in range(64)], max_in_flight=8
+    )
     assert max(call.value for call in made) == 8
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_call_that_fails_is_made_again_and_the_last_error_counts(threads: bool) -> None:
+def test_a_call_that_fails_is_made_again_and_the_last_error_counts(
+    threads: bool,
+) -> None:
     attempts: list[int] = []
 
     def fails(value: int) -> int:
@@ -135,7 +157,9 @@ def test_errors_of_other_kinds_are_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(threads: bool) -> None:
+def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(
+    threads: bool,
+) -> None:
     attempts: list[int] = []
     let_go = threading.Event()
 
@@ -151,9 +175,15 @@ def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(th
             await asyncio.sleep(PATIENCE_S)
         return value
 
-    call = one(hangs if threads else hangs_later, timeout=ms(1000), retry=Retry(backoff=ms(1), on=(TimeoutError,)))
+    call = one(
+        hangs if threads else hangs_later,
+        timeout=ms(1000),
+        retry=Retry(backoff=ms(1), on=(TimeoutError,)),
+    )
     assert (call.value, call.error, attempts) == (7, None, [7, 7])
-    assert "no answer within 0.05 s" in str(one(lambda _: time.sleep(1), timeout=ms(50)).error)
+    assert "no answer within 0.05 s" in str(
+        one(lambda _: time.sleep(1), timeout=ms(50)).error
+    )
     let_go.set()
 
 
@@ -169,10 +199,19 @@ class Odd(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(1), Odd()]
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+        StopIteration(1),
+        Odd(),
+    ],
 )
 @pytest.mark.parametrize("threads", [False, True])
-def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseException) -> None:
+def test_what_would_end_the_loop_fails_the_call(
+    threads: bool, error: BaseException
+) -> None:
     def raises(value: int) -> int:
         raise error
 
@@ -207,7 +246,16 @@ def test_calls_pause_while_a_service_fails_and_are_tried_one_at_a_time() -> None
 
     breaker = CircuitBreaker(failures=3, pause=ms(20))
     calls = [Call(asks, (number,), b"%d" % number) for number in range(40)]
-    lane = made_by(calling("f", asks, max_in_flight=3, breaker=breaker, retry=Retry(times=20, backoff=ms(1))), calls)
+    lane = made_by(
+        calling(
+            "f",
+            asks,
+            max_in_flight=3,
+            breaker=breaker,
+            retry=Retry(times=20, backoff=ms(1)),
+        ),
+        calls,
+    )
     assert [call.value for call in calls] == list(range(40)), "none has failed for good"
     assert len(begun) == 40 + 8
     assert most[3:9] == [1] * 6, "probes"
@@ -222,7 +270,12 @@ def test_a_lane_that_pauses_says_why_and_is_drained_at_once() -> None:
         failed.set()
         raise ConnectionError("refused")
 
-    how = calling("f", fails, breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1)), retry=Retry())
+    how = calling(
+        "f",
+        fails,
+        breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1)),
+        retry=Retry(),
+    )
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
     lane: Lane[Call] = Lane(how, told.put)
     lane.begin([Call(fails, (number,), None) for number in range(3)])
@@ -242,12 +295,17 @@ def test_a_lane_without_calls_does_not_pause() -> None:
         raise ConnectionError("refused")
 
     lane = made_by(
-        calling("f", fails, breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1))), [Call(fails, (1,), None)]
+        calling(
+            "f", fails, breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1))
+        ),
+        [Call(fails, (1,), None)],
     )
     assert lane.pauses == ""
 
 
-def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     begun, attempts, over = threading.Event(), [], threading.Event()
 
     async def minds_not(value: int) -> None:
@@ -260,7 +318,9 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
         finally:
             over.set()
 
-    lane: Lane[Call] = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda _: None)
+    lane: Lane[Call] = Lane(
+        calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda _: None
+    )
     lane.begin([Call(minds_not, (1,), b"k"), Call(minds_not, (2,), b"k")])
     assert begun.wait(PATIENCE_S)
     lane.cancel()
@@ -272,7 +332,9 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
 
 
 @pytest.mark.parametrize("order", ["key", "none"])
-def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other(order: CallOrder) -> None:
+def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other(
+    order: CallOrder,
+) -> None:
     begun, let_go = threading.Semaphore(0), threading.Event()
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
 
@@ -298,7 +360,9 @@ def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other
     assert not begun.acquire(blocking=False)
 
 
-def test_a_call_that_fails_while_the_lane_is_drained_is_made_by_the_next_owner() -> None:
+def test_a_call_that_fails_while_the_lane_is_drained_is_made_by_the_next_owner() -> (
+    None
+):
     host, told = LeapingHost(), list[Sequence[Call]]()
     over = host.loop.create_future()
 
@@ -313,11 +377,19 @@ def test_a_call_that_fails_while_the_lane_is_drained_is_made_by_the_next_owner()
             over.set_result(host.loop.time())
 
     lane = Lane[Call](
-        calling("f", fails, retry=Retry(backoff=timedelta(hours=1), longest=timedelta(hours=1))), tell, host
+        calling(
+            "f",
+            fails,
+            retry=Retry(backoff=timedelta(hours=1), longest=timedelta(hours=1)),
+        ),
+        tell,
+        host,
     )
     lane.begin([Call(fails, (1,), None)])
     with closing(host.loop):
-        assert host.loop.run_until_complete(over) == 1.0, "it does not wait to be called again"
+        assert host.loop.run_until_complete(over) == 1.0, (
+            "it does not wait to be called again"
+        )
     assert told == [()], "it has not failed"
 
 
@@ -352,7 +424,9 @@ def test_a_cancelled_lane_is_silent() -> None:
     assert said == []
 
 
-def test_it_is_told_at_once_when_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_told_at_once_when_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Calls that ended at the same moment are reported with it, each once."""
     monkeypatch.setattr("coopstreams.calling.lanes.TOGETHER_S", 2 * PATIENCE_S)
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()

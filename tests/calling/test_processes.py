@@ -76,20 +76,26 @@ async def awaited(value: int) -> int:
 
 
 def test_a_function_runs_in_another_process_which_is_kept() -> None:
-    pids = {ended([Call(here, (1,), b"k")], executor="process")[0].value for _ in range(3)}
+    pids = {
+        ended([Call(here, (1,), b"k")], executor="process")[0].value for _ in range(3)
+    }
     assert len(pids) == 1
     assert os.getpid() not in pids
 
 
 def test_each_call_has_its_own_error_also_if_its_process_dies() -> None:
-    calls = [Call(sometimes, (number,), b"%d" % number) for number in (0, 1, 2, 3, 5, 6)]
+    calls = [
+        Call(sometimes, (number,), b"%d" % number) for number in (0, 1, 2, 3, 5, 6)
+    ]
     made_by(calling("f", sometimes, executor="process", timeout=None), calls)
     assert [call.value for call in calls] == [0, None, None, None, 10, 12]
     assert isinstance(calls[1].error, ValueError)
     assert "in sometimes" in calls[1].error.__notes__[0]
     assert str(calls[2].error) == "OddError: very odd"
     assert isinstance(calls[3].error, ProcessingError)
-    assert str(calls[3].error) == "the process that made the call has died (exit code 9)"
+    assert (
+        str(calls[3].error) == "the process that made the call has died (exit code 9)"
+    )
 
 
 def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
@@ -97,13 +103,22 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
     assert isinstance(call.error, TimeoutError)
     made = [Call(here, (number,), None) for number in range(2 * MOST_PROCESSES)]
     ended(made, executor="process")
-    assert all(each.error is None for each in made), "no place is taken by it, and no call meets its process"
+    assert all(each.error is None for each in made), (
+        "no place is taken by it, and no call meets its process"
+    )
 
 
-def test_a_time_out_does_not_count_the_start_of_a_process_and_what_it_imports(tmp_path: Path) -> None:
+def test_a_time_out_does_not_count_the_start_of_a_process_and_what_it_imports(
+    tmp_path: Path,
+) -> None:
     """It would end each process before it could make a call, and all records would fail."""
     arrived, begun = tmp_path / "arrived", list[bool]()
-    assert ProcessCall(str, (Arriving(arrived),)).make(lambda: begun.append(arrived.exists())) == "None"
+    assert (
+        ProcessCall(str, (Arriving(arrived),)).make(
+            lambda: begun.append(arrived.exists())
+        )
+        == "None"
+    )
     assert begun == [True]
 
 
@@ -132,12 +147,16 @@ def test_what_stops_a_service_does_not_stop_a_process_that_begins(stop: str) -> 
         f"    os.kill(children[0].pid, signal.{stop})\n"
         "    print(value.result())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "7\n", done.stderr
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_call(killed: bool) -> None:
+def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_call(
+    killed: bool,
+) -> None:
     program = (
         "import threading\n"
         "from coopstreams.calling.processes import ProcessCall\n"
@@ -147,7 +166,9 @@ def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_cal
         "begun.wait()\n"
         f"{killed} and threading.Event().wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         if killed:
             assert parent.stdout.readline() == "begun\n"
@@ -155,7 +176,9 @@ def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_cal
         parent.communicate(timeout=PATIENCE_S)  # until nobody has the pipe any more
 
 
-def test_a_process_that_multiprocessing_has_made_ends_although_its_calls_outlast_sigterm() -> None:
+def test_a_process_that_multiprocessing_has_made_ends_although_its_calls_outlast_sigterm() -> (
+    None
+):
     program = (
         "from multiprocessing import get_context\n"
         "from coopstreams.calling.processes import ProcessCall\n"
@@ -165,14 +188,24 @@ def test_a_process_that_multiprocessing_has_made_ends_although_its_calls_outlast
         "made.kill()\n"
         "print(made.exitcode)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "0\n", done.stderr
 
 
 @pytest.mark.ci
-def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
-    ended([Call(here, (number,), None) for number in range(MOST_PROCESSES)], executor="process")  # they are started
-    made = [[Call(naps, (number,), None) for number in range(MOST_PROCESSES)] for _ in range(4)]
+def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> (
+    None
+):
+    ended(
+        [Call(here, (number,), None) for number in range(MOST_PROCESSES)],
+        executor="process",
+    )  # they are started
+    made = [
+        [Call(naps, (number,), None) for number in range(MOST_PROCESSES)]
+        for _ in range(4)
+    ]
     with ThreadPoolExecutor(len(made)) as tasks:
         how = calling("f", naps, executor="process", timeout=ms(2500))
         list(tasks.map(partial(made_by, how), made))
@@ -187,6 +220,8 @@ def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_
         (here, "gpu", '"thread" or "process"'),
     ],
 )
-def test_what_cannot_run_in_another_process_is_refused(function: Any, executor: Any, says: str) -> None:
+def test_what_cannot_run_in_another_process_is_refused(
+    function: Any, executor: Any, says: str
+) -> None:
     with pytest.raises(TopologyError, match=says):
         calling("f", function, executor=executor)

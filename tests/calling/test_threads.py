@@ -31,7 +31,11 @@ def test_calls_that_come_one_after_the_other_share_a_few_threads() -> None:
 
 
 def test_a_call_does_not_wait_for_another_one() -> None:
-    threads, together, over = CallThreads(), threading.Barrier(50), queue.SimpleQueue[int]()
+    threads, together, over = (
+        CallThreads(),
+        threading.Barrier(50),
+        queue.SimpleQueue[int](),
+    )
     for _ in range(50):
         threads.put(lambda: over.put(together.wait(PATIENCE_S)))
     assert sorted(over.get(timeout=PATIENCE_S) for _ in range(50)) == list(range(50))
@@ -46,14 +50,20 @@ def test_a_call_behind_one_that_never_returns_is_made_on_another_thread() -> Non
             let_go.wait(PATIENCE_S)
         return number
 
-    first, *others = ended([Call(hangs, (number,), None) for number in range(3)], max_in_flight=1, timeout=ms(1000))
+    first, *others = ended(
+        [Call(hangs, (number,), None) for number in range(3)],
+        max_in_flight=1,
+        timeout=ms(1000),
+    )
     let_go.set()
     assert isinstance(first.error, TimeoutError)
     assert [(call.value, call.error) for call in others] == [(1, None), (2, None)]
     assert made == [0, 1, 2]
 
 
-def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for_them_are_made_later() -> None:
+def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for_them_are_made_later() -> (
+    None
+):
     let_go, begun = threading.Event(), threading.Semaphore(0)
 
     def hangs(number: int) -> int:
@@ -62,7 +72,10 @@ def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for
         return number
 
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
-    lane = Lane[Call](calling("f", hangs, order="none", max_in_flight=MOST_LEFT, timeout=ms(1000)), told.put)
+    lane = Lane[Call](
+        calling("f", hangs, order="none", max_in_flight=MOST_LEFT, timeout=ms(1000)),
+        told.put,
+    )
     calls = [Call(hangs, (number,), None) for number in range(2 * MOST_LEFT + 1)]
     lane.begin(calls)
     for _ in range(2 * MOST_LEFT):
@@ -76,7 +89,9 @@ def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for
     assert (calls[-1].value, calls[-1].error) == (2 * MOST_LEFT, None)
 
 
-def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A task whose failed records are processed again later is opened again each time."""
     monkeypatch.setattr(lanes, "MOST_LOST", 2)
     let_go, begun = threading.Event(), threading.Semaphore(0)
@@ -94,7 +109,9 @@ def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(monkey
         lane.cancel()
     lane = Lane[Call](calling("f", hangs), told.put)
     lane.begin([Call(hangs, (), None)])
-    assert ended([Call(awaited, (7,), None)])[0].value == 7, "the loop has begun the other call, too"
+    assert ended([Call(awaited, (7,), None)])[0].value == 7, (
+        "the loop has begun the other call, too"
+    )
     lane.drain()
     assert told.get(timeout=PATIENCE_S) == ()
     assert lane.drained, "its call was not made"

@@ -9,13 +9,18 @@ from coopstreams.commands.terminal.resuming import resuming
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
-    counts, cure = not_written({"totals": 4120, "failed": 2175, "too-late": 1821}, ["failed"], published=False)
+    counts, cure = not_written(
+        {"totals": 4120, "failed": 2175, "too-late": 1821}, ["failed"], published=False
+    )
     assert (
         counts
         == "not written, because --outputs is none: 2,175 dead letters for failed, 1,821 records for too-late, 4,120 "
         "records for totals"
     )
-    assert "do not publish this run: `coopstreams reset` the application, and run it again with --outputs topic" in cure
+    assert (
+        "do not publish this run: `coopstreams reset` the application, and run it again with --outputs topic"
+        in cure
+    )
     assert not_written({}, [], published=False) == []
 
 
@@ -26,11 +31,20 @@ def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
     assert "publish" not in cure
 
 
-def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secret() -> None:
+def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secret() -> (
+    None
+):
     """Without the brokers of its own command line it would end with the error that none are named."""
     again = resuming("backfill", "app.py", "run-1", None, None, None, None)
     assert again == "coopstreams backfill app.py --resume run-1"
-    given = ("app.py", "run-1", "a folder", "kafka:9092", Path("my.toml"), ["sasl.password=secret"])
+    given = (
+        "app.py",
+        "run-1",
+        "a folder",
+        "kafka:9092",
+        Path("my.toml"),
+        ["sasl.password=secret"],
+    )
     assert (
         resuming("rebuild --from source", *given)
         == "coopstreams rebuild --from source app.py --resume run-1 --bootstrap-servers kafka:9092 --config my.toml "

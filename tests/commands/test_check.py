@@ -12,7 +12,12 @@ from typer.testing import CliRunner, Result
 
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import WRONG, exit_status
-from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyChangedError, TopologyError
+from coopstreams.topology.errors import (
+    ConfigError,
+    CoopStreamsError,
+    TopologyChangedError,
+    TopologyError,
+)
 from tests.broker.counting import Counting, await_table
 from tests.command_line import app
 from tests.conftest import Kafka
@@ -28,10 +33,18 @@ topology = builder.build()
 COUNTS = 'stream.group_by_key().count(store="{}")'
 
 
-def program(folder: Path, name: str, *stores: str, application: str = "app", topic: str = "in") -> str:
+def program(
+    folder: Path, name: str, *stores: str, application: str = "app", topic: str = "in"
+) -> str:
     """Write a program that counts into these stores; return its file."""
     file = folder / f"{name}.py"
-    file.write_text(PROGRAM.format(application=application, topic=topic, counts="\n".join(map(COUNTS.format, stores))))
+    file.write_text(
+        PROGRAM.format(
+            application=application,
+            topic=topic,
+            counts="\n".join(map(COUNTS.format, stores)),
+        )
+    )
     return str(file)
 
 
@@ -52,11 +65,17 @@ def run(*arguments: str) -> Result:
                 "  in was read before the store existed: its earlier records are not in the store",
             ],
         ),
-        (["numbers"], 2, ["store counts: lost", '  cure: name it as it was: store="counts"']),
+        (
+            ["numbers"],
+            2,
+            ["store counts: lost", '  cure: name it as it was: store="counts"'],
+        ),
     ],
     ids=["the same", "one more", "another name"],
 )
-def test_the_exit_status_says_how_bad_it_is(tmp_path: Path, stores: list[str], status: int, said: list[str]) -> None:
+def test_the_exit_status_says_how_bad_it_is(
+    tmp_path: Path, stores: list[str], status: int, said: list[str]
+) -> None:
     old, new = program(tmp_path, "old", "counts"), program(tmp_path, "new", *stores)
     result = run("check", old, new)
     assert result.exit_code == status
@@ -65,7 +84,10 @@ def test_the_exit_status_says_how_bad_it_is(tmp_path: Path, stores: list[str], s
     shown = orjson.loads(run("check", old, new, "--json").stdout)
     assert shown["severity"] == status
     assert (shown["accept"] is None) is (status < 2)
-    assert [f"{change['what']} {change['name']}: {change['verdict']}" for change in shown["changes"]] == [
+    assert [
+        f"{change['what']} {change['name']}: {change['verdict']}"
+        for change in shown["changes"]
+    ] == [
         line for line in result.stdout.splitlines() if not line.startswith((" ", "`"))
     ]
 
@@ -90,7 +112,9 @@ def test_the_old_version_may_be_what_was_described_of_it(tmp_path: Path) -> None
     old, described = program(tmp_path, "old", "counts"), tmp_path / "old.json"
     described.write_text(run("describe", old, "--format", "json").stdout)
     assert run("check", str(described), old).exit_code == 0
-    assert run("check", str(described), program(tmp_path, "new", "numbers")).exit_code == 2
+    assert (
+        run("check", str(described), program(tmp_path, "new", "numbers")).exit_code == 2
+    )
     described.write_text(run("describe", old).stdout)
     assert isinstance(run("check", str(described), old).exception, TopologyError)
     missing = run("check", str(tmp_path / "none.json"), old).exception
@@ -103,8 +127,12 @@ def test_versions_are_compared_as_they_run(tmp_path: Path) -> None:
     file = tmp_path / "app.py"
     file.write_text(PROGRAM.format(application="app", topic="in", counts=table))
     described = tmp_path / "old.json"
-    described.write_text(run("describe", str(file), "--format", "json", "--optimization", "all").stdout)
-    assert run("check", str(described), str(file), "--optimization", "all").exit_code == 0
+    described.write_text(
+        run("describe", str(file), "--format", "json", "--optimization", "all").stdout
+    )
+    assert (
+        run("check", str(described), str(file), "--optimization", "all").exit_code == 0
+    )
     back = run("check", str(described), str(file))
     assert (back.exit_code, "store rows: lost" in back.stdout) == (2, True)
     assert "--optimization sometimes: must be none, all" in str(
@@ -112,12 +140,20 @@ def test_versions_are_compared_as_they_run(tmp_path: Path) -> None:
     )
 
 
-def test_versions_that_cannot_be_compared_are_not_taken_for_ones_that_fit(tmp_path: Path) -> None:
-    (tmp_path / "new.py").write_text("raise ConnectionRefusedError(111, 'a service that the program asks')")
-    refused = run("check", program(tmp_path, "old", "a"), str(tmp_path / "new.py")).exception
+def test_versions_that_cannot_be_compared_are_not_taken_for_ones_that_fit(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "new.py").write_text(
+        "raise ConnectionRefusedError(111, 'a service that the program asks')"
+    )
+    refused = run(
+        "check", program(tmp_path, "old", "a"), str(tmp_path / "new.py")
+    ).exception
     assert isinstance(refused, CoopStreamsError)
     assert exit_status(refused) == WRONG
-    assert re.match(r"nothing could be compared: .*new.py cannot be loaded", str(refused))
+    assert re.match(
+        r"nothing could be compared: .*new.py cannot be loaded", str(refused)
+    )
 
 
 def test_two_versions_are_enough(tmp_path: Path) -> None:
@@ -135,9 +171,24 @@ def test_a_version_alone_is_compared_with_the_one_that_ran_last_and_run_refuses_
     kafka: Kafka, tmp_path: Path
 ) -> None:
     counting = Counting.make(kafka)
-    at, state = ["--bootstrap-servers", kafka.bootstrap], ["--state-dir", str(tmp_path / "state")]
-    old = program(tmp_path, "old", "counts", application=counting.application, topic=counting.source)
-    new = program(tmp_path, "new", "numbers", application=counting.application, topic=counting.source)
+    at, state = (
+        ["--bootstrap-servers", kafka.bootstrap],
+        ["--state-dir", str(tmp_path / "state")],
+    )
+    old = program(
+        tmp_path,
+        "old",
+        "counts",
+        application=counting.application,
+        topic=counting.source,
+    )
+    new = program(
+        tmp_path,
+        "new",
+        "numbers",
+        application=counting.application,
+        topic=counting.source,
+    )
     unknown = run("check", old, *at).exception
     assert isinstance(unknown, ConfigError)
     assert f"the cluster has no topic {counting.application}-topology" in str(unknown)
@@ -149,6 +200,9 @@ def test_a_version_alone_is_compared_with_the_one_that_ran_last_and_run_refuses_
     assert (told.exit_code, "store counts: lost" in told.stdout) == (2, True)
     refused = run("run", new, *at, *state).exception
     assert isinstance(refused, TopologyChangedError)
-    assert told.stdout.splitlines()[-1].rpartition(" ")[2] == str(refused).rpartition(" ")[2], "the word is the same"
+    assert (
+        told.stdout.splitlines()[-1].rpartition(" ")[2]
+        == str(refused).rpartition(" ")[2]
+    ), "the word is the same"
     kafka.delete(counting.changelog)
     assert run("check", new, *at).exit_code == 0, "there is nothing that could be lost"

@@ -56,7 +56,9 @@ def lines(result: Result) -> list[dict[str, Any]]:
     ],
     ids=["text", "number", "JSON text", "JSON number", "Avro"],
 )
-def test_a_key_is_typed_as_text_and_a_json_key_as_json(url: str, store: str, key: str, value: Any) -> None:
+def test_a_key_is_typed_as_text_and_a_json_key_as_json(
+    url: str, store: str, key: str, value: Any
+) -> None:
     result = run("query", url, store, key)
     assert result.exit_code == 0
     assert [found["value"] for found in lines(result)] == [value]
@@ -75,14 +77,26 @@ def test_a_key_without_a_value_is_silence_and_exit_status_1(url: str) -> None:
 
 def test_a_window_store_has_windows_to_a_key(url: str) -> None:
     some = run("query", url, "hours", "k", "--limit", "2")
-    assert [(found["start"], found["value"]) for found in lines(some)] == [(0, {"n": 0}), (HOUR, {"n": 1})]
-    assert some.stderr == "there are more windows than 2: --limit prints more, --from and --to fewer\n"
-    all_ = [run("query", url, "hours", "k", *limit) for limit in ((), ("--limit", "200000"))]
+    assert [(found["start"], found["value"]) for found in lines(some)] == [
+        (0, {"n": 0}),
+        (HOUR, {"n": 1}),
+    ]
+    assert (
+        some.stderr
+        == "there are more windows than 2: --limit prints more, --from and --to fewer\n"
+    )
+    all_ = [
+        run("query", url, "hours", "k", *limit) for limit in ((), ("--limit", "200000"))
+    ]
     assert [(done.exit_code, done.stderr) for done in all_] == [(0, ""), (0, "")]
 
 
-def test_an_entry_has_its_window_as_in_the_answer_over_http_and_none_if_it_has_none(url: str) -> None:
-    assert [found["window"] for found in lines(run("query", url, "hours", "--limit", "2"))] == [
+def test_an_entry_has_its_window_as_in_the_answer_over_http_and_none_if_it_has_none(
+    url: str,
+) -> None:
+    assert [
+        found["window"] for found in lines(run("query", url, "hours", "--limit", "2"))
+    ] == [
         {"start": 0, "end": HOUR},
         {"start": HOUR, "end": 2 * HOUR},
     ]
@@ -90,30 +104,56 @@ def test_an_entry_has_its_window_as_in_the_answer_over_http_and_none_if_it_has_n
 
 
 def test_a_session_store_has_sessions_to_a_key(url: str) -> None:
-    assert [(found["start"], found["end"]) for found in lines(run("query", url, "visits", "k"))] == [(1, 5), (20, 30)]
-    assert [found["start"] for found in lines(run("query", url, "visits", "k", "--from", "6"))] == [20]
-    assert [found["start"] for found in lines(run("query", url, "visits", "k", "--to", "6"))] == [1]
+    assert [
+        (found["start"], found["end"])
+        for found in lines(run("query", url, "visits", "k"))
+    ] == [(1, 5), (20, 30)]
+    assert [
+        found["start"]
+        for found in lines(run("query", url, "visits", "k", "--from", "6"))
+    ] == [20]
+    assert [
+        found["start"] for found in lines(run("query", url, "visits", "k", "--to", "6"))
+    ] == [1]
 
 
 def test_a_versioned_store_has_a_latest_value_and_a_past(url: str) -> None:
-    assert [found["value"] for found in lines(run("query", url, "prices", "k"))] == ["2"]
-    assert lines(run("query", url, "prices", "k", "--as-of", "19")) == [{"since": 10, "until": 20, "value": "1"}]
+    assert [found["value"] for found in lines(run("query", url, "prices", "k"))] == [
+        "2"
+    ]
+    assert lines(run("query", url, "prices", "k", "--as-of", "19")) == [
+        {"since": 10, "until": 20, "value": "1"}
+    ]
     assert run("query", url, "prices", "k", "--as-of", "9").exit_code == 1
-    assert [found["since"] for found in lines(run("query", url, "prices", "k", "--from", "0"))] == [10, 20]
+    assert [
+        found["since"]
+        for found in lines(run("query", url, "prices", "k", "--from", "0"))
+    ] == [10, 20]
 
 
-@pytest.mark.parametrize("options", [("k", "--as-of", "1", "--from", "2"), ("--as-of", "1"), ("--from", "1")])
-def test_times_that_do_not_go_together_are_an_error(url: str, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "options", [("k", "--as-of", "1", "--from", "2"), ("--as-of", "1"), ("--from", "1")]
+)
+def test_times_that_do_not_go_together_are_an_error(
+    url: str, options: tuple[str, ...]
+) -> None:
     result = run("query", url, "prices", *options)
     assert isinstance(result.exception, QueryError)
     assert result.exception.code == "BAD_PARAMETER"
 
 
 def test_without_a_key_the_entries_come_in_order(url: str) -> None:
-    assert [found["key"] for found in lines(run("query", url, "counts"))] == ["be", "bee", "to"]
+    assert [found["key"] for found in lines(run("query", url, "counts"))] == [
+        "be",
+        "bee",
+        "to",
+    ]
     some = run("query", url, "counts", "--prefix", "be", "--limit", "1")
     assert [found["key"] for found in lines(some)] == ["be"]
-    assert some.stderr == "there are more entries than 1: --limit prints more, --prefix fewer\n"
+    assert (
+        some.stderr
+        == "there are more entries than 1: --limit prints more, --prefix fewer\n"
+    )
 
 
 def test_an_unknown_store_is_an_error_that_names_the_others(url: str) -> None:
@@ -122,7 +162,9 @@ def test_an_unknown_store_is_an_error_that_names_the_others(url: str) -> None:
     assert "counts" in str(result.exception)
 
 
-def test_the_status_of_two_instances_fits_a_terminal_and_names_their_tasks(url: str) -> None:
+def test_the_status_of_two_instances_fits_a_terminal_and_names_their_tasks(
+    url: str,
+) -> None:
     result = run("status", url)
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -164,11 +206,17 @@ def test_a_topology_is_drawn_as_it_runs_with_an_optimization(tmp_path: Path) -> 
         "builder.table('people', key=serdes.text, value=serdes.text, store='kept')\n"
         "topology = builder.build()\n"
     )
-    assert "people-kept-changelog" in run("describe", str(app), "--format", "json").stdout
-    drawn = run("describe", str(app), "--format", "json", "--optimization", "all").stdout
+    assert (
+        "people-kept-changelog" in run("describe", str(app), "--format", "json").stdout
+    )
+    drawn = run(
+        "describe", str(app), "--format", "json", "--optimization", "all"
+    ).stdout
     assert "people-kept-changelog" not in drawn
     assert '"changelog": "people"' in drawn
-    assert isinstance(run("describe", str(app), "--optimization", "some").exception, ConfigError)
+    assert isinstance(
+        run("describe", str(app), "--optimization", "some").exception, ConfigError
+    )
 
 
 def test_a_program_that_is_not_there_is_an_error_that_says_so() -> None:
@@ -205,9 +253,13 @@ main()
 
 
 @pytest.mark.parametrize("module", ["typer", "coopstreams.commands.policy"])
-def test_ctrl_c_ends_a_command_that_is_imported_without_a_traceback(module: str) -> None:
+def test_ctrl_c_ends_a_command_that_is_imported_without_a_traceback(
+    module: str,
+) -> None:
     command = [sys.executable, "-c", STANDS, module]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == module
         process.send_signal(signal.SIGINT)

@@ -11,15 +11,31 @@ from coopstreams.topology.columns import TopicPartition
 
 
 def shown(value: bytes | None, timestamp: int = 0) -> str:
-    why = {"topic": "in", "partition": "0", "offset": "7", "exception": "ValueError", "message": "no [number]"}
+    why = {
+        "topic": "in",
+        "partition": "0",
+        "offset": "7",
+        "exception": "ValueError",
+        "message": "no [number]",
+    }
     console = plain_console()
     console.width = 200
     with console.capture() as told:
-        console.print(letters_table([DeadLetter(TopicPartition("dead", 0), 3, timestamp, b"key", value, [], why)]))
+        console.print(
+            letters_table(
+                [
+                    DeadLetter(
+                        TopicPartition("dead", 0), 3, timestamp, b"key", value, [], why
+                    )
+                ]
+            )
+        )
     return told.get()
 
 
-@pytest.mark.parametrize("value", ["[a, b]", "[/INST] no tag was opened", "[red]text", "user:key:1", r"\[b]"])
+@pytest.mark.parametrize(
+    "value", ["[a, b]", "[/INST] no tag was opened", "[red]text", "user:key:1", r"\[b]"]
+)
 def test_a_value_is_shown_as_it_is(value: str) -> None:
     assert value in shown(value.encode())
     assert "ValueError: no [number]" in shown(value.encode())
@@ -47,5 +63,7 @@ def test_a_terminal_does_not_obey_a_value(value: bytes, as_shown: str) -> None:
         (2**63 - 1, "9223372036854775807 ms"),
     ],
 )
-def test_a_time_is_shown_even_if_it_is_none_of_the_calendar(timestamp: int, time: str) -> None:
+def test_a_time_is_shown_even_if_it_is_none_of_the_calendar(
+    timestamp: int, time: str
+) -> None:
     assert time in shown(b"x", timestamp)

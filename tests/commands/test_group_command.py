@@ -23,7 +23,10 @@ LEFT, _ = KeyRange.split(2)
 
 def run(kafka: Kafka, *arguments: str, typed: str | None = None) -> Result:
     return CliRunner().invoke(
-        app, ["group", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "250"}, input=typed
+        app,
+        ["group", *arguments, "--bootstrap-servers", kafka.bootstrap],
+        env={"COLUMNS": "250"},
+        input=typed,
     )
 
 
@@ -45,28 +48,71 @@ def topic(kafka: Kafka) -> str:
 
 
 @pytest.mark.ci
-def test_a_group_without_members_shows_its_lag_and_can_be_put_elsewhere(kafka: Kafka, topic: str) -> None:
+def test_a_group_without_members_shows_its_lag_and_can_be_put_elsewhere(
+    kafka: Kafka, topic: str
+) -> None:
     group = kafka.unique("group")
     settings = {"bootstrap.servers": kafka.bootstrap}
     with GroupAdmin(settings, group) as admin:
-        admin.commit({TopicPartition(topic, 0): (7, ""), TopicPartition(topic, 1): (9, "")})
+        admin.commit(
+            {TopicPartition(topic, 0): (7, ""), TopicPartition(topic, 1): (9, "")}
+        )
     told = run(kafka, "describe", group)
     assert f"group {group}: Empty, 0 members" in told.stdout
-    assert cells(told, f"{topic}-0") == [f"{topic}-0", "7", "10", "3", "0..255", "7", "-"]
+    assert cells(told, f"{topic}-0") == [
+        f"{topic}-0",
+        "7",
+        "10",
+        "3",
+        "0..255",
+        "7",
+        "-",
+    ]
 
-    asked = run(kafka, "reset", group, "--topic", topic, "--to", "earliest", typed="n\n")
+    asked = run(
+        kafka, "reset", group, "--topic", topic, "--to", "earliest", typed="n\n"
+    )
     assert asked.exit_code == 1
     assert f"{topic}-1 -> 0" in asked.stdout
     assert "the name is another" not in asked.stderr
-    mistyped = run(kafka, "reset", f"{group}s", "--topic", topic, "--to", "earliest", typed="n\n")
-    assert f"group {group}s: no partition of these has an offset in Kafka" in mistyped.stderr
+    mistyped = run(
+        kafka, "reset", f"{group}s", "--topic", topic, "--to", "earliest", typed="n\n"
+    )
+    assert (
+        f"group {group}s: no partition of these has an offset in Kafka"
+        in mistyped.stderr
+    )
     assert cells(run(kafka, "describe", group), f"{topic}-0")[1] == "7"
 
-    assert run(kafka, "reset", group, "--topic", topic, "--to", "2", "--partition", "1", "--yes").exit_code == 0
+    assert (
+        run(
+            kafka,
+            "reset",
+            group,
+            "--topic",
+            topic,
+            "--to",
+            "2",
+            "--partition",
+            "1",
+            "--yes",
+        ).exit_code
+        == 0
+    )
     offsets = list_consumer_group_offsets(settings, group)
-    assert {at.partition: found and found.offset for at, found in offsets.items()} == {0: 7, 1: 2}
-    assert run(kafka, "reset", group, "--topic", topic, "--to", "latest", "--yes").exit_code == 0
-    assert [cells(run(kafka, "describe", group), f"{topic}-{p}")[1:4] for p in (0, 1)] == [
+    assert {at.partition: found and found.offset for at, found in offsets.items()} == {
+        0: 7,
+        1: 2,
+    }
+    assert (
+        run(
+            kafka, "reset", group, "--topic", topic, "--to", "latest", "--yes"
+        ).exit_code
+        == 0
+    )
+    assert [
+        cells(run(kafka, "describe", group), f"{topic}-{p}")[1:4] for p in (0, 1)
+    ] == [
         ["10", "10", "0"],
         ["10", "10", "0"],
     ]
@@ -85,16 +131,26 @@ def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not
             ["host-1", "yes", "-", str(busy.instances["a"].tasks[0])],
             ["host-2", "yes", "-", str(busy.instances["b"].tasks[0])],
         ]
-        refused = run(kafka, "reset", busy.group, "--topic", topic, "--to", "earliest", "--yes")
+        refused = run(
+            kafka, "reset", busy.group, "--topic", topic, "--to", "earliest", "--yes"
+        )
         assert isinstance(refused.exception, GroupError)
         assert "stop them" in str(refused.exception)
 
 
 @pytest.mark.ci
-def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_order(kafka: Kafka) -> None:
+def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_order(
+    kafka: Kafka,
+) -> None:
     orders = Orders(kafka)
     members = [orders.member(), orders.member()]
-    poll_until(lambda: all(member.assignment() for member in members) and not members[0].to_be_revoked(), *members)
+    poll_until(
+        lambda: (
+            all(member.assignment() for member in members)
+            and not members[0].to_be_revoked()
+        ),
+        *members,
+    )
     orders.write(60)
     for member in members:
         (key_range,) = member.assignment()[orders.at]
@@ -106,14 +162,26 @@ def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_orde
         for member in members:
             member.commit()
         found = members[0].committed([orders.at])[orders.at]
-        return found is not None and (found.offset, found.ranges) == (slow, ((slow + 1, 59),))
+        return found is not None and (found.offset, found.ranges) == (
+            slow,
+            ((slow + 1, 59),),
+        )
 
     poll_until(all_committed, *members)
     told = run(kafka, "describe", orders.group)
     above = [f"{slow + 1}-59"] if slow + 1 < 59 else ["59"]
-    assert cells(told, f"{orders.at}")[1:7] == [str(slow), "60", str(60 - slow), "0..127", str(slow), *above]
+    assert cells(told, f"{orders.at}")[1:7] == [
+        str(slow),
+        "60",
+        str(60 - slow),
+        "0..127",
+        str(slow),
+        *above,
+    ]
     assert cells(told, "128..255")[:2] == ["128..255", "60"]
-    assert sorted(line.split()[-1] for line in told.stdout.splitlines() if " yes " in line) == [
+    assert sorted(
+        line.split()[-1] for line in told.stdout.splitlines() if " yes " in line
+    ) == [
         f"{orders.at}[0..127]",
         f"{orders.at}[128..255]",
     ]
@@ -123,7 +191,11 @@ def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_orde
 @pytest.mark.parametrize(
     ("arguments", "kind", "problem"),
     [
-        (["--to", "5", "--topic", "nowhere"], UnknownTopicError, "nowhere has 0 partitions"),
+        (
+            ["--to", "5", "--topic", "nowhere"],
+            UnknownTopicError,
+            "nowhere has 0 partitions",
+        ),
         (["--to", "5", "--partition", "2"], UnknownTopicError, "has 2 partitions"),
         (["--to", "soon"], ConfigError, "write earliest, latest or an offset"),
         (["--to", "11"], ConfigError, "has the offsets 0 to 10, not 11"),

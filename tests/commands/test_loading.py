@@ -24,7 +24,10 @@ number = 7
 def test_a_name_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     program = tmp_path / "named_program.py"
     program.write_text(PROGRAM)
-    with pytest.raises(ConfigError, match=r"has no variable `wrongname`; topologies there: orders, other"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no variable `wrongname`; topologies there: orders, other",
+    ):
         load_topology(f"{program}:wrongname")
     with pytest.raises(ConfigError, match=r"number in .* is int, not a topology"):
         load_topology(f"{program}:number")
@@ -61,15 +64,22 @@ def test_an_error_in_the_program_is_shown_with_its_own_lines_alone(
     assert "loading.py" in caplog.text, "--verbose shows all lines"
 
 
-def test_a_module_is_there_even_if_it_imports_one_that_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_there_even_if_it_imports_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The missing one may have a name with which its own begins."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "some_orders.py").write_text("import some_order\n")
-    with pytest.raises(ConfigError, match=r"^some_orders cannot be loaded\.(.|\n)*No module named 'some_order'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^some_orders cannot be loaded\.(.|\n)*No module named 'some_order'",
+    ):
         load_topology("some_orders")
     for name in ("some_order", "./some_orders"):
-        with pytest.raises(ConfigError, match=rf'^there is no module "{name}" here; for a file'):
+        with pytest.raises(
+            ConfigError, match=rf'^there is no module "{name}" here; for a file'
+        ):
             load_topology(name)
 
 
@@ -94,6 +104,8 @@ def test_a_program_that_has_to_be_mended_is_not_started_again_and_one_that_had_n
     program: str, status: int, tmp_path: Path
 ) -> None:
     (tmp_path / "some_program.py").write_text(program)
-    with pytest.raises(CoopStreamsError, match=r"some_program.py cannot be loaded\.") as caught:
+    with pytest.raises(
+        CoopStreamsError, match=r"some_program.py cannot be loaded\."
+    ) as caught:
         load_topology(str(tmp_path / "some_program.py"))
     assert exit_status(caught.value) == status

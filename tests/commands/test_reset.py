@@ -21,7 +21,12 @@ from coopstreams.commands.settings import cluster
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
 from coopstreams.testing.memory_sink import MemorySink
-from coopstreams.topology.errors import AccessDeniedError, ConfigError, GroupError, StateLockedError
+from coopstreams.topology.errors import (
+    AccessDeniedError,
+    ConfigError,
+    GroupError,
+    StateLockedError,
+)
 from tests.broker.counting import await_running, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.command_line import app
@@ -51,14 +56,28 @@ class WordCount:
     @staticmethod
     def make(kafka: Kafka, folder: Path) -> WordCount:
         """Return a counting application with topics of its own."""
-        made = WordCount(kafka, folder, kafka.unique("words"), kafka.topic("lines", 2), kafka.topic("out", 2))
-        (folder / "app.py").write_text(PROGRAM.format(application=made.application, lines=made.lines, words=made.words))
+        made = WordCount(
+            kafka,
+            folder,
+            kafka.unique("words"),
+            kafka.topic("lines", 2),
+            kafka.topic("out", 2),
+        )
+        (folder / "app.py").write_text(
+            PROGRAM.format(
+                application=made.application, lines=made.lines, words=made.words
+            )
+        )
         return made
 
     @property
     def internal(self) -> list[str]:
         """Return the internal topics of the application."""
-        return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.application}-")]
+        return [
+            topic
+            for topic in self.kafka.topics()
+            if topic.startswith(f"{self.application}-")
+        ]
 
     def app(self) -> CoopStreams:
         """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual
@@ -77,15 +96,25 @@ class WordCount:
         assert producer.flush(60) == 0
         return Counter(words)
 
-    def reset(self, *arguments: str, typed: str | None = None, file: str = "app.py") -> Result:
+    def reset(
+        self, *arguments: str, typed: str | None = None, file: str = "app.py"
+    ) -> Result:
         """Run the command."""
-        command = ["reset", str(self.folder / file), "--bootstrap-servers", self.kafka.bootstrap, *arguments]
+        command = [
+            "reset",
+            str(self.folder / file),
+            "--bootstrap-servers",
+            self.kafka.bootstrap,
+            *arguments,
+        ]
         return CliRunner().invoke(app, command, env={"COLUMNS": "250"}, input=typed)
 
 
 @pytest.mark.ci
 @pytest.mark.broker
-def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(kafka: Kafka, tmp_path: Path) -> None:
+def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting, now_ms = WordCount.make(kafka, tmp_path), int(time.time() * 1000)
     kafka.create(f"{counting.application}-older-changelog")
     with counting.app() as running:
@@ -100,24 +129,43 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         assert f"refused as it is now: {refused.exception}" in told.stderr
         await_table(running, written)
 
-    ours = [f"{counting.application}-{name}" for name in ("counts-changelog", "counts-repartition", "topology")]
-    assert counting.internal == sorted([*ours, f"{counting.application}-older-changelog"])
+    ours = [
+        f"{counting.application}-{name}"
+        for name in ("counts-changelog", "counts-repartition", "topology")
+    ]
+    assert counting.internal == sorted(
+        [*ours, f"{counting.application}-older-changelog"]
+    )
     told = counting.reset("--state-dir", str(tmp_path / "state"), "--dry-run")
     assert told.exit_code == 0, told.exception
     assert "refused" not in told.stderr
-    planned = [f"group {counting.application}: {counting.lines}-{number} -> 0" for number in (0, 1)]
+    planned = [
+        f"group {counting.application}: {counting.lines}-{number} -> 0"
+        for number in (0, 1)
+    ]
     folder = tmp_path / "state" / counting.application / "instance-0"
     said = told.stdout.splitlines()
     assert sorted(said[:6]) == sorted(
-        [*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"]
+        [
+            *planned,
+            *(f"delete topic {topic}" for topic in ours),
+            f"delete folder {folder}",
+        ]
     )
     assert f"stays: topic {counting.application}-older-changelog" in said[6]
-    assert f"It is of an application whose id begins with {counting.application}-, or" in said[6]
-    assert said[7].startswith(f"stays: {folder.parent}, on every other host; it needs no care")
+    assert (
+        f"It is of an application whose id begins with {counting.application}-, or"
+        in said[6]
+    )
+    assert said[7].startswith(
+        f"stays: {folder.parent}, on every other host; it needs no care"
+    )
     assert counting.reset(typed="n\n").exit_code == 1
     assert len(counting.internal) == 4
 
-    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exit_code == 0
+    assert (
+        counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exit_code == 0
+    )
     assert counting.internal == [f"{counting.application}-older-changelog"]
     assert not folder.exists()
     with counting.app() as running:
@@ -125,13 +173,30 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         written += counting.write(WORDS, now_ms)
         await_table(running, written)
 
-    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", str(now_ms - 30_000)).exit_code == 0
+    assert (
+        counting.reset(
+            "--yes",
+            "--state-dir",
+            str(tmp_path / "state"),
+            "--to",
+            str(now_ms - 30_000),
+        ).exit_code
+        == 0
+    )
     with counting.app() as running:
         await_table(running, Counter(WORDS))
 
-    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0
     assert (
-        counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0
+        counting.reset(
+            "--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest"
+        ).exit_code
+        == 0
+    )
+    assert (
+        counting.reset(
+            "--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest"
+        ).exit_code
+        == 0
     )  # nothing is left to delete
     with counting.app() as running:
         await_running([running])
@@ -140,7 +205,9 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """The start is refused until the reset is typed again."""
     counting = WordCount.make(kafka, tmp_path)
     with counting.app() as running:
@@ -151,11 +218,21 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka:
     def refuses(group: str) -> None:
         raise AccessDeniedError(f"{group} may not be deleted")
 
-    with cluster(kafka.settings) as log, GroupAdmin(kafka.settings, counting.application) as coordinator:
+    with (
+        cluster(kafka.settings) as log,
+        GroupAdmin(kafka.settings, counting.application) as coordinator,
+    ):
         plan = plan_reset(load_topology(str(tmp_path / "app.py")), log.partitions())
         beginning = {at: log.start_offset(at) for at in plan.sources}
         with pytest.raises(AccessDeniedError):
-            carry_out(log, coordinator, replace(plan, share_group="a-share"), beginning, (), refuses)
+            carry_out(
+                log,
+                coordinator,
+                replace(plan, share_group="a-share"),
+                beginning,
+                (),
+                refuses,
+            )
     with pytest.raises(ConfigError, match="begin anew"), counting.app():
         pass
     assert counting.reset("--yes").exit_code == 0
@@ -187,7 +264,9 @@ def test_internal_topics_that_another_tool_has_deleted_do_not_stand_in_the_way_o
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_source_that_has_grown_is_read_again_after_a_reset(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = WordCount.make(kafka, tmp_path)
     with counting.app() as running:
         await_running([running])
@@ -201,7 +280,10 @@ def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_p
 
 @pytest.mark.ci
 @pytest.mark.broker
-@pytest.mark.parametrize("guarantee", [pytest.param("at_least_once", marks=pytest.mark.slow), "exactly_once_v2"])
+@pytest.mark.parametrize(
+    "guarantee",
+    [pytest.param("at_least_once", marks=pytest.mark.slow), "exactly_once_v2"],
+)
 def test_after_a_reset_a_sink_begins_anew_and_later_another_one_is_refused(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -219,14 +301,23 @@ topology = builder.build()
     def run(*, writes: bool = False) -> Counter[str]:
         """Run with a sink that knows nothing until it has every word; return what it got."""
         topology = load_topology(str(tmp_path / "app.py"))
-        [sink] = [node.target for part in topology.subtopologies if (node := part.applies_to) is not None]
+        [sink] = [
+            node.target
+            for part in topology.subtopologies
+            if (node := part.applies_to) is not None
+        ]
         assert isinstance(sink, MemorySink)
-        settings = kafka.config(tmp_path / "state") | {"processing.guarantee": guarantee}
+        settings = kafka.config(tmp_path / "state") | {
+            "processing.guarantee": guarantee
+        }
         with CoopStreams(topology, settings) as running:
             if writes:
                 counting.write(WORDS, int(time.time() * 1000))
             eventually(
-                lambda: len(sink.records) >= len(WORDS) or running.state is StreamsState.ERROR,
+                lambda: (
+                    len(sink.records) >= len(WORDS)
+                    or running.state is StreamsState.ERROR
+                ),
                 120,
                 lambda: f"{len(sink.records)} of {len(WORDS)} records",
             )
@@ -246,7 +337,9 @@ def test_the_version_that_ran_counts_nothing_twice_after_a_reset_with_the_file_o
     kafka: Kafka, tmp_path: Path
 ) -> None:
     counting = WordCount.make(kafka, tmp_path)
-    (tmp_path / "older.py").write_text((tmp_path / "app.py").read_text().replace('"counts"', '"older"'))
+    (tmp_path / "older.py").write_text(
+        (tmp_path / "app.py").read_text().replace('"counts"', '"older"')
+    )
     with counting.app() as running:
         await_running([running])
         written = counting.write(WORDS, int(time.time() * 1000))
@@ -264,10 +357,15 @@ def test_a_source_topic_that_is_gone_is_named_because_a_reset_does_not_cover_the
     counting = WordCount.make(kafka, tmp_path)
     assert "there is no topic" not in counting.reset("--dry-run").stderr
     gone = kafka.unique("gone")
-    (tmp_path / "app.py").write_text((tmp_path / "app.py").read_text().replace(counting.lines, gone))
+    (tmp_path / "app.py").write_text(
+        (tmp_path / "app.py").read_text().replace(counting.lines, gone)
+    )
     told = counting.reset("--yes")
     assert told.exit_code == 0, told.exception
-    assert f"there is no topic {gone}: what the group has committed of it stays. Once it is made" in told.stderr
+    assert (
+        f"there is no topic {gone}: what the group has committed of it stays. Once it is made"
+        in told.stderr
+    )
 
 
 @pytest.mark.broker
@@ -275,7 +373,11 @@ def test_rows_without_a_changelog_are_counted_anew_after_a_reset_and_kept_withou
     kafka: Kafka, tmp_path: Path
 ) -> None:
     counting = WordCount.make(kafka, tmp_path)
-    program = (tmp_path / "app.py").read_text().replace('"counts"', 'Materialized("counts", logged=False)')
+    program = (
+        (tmp_path / "app.py")
+        .read_text()
+        .replace('"counts"', 'Materialized("counts", logged=False)')
+    )
     (tmp_path / "app.py").write_text(f"from coopstreams import Materialized\n{program}")
     with counting.app() as running:
         await_running([running])
@@ -294,12 +396,17 @@ def test_rows_without_a_changelog_are_counted_anew_after_a_reset_and_kept_withou
 
 @pytest.mark.ci
 @pytest.mark.broker
-def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kafka: Kafka, tmp_path: Path) -> None:
+def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = WordCount.make(kafka, tmp_path)
     with counting.app() as running:
         await_running([running])
     with closing(StateDirectory(tmp_path / "state", counting.application, 0)):
-        assert isinstance(counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exception, StateLockedError)
+        assert isinstance(
+            counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exception,
+            StateLockedError,
+        )
     assert len(counting.internal) == 3
 
 
@@ -312,9 +419,20 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
         ("9" * 20, "write earliest, latest, or a time"),
     ],
 )
-def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: Path, to: str, problem: str) -> None:
-    (tmp_path / "app.py").write_text(PROGRAM.format(application="words", lines="lines", words="words"))
-    command = ["reset", str(tmp_path / "app.py"), "--bootstrap-servers", "127.0.0.1:1", "--to", to]
+def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(
+    tmp_path: Path, to: str, problem: str
+) -> None:
+    (tmp_path / "app.py").write_text(
+        PROGRAM.format(application="words", lines="lines", words="words")
+    )
+    command = [
+        "reset",
+        str(tmp_path / "app.py"),
+        "--bootstrap-servers",
+        "127.0.0.1:1",
+        "--to",
+        to,
+    ]
     error = CliRunner().invoke(app, command).exception
     assert isinstance(error, ConfigError)
     assert problem in str(error)
@@ -324,10 +442,15 @@ def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: 
     ("setting", "cure"),
     [
         ("latest", "Say --to latest, or --set auto.offset.reset="),
-        ("by_duration:PT3600S", "Say --to earliest or latest, and the same by --set auto.offset.reset="),
+        (
+            "by_duration:PT3600S",
+            "Say --to earliest or latest, and the same by --set auto.offset.reset=",
+        ),
     ],
 )
-def test_a_share_group_that_would_begin_elsewhere_has_a_cure_that_can_be_typed(setting: str, cure: str) -> None:
+def test_a_share_group_that_would_begin_elsewhere_has_a_cure_that_can_be_typed(
+    setting: str, cure: str
+) -> None:
     """There is no --to by_duration: of other groups a reset sets offsets."""
     check_begins_at("earliest", "words-share", "earliest")
     with pytest.raises(ConfigError, match=re.escape(cure)):

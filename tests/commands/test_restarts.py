@@ -35,7 +35,10 @@ ENDS = st.one_of(
 """Status, whether it ran, whether others go on; without a refusal while others do."""
 
 
-@given(st.integers(0, 20), st.lists(st.tuples(ENDS, st.floats(0, 2 * FORGOTTEN_AFTER_S)), max_size=60))
+@given(
+    st.integers(0, 20),
+    st.lists(st.tuples(ENDS, st.floats(0, 2 * FORGOTTEN_AFTER_S)), max_size=60),
+)
 def test_a_worker_is_started_again_as_long_as_a_row_of_ends_is_not_too_long(
     most: int, ends: list[tuple[tuple[int, bool, bool], float]]
 ) -> None:
@@ -64,11 +67,17 @@ def test_a_worker_is_started_again_as_long_as_a_row_of_ends_is_not_too_long(
 
 
 @given(st.lists(RETRIED, max_size=5), st.booleans())
-def test_a_refusal_of_a_worker_that_never_ran_ends_all(before: list[int], others: bool) -> None:
+def test_a_refusal_of_a_worker_that_never_ran_ends_all(
+    before: list[int], others: bool
+) -> None:
     machine = Restarts(3, 10)
     for at, end in enumerate(before):
-        assert isinstance(machine.ended(end, "", float(at), ran=False, others=True), Again)
-    assert machine.ended(WRONG, "ConfigError: no such setting", 1000.0, ran=False, others=others) == Over(
+        assert isinstance(
+            machine.ended(end, "", float(at), ran=False, others=True), Again
+        )
+    assert machine.ended(
+        WRONG, "ConfigError: no such setting", 1000.0, ran=False, others=others
+    ) == Over(
         WRONG,
         "worker 3 ended with status 2: ConfigError: no such setting; it has not run yet, and cannot before this is "
         "mended, so all are stopped",
@@ -76,9 +85,12 @@ def test_a_refusal_of_a_worker_that_never_ran_ends_all(before: list[int], others
 
 
 @given(st.booleans(), st.booleans())
-def test_an_instance_that_stopped_the_application_ends_all_whatever_was_before(ran: bool, others: bool) -> None:
+def test_an_instance_that_stopped_the_application_ends_all_whatever_was_before(
+    ran: bool, others: bool
+) -> None:
     assert Restarts(3, 10).ended(STOPPED, "", 0.0, ran=ran, others=others) == Over(
-        STOPPED, "worker 3 ended with status 3; the others end in the same way, so all are stopped"
+        STOPPED,
+        "worker 3 ended with status 3; the others end in the same way, so all are stopped",
     )
 
 
@@ -91,7 +103,9 @@ def test_a_worker_that_ran_is_refused_any_number_of_times_while_others_go_on_and
     for refused in range(times):
         assert isinstance(verdict, Again)
         now += verdict.rest_s + 1
-        verdict = machine.ended(WRONG, "ConfigError: the port is taken", now, ran=False, others=True)
+        verdict = machine.ended(
+            WRONG, "ConfigError: the port is taken", now, ran=False, others=True
+        )
         assert verdict == Again(
             min(MOST_REST_S, FIRST_REST_S * 2**refused),
             "worker 1 ended with status 2: ConfigError: the port is taken; starting it again in "
@@ -114,6 +128,10 @@ def test_an_end_has_words() -> None:
 
 def test_only_what_no_worker_can_heal_has_a_status_of_its_own() -> None:
     assert exit_status(ConfigError("")) == exit_status(TopologyError("")) == WRONG
-    assert exit_status(UnknownTopicError("")) == WRONG, "no start makes the topics of users"
+    assert exit_status(UnknownTopicError("")) == WRONG, (
+        "no start makes the topics of users"
+    )
     assert exit_status(ApplicationStoppedError("")) == STOPPED
-    assert exit_status(ProcessingError("")) == exit_status(LogError("")) == FAILED, "the next try may go well"
+    assert exit_status(ProcessingError("")) == exit_status(LogError("")) == FAILED, (
+        "the next try may go well"
+    )

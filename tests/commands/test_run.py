@@ -32,9 +32,13 @@ DATED = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: Any, tmp_path: Path) -> None:
+def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(
+    kafka: Any, tmp_path: Path
+) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"
-    program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))
+    program.write_text(
+        APP.format(application=kafka.unique("counting"), topic=kafka.topic("words"))
+    )
     command = [
         sys.executable,
         "-m",
@@ -48,11 +52,18 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
     ]
     with log.open("wb") as file:
         run = subprocess.Popen(
-            [*command, "--instance", "5", "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file
+            [*command, "--instance", "5", "--state-dir", str(tmp_path / "state")],
+            stdout=file,
+            stderr=file,
         )
     try:
-        running = [re.compile(rf"INFO +worker {number}: task 0_0\[\S+\] runs") for number in (5, 6)]
-        assert wait_until(lambda: all(line.search(log.read_text()) for line in running), 150), log.read_text()
+        running = [
+            re.compile(rf"INFO +worker {number}: task 0_0\[\S+\] runs")
+            for number in (5, 6)
+        ]
+        assert wait_until(
+            lambda: all(line.search(log.read_text()) for line in running), 150
+        ), log.read_text()
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait(120) == 0, log.read_text()
     finally:
@@ -63,17 +74,40 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
     assert re.search(r"worker 6: SIGTERM: draining", said)
     # Without a terminal there is no table and no escape sequence: only log lines and the program's output.
     assert "\x1b" not in said
-    assert [line for line in said.splitlines() if not re.match(rf"{DATED} [A-Z]+ +|loaded", line)] == []
+    assert [
+        line
+        for line in said.splitlines()
+        if not re.match(rf"{DATED} [A-Z]+ +|loaded", line)
+    ] == []
 
 
 def test_a_worker_gets_what_was_typed_with_a_number_and_ports_of_its_own() -> None:
     flags = {"bootstrap.servers": "kafka:9092", "http.listen": "0.0.0.0:8080"}
     checked = Config.of(
-        flags | {"application.server": "host-1:80", "instance": 4, "sasl.password": "of the file"}, "application"
+        flags
+        | {
+            "application.server": "host-1:80",
+            "instance": 4,
+            "sasl.password": "of the file",
+        },
+        "application",
     )
-    command = worker_command("app.py", Path("settings.toml"), flags, checked, 6, verbose=True)
-    assert command[3:] == ["run", "app.py", "--config", "settings.toml", *command[7:-1], "--verbose"]
-    given = {part.partition("=")[0]: part.partition("=")[2] for part in command if "=" in part}
+    command = worker_command(
+        "app.py", Path("settings.toml"), flags, checked, 6, verbose=True
+    )
+    assert command[3:] == [
+        "run",
+        "app.py",
+        "--config",
+        "settings.toml",
+        *command[7:-1],
+        "--verbose",
+    ]
+    given = {
+        part.partition("=")[0]: part.partition("=")[2]
+        for part in command
+        if "=" in part
+    }
     assert given == {
         "bootstrap.servers": "kafka:9092",
         "http.listen": "0.0.0.0:8082",
@@ -96,16 +130,25 @@ def test_a_worker_gets_what_was_typed_with_a_number_and_ports_of_its_own() -> No
 def test_workers_have_addresses_of_their_own_in_whatever_form_the_first_is_given(
     address: str, counted: str | None
 ) -> None:
-    checked = Config.of({"bootstrap.servers": "kafka:9092", "application.server": address}, "application")
+    checked = Config.of(
+        {"bootstrap.servers": "kafka:9092", "application.server": address},
+        "application",
+    )
     if counted is None:
-        with pytest.raises(ConfigError, match=r"application.server = http://host-1.* has no port"):
+        with pytest.raises(
+            ConfigError, match=r"application.server = http://host-1.* has no port"
+        ):
             worker_command("app.py", None, {}, checked, 2, verbose=False)
     else:
-        assert f"application.server={counted}" in worker_command("app.py", None, {}, checked, 2, verbose=False)
+        assert f"application.server={counted}" in worker_command(
+            "app.py", None, {}, checked, 2, verbose=False
+        )
 
 
 def test_a_worker_without_queries_or_with_a_free_port_keeps_that() -> None:
     for listen in ("", "127.0.0.1:0"):
         flags = {"bootstrap.servers": "kafka:9092", "http.listen": listen}
-        command = worker_command("app.py", None, flags, Config.of(flags, "application"), 1, verbose=False)
+        command = worker_command(
+            "app.py", None, flags, Config.of(flags, "application"), 1, verbose=False
+        )
         assert f"http.listen={listen}" in command

@@ -65,26 +65,47 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
     )
     assert "1 stores, 500 keys" in second
     old, new = first.split()[0], second.split()[0]
-    (tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished").mkdir()
-    (tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished" / "x.sst").write_bytes(b"x")
+    (
+        tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished"
+    ).mkdir()
+    (
+        tmp_path
+        / "snapshots"
+        / counting.application
+        / "20200101T000000-unfinished"
+        / "x.sst"
+    ).write_bytes(b"x")
     listed = said(run("snapshots", "ls", url))
     assert f"{new} *" in listed
     assert f"{old} *" not in listed
-    assert f" {old} " in CliRunner().invoke(app, ["snapshots", "ls", url], env={"COLUMNS": None}).stdout, (
-        "a run that is cut short cannot be published"
-    )
+    assert (
+        f" {old} "
+        in CliRunner()
+        .invoke(app, ["snapshots", "ls", url], env={"COLUMNS": None})
+        .stdout
+    ), "a run that is cut short cannot be published"
     assert "unfinished" in listed
-    assert "none with a fault" in said(run("snapshots", "verify", url, counting.application))
+    assert "none with a fault" in said(
+        run("snapshots", "verify", url, counting.application)
+    )
 
-    assert said(run("snapshots", "publish", url, counting.application, old)).strip() == f"{old} is published"
+    assert (
+        said(run("snapshots", "publish", url, counting.application, old)).strip()
+        == f"{old} is published"
+    )
     would = said(run("snapshots", "gc", url, counting.application, "--dry-run"))
     assert would.strip().endswith("1 files would be deleted")
     said(run("snapshots", "publish", url, counting.application, new))
     assert "are deleted" in said(run("snapshots", "gc", url, counting.application))
-    assert "none with a fault" in said(run("snapshots", "verify", url, counting.application))
+    assert "none with a fault" in said(
+        run("snapshots", "verify", url, counting.application)
+    )
     assert snapshot.runs(url, counting.application) == [old, new]
     with pytest.raises(SnapshotError, match="it has no manifest"):
-        raise run("snapshots", "publish", url, counting.application, old).exception or AssertionError
+        raise (
+            run("snapshots", "publish", url, counting.application, old).exception
+            or AssertionError
+        )
 
     damaged = next((tmp_path / "snapshots").rglob("*.sst"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
@@ -95,10 +116,19 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
 
 
 @pytest.mark.broker
-def test_an_application_that_never_ran_has_nothing_to_rebuild(kafka: Kafka, tmp_path: Path) -> None:
+def test_an_application_that_never_ran_has_nothing_to_rebuild(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting, file = Counting.make(kafka), tmp_path / "never_ran_program.py"
     file.write_text(counting.program)
-    result = run("rebuild", str(file), "--snapshots", str(tmp_path / "s"), "--bootstrap-servers", kafka.bootstrap)
+    result = run(
+        "rebuild",
+        str(file),
+        "--snapshots",
+        str(tmp_path / "s"),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+    )
     assert isinstance(result.exception, UnknownTopicError)
     assert not (tmp_path / "s").exists()
 
@@ -130,14 +160,19 @@ def test_where_there_is_nothing_the_commands_say_so(tmp_path: Path) -> None:
     assert "nothing of app is published" in str(result.exception)
 
 
-def test_a_damaged_manifest_is_listed_as_that_and_cleaned_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_manifest_is_listed_as_that_and_cleaned_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Manifest("app", "run-1", "rebuild", "2026-11-21T00:00:00Z", {})
     snapshot.store_manifest(str(tmp_path), made)
     snapshot.store_manifest(str(tmp_path), replace(made, run="run-2"))
     file = tmp_path / "app" / "run-2" / "manifest.json"
     file.write_bytes(file.read_bytes().replace(b"rebuild", b"rebuilt"))
     listed = said(run("snapshots", "ls", str(tmp_path))).splitlines()
-    assert [line.split()[2] for line in listed if "run-" in line] == ["rebuild", "damaged"]
+    assert [line.split()[2] for line in listed if "run-" in line] == [
+        "rebuild",
+        "damaged",
+    ]
     assert said(run("snapshots", "gc", str(tmp_path), "app")).splitlines() == [
         "run-2/manifest.json",
         "1 files are deleted",

@@ -55,10 +55,25 @@ def running(
     behind_ms: int | None = None,
 ) -> TaskStatus:
     source = SourceStatus(TopicPartition("in", task.partition), 100, 100, 120, 5)
-    return TaskStatus(task, "running", 1, 1000, 12.5, (source,), (), (), written, dropped, letters, behind_ms)
+    return TaskStatus(
+        task,
+        "running",
+        1,
+        1000,
+        12.5,
+        (source,),
+        (),
+        (),
+        written,
+        dropped,
+        letters,
+        behind_ms,
+    )
 
 
-def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown() -> None:
+def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown() -> (
+    None
+):
     """The status of a program with key and value swapped: it runs without any output."""
     whole, half = TaskId(0, 0, WHOLE), TaskId(0, 1, KeyRange.split(2)[0])
     status = Status(
@@ -94,8 +109,21 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
 
 
 def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() -> None:
-    calls = replace(running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 30, 3.25, 2, 1))
-    share = ShareStatus(0, "app-share", ("in",), 2, "", 40, 1000, 5, {"out": 990}, {("read", "deserialization"): 10})
+    calls = replace(
+        running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 30, 3.25, 2, 1)
+    )
+    share = ShareStatus(
+        0,
+        "app-share",
+        ("in",),
+        2,
+        "",
+        40,
+        1000,
+        5,
+        {"out": 990},
+        {("read", "deserialization"): 10},
+    )
     status = Status("app", "running", Health(True, True), (calls,), shares=(share,))
     instance = reports.instance_status(Placement(1, "a", ()), None, status)
     report = {"application": "app", "generation": 1, "instances": [instance]}
@@ -117,15 +145,27 @@ def test_a_table_in_a_pipe_is_folded_only_where_a_width_was_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script that looks for a task takes a row for a line."""
-    task = running(TaskId(12, 345, KeyRange.split(256)[-1]), {"out": 10**12}, {("join", "null-key"): 10**9})
+    task = running(
+        TaskId(12, 345, KeyRange.split(256)[-1]),
+        {"out": 10**12},
+        {("join", "null-key"): 10**9},
+    )
     status = Status("app", "running", Health(True, True), (task,))
-    instance = reports.instance_status(Placement(1, "host-1.example:8080/a", ()), "http://host-1.example:8080", status)
+    instance = reports.instance_status(
+        Placement(1, "host-1.example:8080/a", ()), "http://host-1.example:8080", status
+    )
     report = {"application": "app", "generation": 1, "instances": [instance]}
     rows = {}
     for columns in ("60", None):
-        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv(
+            "COLUMNS", columns
+        )
         plain_console().print(status_table(report))
-        rows[columns] = [line for line in capsys.readouterr().out.splitlines() if "1,000,000,000,000" in line]
+        rows[columns] = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if "1,000,000,000,000" in line
+        ]
     assert "host-1.example:8080/a" not in "".join(rows["60"])
     assert "host-1.example:8080/a" in rows[None][0]
 
@@ -133,21 +173,33 @@ def test_a_table_in_a_pipe_is_folded_only_where_a_width_was_given(
 def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
     quoted = "ValueError: no path [/tmp/x] in [a, b] of :key:"
     health = Health(True, False, (Reason("resting", quoted),))
-    status = Status("app", "running", health, details={"restarts": 2, "last_end": quoted})
-    instance = reports.instance_status(Placement(1, "a", ()), "http://[fd00::1]:8080", status)
+    status = Status(
+        "app", "running", health, details={"restarts": 2, "last_end": quoted}
+    )
+    instance = reports.instance_status(
+        Placement(1, "a", ()), "http://[fd00::1]:8080", status
+    )
     assert list(trouble([instance])) == [
         (instance["id"], f"started again 2 times; last it {quoted}"),
         (instance["id"], f"resting: {quoted}"),
     ]
     console = plain_console()
     with console.capture() as shown:
-        console.print(status_table({"application": "app", "generation": 1, "instances": [instance]}))
+        console.print(
+            status_table(
+                {"application": "app", "generation": 1, "instances": [instance]}
+            )
+        )
     assert "http://[fd00::1]:8080" in shown.get()
 
 
 def test_a_terminal_does_not_obey_what_an_error_quotes() -> None:
-    health = Health(True, False, (Reason("resting", "ValueError: \x1b[2J\nof two lines"),))
-    status = Status("app", "running", health, details={"restarts": 2, "last_end": "ended: \x1b[2J"})
+    health = Health(
+        True, False, (Reason("resting", "ValueError: \x1b[2J\nof two lines"),)
+    )
+    status = Status(
+        "app", "running", health, details={"restarts": 2, "last_end": "ended: \x1b[2J"}
+    )
     instance = reports.instance_status(Placement(1, "a", ()), "http://a:8080", status)
     assert [said for _, said in trouble([instance])] == [
         r"started again 2 times; last it ended: \x1b[2J",
@@ -155,12 +207,24 @@ def test_a_terminal_does_not_obey_what_an_error_quotes() -> None:
     ]
 
 
-def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> None:
-    whole, alike = Reason("not-shared", "it is not allowed"), Reason("resting", "the same error")
-    stuck, restoring = Reason("no-progress", "task 0_1 stands at 7"), Reason("restoring", "0_2 waits")
+def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> (
+    None
+):
+    whole, alike = (
+        Reason("not-shared", "it is not allowed"),
+        Reason("resting", "the same error"),
+    )
+    stuck, restoring = (
+        Reason("no-progress", "task 0_1 stands at 7"),
+        Reason("restoring", "0_2 waits"),
+    )
     reasons = [(whole,), (whole, alike), (stuck, whole, restoring, restoring, alike)]
     instances = [
-        reports.instance_status(Placement(1, id_, ()), None, Status("app", "running", Health(True, True, told)))
+        reports.instance_status(
+            Placement(1, id_, ()),
+            None,
+            Status("app", "running", Health(True, True, told)),
+        )
         for id_, told in zip("abc", reasons, strict=True)
     ]
     assert list(trouble(instances)) == [

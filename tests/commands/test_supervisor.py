@@ -22,9 +22,7 @@ from coopstreams.dev.process import wait_until
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.processes import alive
 
-LIVES = (
-    "import os, sys, time, pathlib; pathlib.Path(sys.argv[1], f'{sys.argv[2]}-{os.getpid()}').touch(); time.sleep(600)"
-)
+LIVES = "import os, sys, time, pathlib; pathlib.Path(sys.argv[1], f'{sys.argv[2]}-{os.getpid()}').touch(); time.sleep(600)"
 FAILS = """
 import os
 from coopstreams.commands.processes.worker import say_why
@@ -41,7 +39,9 @@ def living(folder: Path) -> Callable[[int], Sequence[str]]:
 
 def beside(folder: Path, code: str) -> Callable[[int], Sequence[str]]:
     """Return the commands of worker 0, which keeps running, and of others, which run this code."""
-    return lambda number: [sys.executable, "-c", code] if number else living(folder)(number)
+    return lambda number: (
+        [sys.executable, "-c", code] if number else living(folder)(number)
+    )
 
 
 def started(folder: Path, number: int) -> list[int]:
@@ -72,7 +72,9 @@ def test_a_worker_that_somebody_ended_is_started_again_and_stop_leaves_none(
 
     statuses: list[int] = []
     with running(Supervisor(command, [3, 4], drain_s=10), statuses):
-        assert wait_until(lambda: bool(started(tmp_path, 3) and started(tmp_path, 4)), 120)
+        assert wait_until(
+            lambda: bool(started(tmp_path, 3) and started(tmp_path, 4)), 120
+        )
         os.kill(started(tmp_path, 4)[0], end)
         assert wait_until(lambda: len(started(tmp_path, 4)) == 2, 120)
     assert statuses == [0]
@@ -85,10 +87,17 @@ def test_a_worker_that_fails_is_started_again_and_the_others_run_on_until_it_fai
 ) -> None:
     rests: list[tuple[int, str]] = []
     workers = Supervisor(
-        beside(tmp_path, FAILS), [0, 1], 10, most_restarts=2, rests=lambda number, _, how: rests.append((number, how))
+        beside(tmp_path, FAILS),
+        [0, 1],
+        10,
+        most_restarts=2,
+        rests=lambda number, _, how: rests.append((number, how)),
     )
     assert workers.run() == 1
-    assert rests == [(1, "ended with status 1: ProcessingError: the record at offset 7")] * 2
+    assert (
+        rests
+        == [(1, "ended with status 1: ProcessingError: the record at offset 7")] * 2
+    )
     assert len(started(tmp_path, 0)) == 1, "the other one ran all along"
     assert not alive(started(tmp_path, 0)[0])
     assert [record.message for record in caplog.records] == [
@@ -104,20 +113,38 @@ def test_a_reason_with_a_zero_character_is_passed_on_without_it(tmp_path: Path) 
     """Errors quote records, and an environment variable cannot have this character."""
     rests: list[str] = []
     code = FAILS.replace("the record at offset 7", r"no number: 7\0")
-    workers = Supervisor(beside(tmp_path, code), [0, 1], 10, most_restarts=1, rests=lambda *told: rests.append(told[2]))
+    workers = Supervisor(
+        beside(tmp_path, code),
+        [0, 1],
+        10,
+        most_restarts=1,
+        rests=lambda *told: rests.append(told[2]),
+    )
     assert workers.run() == 1
     assert rests == [r"ended with status 1: ProcessingError: no number: 7\0"]
 
 
-@pytest.mark.parametrize(("code", "status"), [("", 1), ("import os; os.kill(os.getpid(), 9)", 128 + 9), ("1 / 0", 1)])
-def test_whatever_the_end_of_a_worker_is_called_too_many_end_all(tmp_path: Path, code: str, status: int) -> None:
-    assert Supervisor(beside(tmp_path, code), [0, 1], 10, most_restarts=1).run() == status
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("", 1), ("import os; os.kill(os.getpid(), 9)", 128 + 9), ("1 / 0", 1)],
+)
+def test_whatever_the_end_of_a_worker_is_called_too_many_end_all(
+    tmp_path: Path, code: str, status: int
+) -> None:
+    assert (
+        Supervisor(beside(tmp_path, code), [0, 1], 10, most_restarts=1).run() == status
+    )
     assert not any(alive(pid) for pid in started(tmp_path, 0))
 
 
 @pytest.mark.parametrize("status", [WRONG, STOPPED])
-def test_what_would_end_every_worker_ends_all_at_once(tmp_path: Path, status: int) -> None:
-    assert Supervisor(beside(tmp_path, f"raise SystemExit({status})"), [0, 1], 10).run() == status
+def test_what_would_end_every_worker_ends_all_at_once(
+    tmp_path: Path, status: int
+) -> None:
+    assert (
+        Supervisor(beside(tmp_path, f"raise SystemExit({status})"), [0, 1], 10).run()
+        == status
+    )
     assert not any(alive(pid) for pid in started(tmp_path, 0))
 
 
@@ -147,19 +174,34 @@ def test_a_worker_that_ran_and_is_refused_when_started_again_ends_no_other_and_r
     statuses: list[int] = []
     with running(Supervisor(command, [0, 1], 10, most_restarts=2), statuses):
         refused = "worker 1 ended with status 2: ConfigError: the file cannot be read; starting it again in "
-        assert wait_until(lambda: sum(refused in record.message for record in caplog.records) > 3, 120)
+        assert wait_until(
+            lambda: sum(refused in record.message for record in caplog.records) > 3, 120
+        )
         assert not started(tmp_path, 1)
         mended.touch()
         assert wait_until(lambda: bool(started(tmp_path, 1)), 120)
         assert len(started(tmp_path, 0)) == 1, "the other one ran all along"
     assert statuses == [0]
-    assert caplog.records[0].message == "worker 1 was killed by SIGKILL; starting it again"
-    assert caplog.records[2].message == f"{refused}0.02 s (3 ends in a row; the others go on)"
+    assert (
+        caplog.records[0].message == "worker 1 was killed by SIGKILL; starting it again"
+    )
+    assert (
+        caplog.records[2].message
+        == f"{refused}0.02 s (3 ends in a row; the others go on)"
+    )
 
 
 @pytest.mark.ci
 def test_all_end_when_none_is_left_that_may_start(tmp_path: Path) -> None:
-    assert Supervisor(lambda _: [sys.executable, "-c", RUNS_ONCE, "-"], [0, 1], 10, most_restarts=3).run() == WRONG
+    assert (
+        Supervisor(
+            lambda _: [sys.executable, "-c", RUNS_ONCE, "-"],
+            [0, 1],
+            10,
+            most_restarts=3,
+        ).run()
+        == WRONG
+    )
 
 
 def test_children_of_a_worker_that_was_killed_end_with_it(tmp_path: Path) -> None:
@@ -176,7 +218,10 @@ if len([*folder.glob("1-*")]) == 1:
 time.sleep(600)
 """
     statuses: list[int] = []
-    with running(Supervisor(beside(tmp_path, code), [0, 1], drain_s=10, most_restarts=2), statuses):
+    with running(
+        Supervisor(beside(tmp_path, code), [0, 1], drain_s=10, most_restarts=2),
+        statuses,
+    ):
         assert wait_until(lambda: len(started(tmp_path, 1)) == 2 or bool(statuses), 60)
     assert statuses == [0]
 
@@ -187,7 +232,12 @@ def test_a_worker_knows_how_often_it_was_started_again_and_why(tmp_path: Path) -
         "str(os.getpid())).write_text(str(past(os.environ)))"
     )
     assert (
-        Supervisor(lambda _: [sys.executable, "-c", f"{tells}; raise SystemExit(5)"], [0], 10, most_restarts=2).run()
+        Supervisor(
+            lambda _: [sys.executable, "-c", f"{tells}; raise SystemExit(5)"],
+            [0],
+            10,
+            most_restarts=2,
+        ).run()
         == 5
     )
     told = sorted(path.read_text() for path in tmp_path.iterdir())

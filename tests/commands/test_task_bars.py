@@ -23,15 +23,22 @@ def test_elsewhere_each_task_that_is_done_is_a_line_and_only_one() -> None:
         bars.show(STAGE, [READ, FIRST, SECOND])
         bars.show(STAGE, [READ, FIRST, SECOND])
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "reading orders-0: 1,200 records\ntask 0_0[0..127]: 800 records\n"
+    assert (
+        console.file.getvalue()
+        == "reading orders-0: 1,200 records\ntask 0_0[0..127]: 800 records\n"
+    )
 
 
 def test_on_a_terminal_what_runs_has_a_bar_and_what_is_done_is_counted() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=100, color_system=None
+    )
     with TaskBars(console) as bars:
         bars.show(STAGE, [READ, SECOND])
         bars.show(STAGE, [READ, FIRST, SECOND])
-        assert [(bar.description, bar.completed, bar.total) for bar in bars._bars.tasks] == [
+        assert [
+            (bar.description, bar.completed, bar.total) for bar in bars._bars.tasks
+        ] == [
             ("sub-topology 0", 1, 2),
             (r"task 0_0\[128..255]", 700, 1200),
         ]

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from coopstreams.commands.terminal.bars import MOST_PARTITIONS, WIDTH, Letters, range_bars
+from coopstreams.commands.terminal.bars import (
+    MOST_PARTITIONS,
+    WIDTH,
+    Letters,
+    range_bars,
+)
 from coopstreams.commands.top import picture
 from coopstreams.topology.keys import GROUPS, KeyRange
 from tests.query.cluster import Cluster
@@ -24,35 +29,72 @@ from tests.query.cluster import Cluster
 def said(shown: RenderableType, width: int = 80) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 closed with the test
     console.print(shown)
-    return [line.rstrip() for line in console.export_text().splitlines() if line.strip()]
+    return [
+        line.rstrip() for line in console.export_text().splitlines() if line.strip()
+    ]
 
 
-def task(partition: int, key_range: str, rate: float = 1.0, state: str = "running", **more: Any) -> dict[str, Any]:
-    place = {"id": f"0_{partition}[{key_range}]", "subtopology": 0, "partition": partition, "key_range": key_range}
-    return place | {"state": state, "rate": rate, "lag": 5, "shared": True, "hot": []} | more
+def task(
+    partition: int,
+    key_range: str,
+    rate: float = 1.0,
+    state: str = "running",
+    **more: Any,
+) -> dict[str, Any]:
+    place = {
+        "id": f"0_{partition}[{key_range}]",
+        "subtopology": 0,
+        "partition": partition,
+        "key_range": key_range,
+    }
+    return (
+        place
+        | {"state": state, "rate": rate, "lag": 5, "shared": True, "hot": []}
+        | more
+    )
 
 
-def instance(id_: str, *tasks: dict[str, Any], state: str = "running", **more: Any) -> dict[str, Any]:
-    about = {"id": id_, "url": f"http://{id_}:80", "state": state, "live": True, "reasons": [], "tasks": list(tasks)}
+def instance(
+    id_: str, *tasks: dict[str, Any], state: str = "running", **more: Any
+) -> dict[str, Any]:
+    about = {
+        "id": id_,
+        "url": f"http://{id_}:80",
+        "state": state,
+        "live": True,
+        "reasons": [],
+        "tasks": list(tasks),
+    }
     return about | more
 
 
 def test_a_bar_has_its_owners_with_their_load_and_what_nobody_has() -> None:
     owners = [
         (Text("A"), [task(0, "0..63", rate=80.0), task(1, "0..255", rate=0.4)]),
-        (Text("B"), [task(0, "64..127", rate=10.0), task(0, "128..191", state="restoring", rate=0.0)]),
+        (
+            Text("B"),
+            [
+                task(0, "64..127", rate=10.0),
+                task(0, "128..191", state="restoring", rate=0.0),
+            ],
+        ),
     ]
     one, other = said(range_bars(owners))
     assert one.split()[:2] == ["0_0", "A█████████B▂▂▂▂▂▂▂▂▂B░░░░░░░░░··········"]
     assert one.split()[2:] == ["90/s", "≤5"]
     assert other.split()[1:3] == ["A" + "▁" * (WIDTH - 1), "0.4/s"]
-    assert said(range_bars(owners, ascii_only=True))[0].split()[1] == "A" * 10 + "B" * 20 + "." * 10
+    assert (
+        said(range_bars(owners, ascii_only=True))[0].split()[1]
+        == "A" * 10 + "B" * 20 + "." * 10
+    )
 
 
 @given(st.integers(1, GROUPS), st.integers(1, 5))
 def test_any_cut_of_a_partition_fills_its_bar(pieces: int, owners: int) -> None:
     ranges = [task(0, str(piece)) for piece in KeyRange.split(pieces)]
-    [line] = said(range_bars([(Text("ABCDE"[n]), ranges[n::owners]) for n in range(owners)]))
+    [line] = said(
+        range_bars([(Text("ABCDE"[n]), ranges[n::owners]) for n in range(owners)])
+    )
     bar = line.split()[1]
     assert len(bar) == WIDTH
     assert "·" not in bar
@@ -61,11 +103,15 @@ def test_any_cut_of_a_partition_fills_its_bar(pieces: int, owners: int) -> None:
 def test_of_many_partitions_those_that_lag_are_shown() -> None:
     tasks = [task(number, "0..255", lag=number) for number in range(30)]
     lines = said(range_bars([(Text("A"), tasks)]))
-    assert [line.split()[0] for line in lines] == [f"0_{29 - n}" for n in range(MOST_PARTITIONS)] + ["and"]
+    assert [line.split()[0] for line in lines] == [
+        f"0_{29 - n}" for n in range(MOST_PARTITIONS)
+    ] + ["and"]
     assert lines[-1].split() == ["and", "18", "more", "partitions"]
 
 
-def test_an_instance_keeps_its_letter_and_leaves_it_to_another_when_it_has_gone() -> None:
+def test_an_instance_keeps_its_letter_and_leaves_it_to_another_when_it_has_gone() -> (
+    None
+):
     letters = Letters()
     letters.meet(["x", "y"])
     letters.meet(["a", "y"])
@@ -80,9 +126,17 @@ def test_the_picture_fits_a_terminal_and_says_what_is_wrong() -> None:
         "generation": 7,
         "instances": [
             instance("one", task(0, "0..127", rate=100.0, hot=[hot])),
-            instance("two", task(0, "128..255", state="restoring", rate=0.0), state="rebalancing", reasons=[why]),
             instance(
-                "three", state="unreachable", live=False, reasons=[{"code": "unreachable", "message": "timed out"}]
+                "two",
+                task(0, "128..255", state="restoring", rate=0.0),
+                state="rebalancing",
+                reasons=[why],
+            ),
+            instance(
+                "three",
+                state="unreachable",
+                live=False,
+                reasons=[{"code": "unreachable", "message": "timed out"}],
             ),
         ],
     }
@@ -100,13 +154,17 @@ def test_the_picture_fits_a_terminal_and_says_what_is_wrong() -> None:
         assert words in text, text
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 0)]
+)
 def test_a_signal_gives_the_terminal_back(number: int, status: int) -> None:
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {"be": (2, 1)}})
         ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "coopstreams", "top", cluster["a"].url]
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs
+        ) as process:
             os.close(theirs)
             shown = b""
             while b"generation" not in shown:  # on its own screen

@@ -39,7 +39,9 @@ class Entry:
     def read(self) -> tuple[bytes, bytes | None]:
         """Return the record as written; `key` and `value` encode it as that version does."""
         key = NEWER + self.key[1:] if self.newer == "key" else self.key
-        return key, NEWER_VALUE + self.value[1:] if self.newer == "value" and self.value else self.value
+        return key, NEWER_VALUE + self.value[
+            1:
+        ] if self.newer == "value" and self.value else self.value
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +53,9 @@ class ModelLog:
     open: list[Transaction] = field(default_factory=list)
 
     def stable_end(self) -> int:
-        return min((transaction.first for transaction in self.open), default=len(self.entries))
+        return min(
+            (transaction.first for transaction in self.open), default=len(self.entries)
+        )
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         return dict.fromkeys(topics or (COMMIT_TOPIC,), PARTITIONS)
@@ -91,6 +95,19 @@ class ModelReader:
             for offset, entry in enumerate(self._log.entries[start:end], start)
             if entry and entry.counts
         ]
-        offsets, keys, values = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
+        offsets, keys, values = (
+            [list(column) for column in zip(*found, strict=True)]
+            if found
+            else ([], [], [])
+        )
         times = [0] * len(found)
-        return [RecordBatch(COMMITS, 0, Columns(keys, values, times, offsets, times), end, NO_STREAM_TIME, at_end=True)]
+        return [
+            RecordBatch(
+                COMMITS,
+                0,
+                Columns(keys, values, times, offsets, times),
+                end,
+                NO_STREAM_TIME,
+                at_end=True,
+            )
+        ]

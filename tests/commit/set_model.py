@@ -46,7 +46,9 @@ def cut(first: int, stop: int) -> KeyRange:
     return KeyRange(first * WIDTH, MAX_HASH if stop == SLICES else stop * WIDTH - 1)
 
 
-KEYS = [next(key for n in count() if slice_of(key := b"%d" % n) == i) for i in range(SLICES)]
+KEYS = [
+    next(key for n in count() if slice_of(key := b"%d" % n) == i) for i in range(SLICES)
+]
 _dice = Random(2013)
 OWNERS = [_dice.randrange(SLICES) for _ in range(LENGTH)]
 TIMES = [_dice.randrange(100) for _ in range(LENGTH)]
@@ -62,7 +64,11 @@ def read(start: int, stop: int, owned: range) -> Columns:
     offsets = [offset for offset in range(start, stop) if OWNERS[offset] in owned]
     keys = [KEYS[OWNERS[offset]] for offset in offsets]
     return Columns(
-        keys, keys, [TIMES[offset] for offset in offsets], offsets, [STREAM_TIMES[offset] for offset in offsets]
+        keys,
+        keys,
+        [TIMES[offset] for offset in offsets],
+        offsets,
+        [STREAM_TIMES[offset] for offset in offsets],
     )
 
 
@@ -121,9 +127,21 @@ class World:
     def rebalance(self, rng: Random) -> None:
         """Begin the next generation with other cuts; an owner that loses a range stops, or becomes a zombie."""
         self.generation += 1
-        cuts = sorted({0, SLICES, *(rng.sample(range(1, SLICES), rng.randint(0, 3)) if rng.random() < 0.65 else ())})
+        cuts = sorted(
+            {
+                0,
+                SLICES,
+                *(
+                    rng.sample(range(1, SLICES), rng.randint(0, 3))
+                    if rng.random() < 0.65
+                    else ()
+                ),
+            }
+        )
         wanted = [range(a, b) for a, b in pairwise(cuts)]
-        stay = [task for task in self.tasks if task.owned in wanted and rng.random() < 0.5]
+        stay = [
+            task for task in self.tasks if task.owned in wanted and rng.random() < 0.5
+        ]
         for task in self.tasks:
             if task not in stay:
                 if rng.random() < 0.5:
@@ -132,7 +150,9 @@ class World:
                     self.stop(task)
         kept = [task.owned for task in stay]
         self.tasks = stay + [
-            Task(rng.choice(self.processes), owned, self.generation) for owned in wanted if owned not in kept
+            Task(rng.choice(self.processes), owned, self.generation)
+            for owned in wanted
+            if owned not in kept
         ]
         self.seen["whole" if len(wanted) == 1 else "shared"] += 1
 
@@ -141,7 +161,9 @@ class World:
         i = rng.randrange(len(self.tasks))
         self.generation += 1
         self.zombies.append(self.tasks[i])
-        self.tasks[i] = Task(rng.choice(self.processes), self.tasks[i].owned, self.generation)
+        self.tasks[i] = Task(
+            rng.choice(self.processes), self.tasks[i].owned, self.generation
+        )
 
     def restart(self, rng: Random) -> None:
         """A process starts to read the compacted commits from the beginning."""
@@ -183,7 +205,9 @@ class World:
         return any(
             segment.position < self.truth[source][i]
             for segment in found
-            for i in range(segment.key_range.start // WIDTH, segment.key_range.end // WIDTH + 1)
+            for i in range(
+                segment.key_range.start // WIDTH, segment.key_range.end // WIDTH + 1
+            )
         )
 
     def compact(self, rng: Random) -> None:
@@ -193,8 +217,15 @@ class World:
         for i in range(end - 1, -1, -1):
             entry = self.log.entries[i]
             if entry:
-                aborted = entry.transaction is not None and entry.transaction.state == "aborted"
-                if aborted or entry.key in kept or (entry.value is None and rng.random() < 0.5):
+                aborted = (
+                    entry.transaction is not None
+                    and entry.transaction.state == "aborted"
+                )
+                if (
+                    aborted
+                    or entry.key in kept
+                    or (entry.value is None and rng.random() < 0.5)
+                ):
                     self.log.entries[i] = None
                 if not aborted:
                     kept.add(entry.key)
@@ -251,7 +282,9 @@ class World:
             task.process.poll(0)
         match task.stage:
             case "closed":
-                task.generation = task.generation if task in self.zombies else self.generation
+                task.generation = (
+                    task.generation if task in self.zombies else self.generation
+                )
                 task.barrier = task.process.barrier()
                 task.stage = "barrier"
             case "barrier":
@@ -269,14 +302,25 @@ class World:
         self.check()
 
     def pass_barrier(self, task: Task) -> None:
-        pending = any(source in transaction.offsets for transaction in self.log.open for source in self.sources)
+        pending = any(
+            source in transaction.offsets
+            for transaction in self.log.open
+            for source in self.sources
+        )
         if not task.process.passed(task.barrier) or pending:
-            self.seen["kept from opening by what cannot be read"] += bool(task.process.trouble)
+            self.seen["kept from opening by what cannot be read"] += bool(
+                task.process.trouble
+            )
             return
         openings = {
-            source: task.process.open(source, task.key_range, self.plain.get(source), START) for source in self.sources
+            source: task.process.open(
+                source, task.key_range, self.plain.get(source), START
+            )
+            for source in self.sources
         }
-        task.progress = Progress(task.key_range, openings, Author(GROUP, task.generation, f"t-{id(task)}"))
+        task.progress = Progress(
+            task.key_range, openings, Author(GROUP, task.generation, f"t-{id(task)}")
+        )
         for source, opening in openings.items():
             task.at[source] = {}
             for i in task.owned:
@@ -306,7 +350,9 @@ class World:
         todo = task.progress.unseen(source, read(start, stop, task.owned))
         at = task.at[source]
         assert list(todo.offsets) == [
-            offset for offset in range(start, stop) if OWNERS[offset] in at and offset >= at[OWNERS[offset]]
+            offset
+            for offset in range(start, stop)
+            if OWNERS[offset] in at and offset >= at[OWNERS[offset]]
         ]
         task.done += [(source, offset) for offset in todo.offsets]
         task.progress.advance(source, stop, stream_time_at(stop))
@@ -315,7 +361,9 @@ class World:
     def write(self, task: Task, rng: Random) -> None:
         """Flush outputs and changelog, then append the records of a commit (or claim)."""
         assert task.progress
-        task.commit = plan([task.progress], task.process, claim=task.stage == "claiming")
+        task.commit = plan(
+            [task.progress], task.process, claim=task.stage == "claiming"
+        )
         if self.exactly_once:
             task.transaction = Transaction(len(self.log.entries))
             self.log.open.append(task.transaction)
@@ -328,7 +376,8 @@ class World:
             if torn and rng.random() < 0.5:
                 continue
             spelled = self.spelled.setdefault(
-                key, rng.choice(("key", "value")) if task.process in self.upgraded else ""
+                key,
+                rng.choice(("key", "value")) if task.process in self.upgraded else "",
             )
             self.log.entries.append(Entry(key, value, task.transaction, spelled))
             if not self.exactly_once:
@@ -362,8 +411,13 @@ class World:
         for source in self.sources:
             for i in task.owned:
                 # An exactly-once commit without news may come late: its author lost nothing, and no task waited for it.
-                if not self.exactly_once or task.flushed[source][i] != task.at[source][i]:
-                    self.truth[source][i] = (task.at if self.exactly_once else task.flushed)[source][i]
+                if (
+                    not self.exactly_once
+                    or task.flushed[source][i] != task.at[source][i]
+                ):
+                    self.truth[source][i] = (
+                        task.at if self.exactly_once else task.flushed
+                    )[source][i]
                 self.owner[i] = task
             if self.exactly_once:
                 task.flushed[source] = dict(task.at[source])
@@ -373,19 +427,27 @@ class World:
 
     def check(self) -> None:
         for source in self.sources:
-            segments = combine(self.view.resolve(source, WHOLE), self.plain.get(source), START)
-            assert [segments[0].key_range.start, segments[-1].key_range.end] == [0, MAX_HASH]
+            segments = combine(
+                self.view.resolve(source, WHOLE), self.plain.get(source), START
+            )
+            assert [segments[0].key_range.start, segments[-1].key_range.end] == [
+                0,
+                MAX_HASH,
+            ]
             for segment in segments:
                 for i in range(
                     -(-segment.key_range.start // WIDTH),
-                    segment.key_range.end // WIDTH + (segment.key_range.end % WIDTH == WIDTH - 1),
+                    segment.key_range.end // WIDTH
+                    + (segment.key_range.end % WIDTH == WIDTH - 1),
                 ):
                     self.assert_right(source, i, segment.position, segment.stream_time)
             plain = self.plain.get(source)
             if self.exactly_once and plain:
                 assert plain.offset <= min(self.truth[source])
 
-    def assert_right(self, source: TopicPartition, i: int, position: int, stream_time: int) -> None:
+    def assert_right(
+        self, source: TopicPartition, i: int, position: int, stream_time: int
+    ) -> None:
         """Check a position that the rule gives for slice i."""
         done, owner = self.truth[source][i], self.owner[i]
         assert stream_time == stream_time_at(position)

@@ -51,7 +51,13 @@ class Flaky:
     def refused(self) -> frozenset[int]:
         return self._inner.refused
 
-    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+    def apply(
+        self,
+        records: Sequence[SinkRecord],
+        position: int,
+        on_refused: OnRefused,
+        settled: int,
+    ) -> None:
         if self.lost == "before":
             raise SinkUnavailableError("away")
         self._inner.apply(records, position, on_refused, settled)
@@ -79,7 +85,9 @@ class World:
         self.under_way = []
         self.session = Flaky(self.sink.open(SinkPartition("app", "s", 0, "id"), begin))
         self.progress = Progress.beginning(WHOLE, {SOURCE: Position(self.committed)})
-        self.applying = Applying(self.session, "s", SOURCE, self.progress, self.on_failure)
+        self.applying = Applying(
+            self.session, "s", SOURCE, self.progress, self.on_failure
+        )
         assert self.session.position >= self.committed
 
     def on_failure(self, failure: Failure) -> None:
@@ -91,11 +99,20 @@ class World:
     def step(self, records: int) -> None:
         """Process the next records of the log."""
         at = self.progress.position(SOURCE).offset
-        offsets = [offset for offset in range(at, min(at + records, END)) if offset not in MARKERS]
+        offsets = [
+            offset
+            for offset in range(at, min(at + records, END))
+            if offset not in MARKERS
+        ]
         values = [b"%d" % offset for offset in offsets]
         columns = Columns([b"k"] * len(offsets), values, offsets, offsets, offsets)
         self.progress.advance(SOURCE, min(at + records, END), 0)
-        self.applying.apply([Applied((SOURCE, columns, i), "k", offset) for i, offset in enumerate(offsets)])
+        self.applying.apply(
+            [
+                Applied((SOURCE, columns, i), "k", offset)
+                for i, offset in enumerate(offsets)
+            ]
+        )
 
     def commit(self) -> None:
         self.applying.apply([], all_of_it=True)
@@ -108,12 +125,17 @@ class World:
 
 
 EVENTS = st.one_of(
-    st.integers(1, 12), st.sampled_from(["commit", "crash", "sink commits, group does not", "before", "after"])
+    st.integers(1, 12),
+    st.sampled_from(
+        ["commit", "crash", "sink commits, group does not", "before", "after"]
+    ),
 )
 
 
 @given(st.lists(EVENTS, max_size=40))
-def test_every_record_is_applied_or_told_once_whenever_a_process_ends(events: list[int | str]) -> None:
+def test_every_record_is_applied_or_told_once_whenever_a_process_ends(
+    events: list[int | str],
+) -> None:
     world = World()
     for event in [*events, END, "commit"]:
         if isinstance(event, int):

@@ -53,13 +53,19 @@ class Model:
 
     def open_transactions(self) -> frozenset[str]:
         listed: set[str] = set()
-        for broker in range(3):  # one by one: a member may join, and begin its transaction on the next
+        for broker in range(
+            3
+        ):  # one by one: a member may join, and begin its transaction on the next
             for _ in range(3):
                 self.happen()
-            listed |= {name for name in self.open if int(name.partition("-")[2]) % 3 == broker}
+            listed |= {
+                name for name in self.open if int(name.partition("-")[2]) % 3 == broker
+            }
         return frozenset(listed)
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         if transactional_id in self.members:
             self.wronged.append(transactional_id)
         self.open.discard(transactional_id)
@@ -70,15 +76,25 @@ class Model:
 
     def assignment(self) -> Assigned:
         self.told = self.generation
-        living = tuple(Member(name, MemberInfo(name, transactional_ids=(name,)), ()) for name in sorted(self.members))
-        return Assigned(self.generation, self.generation, 0, (), (), (), Cluster(living))
+        living = tuple(
+            Member(name, MemberInfo(name, transactional_ids=(name,)), ())
+            for name in sorted(self.members)
+        )
+        return Assigned(
+            self.generation, self.generation, 0, (), (), (), Cluster(living)
+        )
 
 
 @pytest.mark.ci
 @given(st.randoms(use_true_random=False))
 def test_a_hunt_never_ends_the_transaction_of_a_member_that_lives(rng: Random) -> None:
     group = Model(rng)
-    barrier = Barrier(group, Follower(MemoryLog(), "app"), lambda name: name.startswith("app-"), lambda dead: None)
+    barrier = Barrier(
+        group,
+        Follower(MemoryLog(), "app"),
+        lambda name: name.startswith("app-"),
+        lambda dead: None,
+    )
     for _ in range(30):
         group.happen()
         if rng.random() < 0.5:
@@ -91,21 +107,35 @@ def test_what_the_dead_left_open_is_ended_although_one_of_them_cannot_be_yet() -
     group = Model(Random(1))
     group.happen = lambda: None  # type: ignore[method-assign]
     group.open = {"app-1", "app-7", "app-8", "other-1"}
-    barrier = Barrier(group, Follower(MemoryLog(), "app"), lambda name: name.startswith("app-"), lambda dead: None)
+    barrier = Barrier(
+        group,
+        Follower(MemoryLog(), "app"),
+        lambda name: name.startswith("app-"),
+        lambda dead: None,
+    )
     barrier.follow_generation(group.assignment())
     barrier.hunt()
     assert group.ended == ["app-7", "app-8"]
 
 
-def test_what_hangs_of_the_dead_is_ended_when_somebody_has_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_of_the_dead_is_ended_when_somebody_has_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     group, asked = Model(Random(1)), list[list[str]]()
     group.happen = lambda: None  # type: ignore[method-assign]
 
     def settle(dead: Callable[[str], bool]) -> None:
-        asked.append([name for name in ("app-0", "app-1", "app-7", "other-1") if dead(name)])
+        asked.append(
+            [name for name in ("app-0", "app-1", "app-7", "other-1") if dead(name)]
+        )
         raise LogError("a partition has no leader", retryable=True)
 
-    barrier = Barrier(group, Follower(MemoryLog(), "app"), lambda name: name.startswith("app-"), settle)
+    barrier = Barrier(
+        group,
+        Follower(MemoryLog(), "app"),
+        lambda name: name.startswith("app-"),
+        settle,
+    )
     barrier.follow_generation(group.assignment())
     barrier.hunt()
     assert not asked, "nobody waits"

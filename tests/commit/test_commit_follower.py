@@ -44,7 +44,12 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
         yield MemoryLog()
         return
     kafka: Kafka = request.getfixturevalue("kafka")
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 600_000})
+    cluster = KafkaLog(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "producer.transaction.timeout.ms": 600_000,
+        }
+    )
     yield cluster
     cluster.close()
 
@@ -62,19 +67,32 @@ def follower(log: Log, group: str) -> Iterator[Follower]:
 
 
 def say(
-    writer: Writer, follower: Follower, key_range: KeyRange, term: int, position: int | None, name: str = "t"
+    writer: Writer,
+    follower: Follower,
+    key_range: KeyRange,
+    term: int,
+    position: int | None,
+    name: str = "t",
 ) -> None:
     """Append one commit of the follower's group, or a tombstone."""
     key = encode_key(CommitKey(follower.group, *ORDERS, key_range, term, 1))
-    value = None if position is None else encode_value(CommitValue(name, (Segment(key_range, position),)))
-    writer.append(COMMIT_TOPIC, [key], [value], [1], partitions=follower.partition.partition)
+    value = (
+        None
+        if position is None
+        else encode_value(CommitValue(name, (Segment(key_range, position),)))
+    )
+    writer.append(
+        COMMIT_TOPIC, [key], [value], [1], partitions=follower.partition.partition
+    )
     writer.flush(PATIENCE_S)
 
 
 def pass_barrier(follower: Follower, barrier: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not follower.passed(barrier):
-        assert time.monotonic() < deadline, f"at {follower.tail}, the barrier is {barrier}"
+        assert time.monotonic() < deadline, (
+            f"at {follower.tail}, the barrier is {barrier}"
+        )
         follower.poll(0.1)
 
 
@@ -86,13 +104,21 @@ def poll_until_idle(follower: Follower) -> None:
 
 
 def positions(follower: Follower, key_range: KeyRange = WHOLE) -> list[int]:
-    return [segment.position for segment in follower.open(ORDERS, key_range, None, START).segments]
+    return [
+        segment.position
+        for segment in follower.open(ORDERS, key_range, None, START).segments
+    ]
 
 
 def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
     log = MemoryLog()
-    assert Follower(log, "g").partition == TopicPartition(COMMIT_TOPIC, partition_of("g", PARTITIONS))
-    assert (log.partitions()[COMMIT_TOPIC], log.topic_config(COMMIT_TOPIC)["cleanup.policy"]) == (PARTITIONS, "compact")
+    assert Follower(log, "g").partition == TopicPartition(
+        COMMIT_TOPIC, partition_of("g", PARTITIONS)
+    )
+    assert (
+        log.partitions()[COMMIT_TOPIC],
+        log.topic_config(COMMIT_TOPIC)["cleanup.policy"],
+    ) == (PARTITIONS, "compact")
     assert Follower(log, "g", partitions=7).partitions == PARTITIONS
 
 
@@ -104,7 +130,10 @@ def test_a_topic_that_is_made_anew_while_it_is_followed_is_named() -> None:
     pass_barrier(follower, follower.barrier())
     log.delete_topics([COMMIT_TOPIC])
     log.create_topics([topic_spec()])
-    with pytest.raises(OffsetOutOfRangeError, match=r"was made anew.* while group 'g' was running. Start this process"):
+    with pytest.raises(
+        OffsetOutOfRangeError,
+        match=r"was made anew.* while group 'g' was running. Start this process",
+    ):
         follower.poll(0.0)
 
 
@@ -112,16 +141,21 @@ def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None
     log = MemoryLog()
     log.create_topics([topic_spec(4)])
     follower = Follower(log, "g")
-    follower.check({ORDERS: (7, ""), follower.partition: (0, ""), follower.rows()[-1]: None})
+    follower.check(
+        {ORDERS: (7, ""), follower.partition: (0, ""), follower.rows()[-1]: None}
+    )
     moved = TopicPartition(COMMIT_TOPIC, (follower.partition.partition + 1) % 4)
-    with pytest.raises(ConfigError, match=r"the partition count was changed, which it must never be"):
+    with pytest.raises(
+        ConfigError, match=r"the partition count was changed, which it must never be"
+    ):
         follower.check({ORDERS: (7, ""), moved: (0, "")})
 
 
 def test_a_fence_row_above_the_end_says_that_records_are_gone() -> None:
     follower = Follower(MemoryLog(), "g")
     with pytest.raises(
-        ConfigError, match=r"ends at offset 0, and group 'g' had read it up to 9: records of its progress are gone"
+        ConfigError,
+        match=r"ends at offset 0, and group 'g' had read it up to 9: records of its progress are gone",
     ):
         follower.check({follower.partition: (9, "")})
 
@@ -134,14 +168,17 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
     log.delete_topics([COMMIT_TOPIC])
     log.create_topics([topic_spec()])
     with pytest.raises(
-        LogError, match=r"ends at offset 0, but was read up to 1: .*made anew while group 'g' was running"
+        LogError,
+        match=r"ends at offset 0, but was read up to 1: .*made anew while group 'g' was running",
     ) as refused:
         follower.barrier()
     assert refused.value.retryable, "a broker that stood still answers so for a moment"
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends_it(policy: str) -> None:
+def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends_it(
+    policy: str,
+) -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec(COMMIT_TOPIC, 50, {"cleanup.policy": policy})])
     with pytest.raises(
@@ -163,20 +200,26 @@ class StoodStill(MemoryLog):
         return self.before
 
 
-def test_no_task_opens_at_a_position_that_was_true_when_a_leader_stood_still(group: str) -> None:
+def test_no_task_opens_at_a_position_that_was_true_when_a_leader_stood_still(
+    group: str,
+) -> None:
     log = StoodStill()
     follower, writer = Follower(log, group), log.writer()
     say(writer, follower, WHOLE, 1, 5)
     pass_barrier(follower, follower.barrier())
     log.stand_still(follower.partition)
     say(writer, follower, WHOLE, 2, 15)
-    assert follower.passed(log.reported_end(follower.partition)), "it would be believed that nothing is missing"
+    assert follower.passed(log.reported_end(follower.partition)), (
+        "it would be believed that nothing is missing"
+    )
     assert positions(follower) == [5]
     pass_barrier(follower, follower.barrier())
     assert positions(follower) == [15]
 
 
-def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, follower: Follower) -> None:
+def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(
+    log: Log, follower: Follower
+) -> None:
     openings = {ORDERS: follower.open(ORDERS, LEFT, Committed(10, 5, 1), START)}
     task = Progress(LEFT, openings, Author(follower.group, 3, "a-0-0"))
     task.advance(ORDERS, 25, 99)
@@ -208,7 +251,9 @@ def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(
     barrier = follower.barrier()
     poll_until_idle(follower)
     assert not follower.passed(barrier)
-    assert positions(follower) == [100], "what lies behind an open transaction is not known yet"
+    assert positions(follower) == [100], (
+        "what lies behind an open transaction is not known yet"
+    )
     assert follower.blockers(barrier) - {"t"} == {f"{follower.group}-a"}
     if ends == "commit":
         transactional.commit(PATIENCE_S)
@@ -220,7 +265,9 @@ def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(
     transactional.close()
 
 
-def test_a_dead_transaction_is_found_and_a_new_writer_of_its_id_ends_it(log: Log, follower: Follower) -> None:
+def test_a_dead_transaction_is_found_and_a_new_writer_of_its_id_ends_it(
+    log: Log, follower: Follower
+) -> None:
     dead = log.writer(f"{follower.group}-dead")
     dead.begin()
     say(dead, follower, WHOLE, 1, 100, f"{follower.group}-dead")

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.commit.packed import LEAF_BYTES, Packed
-from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+)
 from coopstreams.commit.view import TILINGS, CommitView
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
@@ -19,8 +25,13 @@ keys = st.integers(0, 200).map(lambda number: number.to_bytes(2, "big"))
 values = st.one_of(st.binary(max_size=40), st.integers(0, 2 * LEAF_BYTES).map(bytes))
 
 
-@given(st.lists(st.tuples(keys, st.one_of(st.none(), values)), max_size=300), st.binary(max_size=2))
-def test_it_is_a_dict_in_order(steps: list[tuple[bytes, bytes | None]], prefix: bytes) -> None:
+@given(
+    st.lists(st.tuples(keys, st.one_of(st.none(), values)), max_size=300),
+    st.binary(max_size=2),
+)
+def test_it_is_a_dict_in_order(
+    steps: list[tuple[bytes, bytes | None]], prefix: bytes
+) -> None:
     packed, plain = Packed(2), dict[bytes, bytes]()
     for key, value in steps:
         assert packed.get(key) == plain.get(key)
@@ -32,17 +43,23 @@ def test_it_is_a_dict_in_order(steps: list[tuple[bytes, bytes | None]], prefix: 
         assert packed.get(key) == value
     assert len(packed) == len(plain)
     assert list(packed.items()) == sorted(plain.items())
-    assert list(packed.items(prefix)) == sorted((key, value) for key, value in plain.items() if key.startswith(prefix))
+    assert list(packed.items(prefix)) == sorted(
+        (key, value) for key, value in plain.items() if key.startswith(prefix)
+    )
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("topics", "pieces"), [(1, 1), (20, 1), (2, 256)])
-def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int) -> None:
+def test_an_entry_of_a_view_takes_no_more_than_64_bytes(
+    topics: int, pieces: int
+) -> None:
     each = 2560 // topics // pieces
     view = CommitView("accounting")
     records = [
         (
-            encode_key(CommitKey("accounting", f"topic-{topic}", partition, key_range, 7, 12)),
+            encode_key(
+                CommitKey("accounting", f"topic-{topic}", partition, key_range, 7, 12)
+            ),
             encode_value(
                 CommitValue(
                     f"accounting-consumer-{partition % 9:032}-commit",
@@ -71,5 +88,7 @@ def test_asking_about_all_partitions_keeps_a_few_tilings_only() -> None:
             encode_key(CommitKey("g", topic, number, WHOLE, 1, 1)),
             encode_value(CommitValue("t", (Segment(WHOLE, number),))),
         )
-    assert [view.stable(at, None) for at in some] == [Position(number) for number in range(2 * TILINGS)]
+    assert [view.stable(at, None) for at in some] == [
+        Position(number) for number in range(2 * TILINGS)
+    ]
     assert len(view._tilings) <= TILINGS

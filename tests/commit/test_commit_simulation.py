@@ -15,7 +15,11 @@ import pytest
 from tests.commit.set_model import World
 
 EVENTS = (
-    ("work",) * 52 + ("wake",) * 14 + ("rebalance",) * 4 + ("crash", "compact", "restart") * 2 + ("upgrade", "forget")
+    ("work",) * 52
+    + ("wake",) * 14
+    + ("rebalance",) * 4
+    + ("crash", "compact", "restart") * 2
+    + ("upgrade", "forget")
 )
 
 
@@ -30,9 +34,15 @@ def run_history(seed: int, exactly_once: bool) -> Counter[str]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("histories", [250, pytest.param(4000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly once", "at least once"])
-def test_seeded_histories_agree_with_the_set_model(exactly_once: bool, histories: int) -> None:
-    base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run; set it for other histories
+@pytest.mark.parametrize(
+    "exactly_once", [True, False], ids=["exactly once", "at least once"]
+)
+def test_seeded_histories_agree_with_the_set_model(
+    exactly_once: bool, histories: int
+) -> None:
+    base = int(
+        os.environ.get("COOPSTREAMS_SEED", "1000000")
+    )  # the same in each run; set it for other histories
     histories = int(os.environ.get("COOPSTREAMS_HISTORIES", histories))
     seen: Counter[str] = Counter()
     live = 0
@@ -40,10 +50,14 @@ def test_seeded_histories_agree_with_the_set_model(exactly_once: bool, histories
         try:
             history = run_history(seed, exactly_once)
         except AssertionError as wrong:
-            raise AssertionError(f"history {seed} is wrong; again: run_history({seed}, {exactly_once})") from wrong
+            raise AssertionError(
+                f"history {seed} is wrong; again: run_history({seed}, {exactly_once})"
+            ) from wrong
         live = max(live, history.pop("live"))
         seen += history
-    print(f"seeds {base}..{base + histories - 1}: {dict(seen)}, at most {live} live records at the end")
+    print(
+        f"seeds {base}..{base + histories - 1}: {dict(seen)}, at most {live} live records at the end"
+    )
     assert all(
         seen[what]
         for what in (

@@ -43,18 +43,26 @@ def value(*segments: Segment) -> bytes:
     return encode_value(CommitValue("t", segments))
 
 
-def say(view: CommitView, key_range: KeyRange, term: int, position: int, generation: int = 1) -> None:
+def say(
+    view: CommitView, key_range: KeyRange, term: int, position: int, generation: int = 1
+) -> None:
     view.apply(key(key_range, term, generation), value(Segment(key_range, position)))
 
 
 def positions(
     view: CommitView, key_range: KeyRange = WHOLE, committed: Committed | None = None
 ) -> list[tuple[KeyRange, int]]:
-    return [(segment.key_range, segment.position) for segment in view.open(AT, key_range, committed, START).segments]
+    return [
+        (segment.key_range, segment.position)
+        for segment in view.open(AT, key_range, committed, START).segments
+    ]
 
 
 def tombstones(view: CommitView, *mine: KeyRange) -> list[tuple[KeyRange, int]]:
-    return [(decoded.key_range, decoded.term) for decoded in map(decode_key, view.garbage(AT, mine))]
+    return [
+        (decoded.key_range, decoded.term)
+        for decoded in map(decode_key, view.garbage(AT, mine))
+    ]
 
 
 def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() -> None:
@@ -78,7 +86,10 @@ def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
     say(view, LEFT, 2, 150)
     say(view, RIGHT, 2, 130)
     opening = view.open(AT, WHOLE, None, START)
-    assert (opening.term, [(s.key_range, s.position) for s in opening.segments]) == (3, [(LEFT, 150), (RIGHT, 130)])
+    assert (opening.term, [(s.key_range, s.position) for s in opening.segments]) == (
+        3,
+        [(LEFT, 150), (RIGHT, 130)],
+    )
     view.apply(key(WHOLE, 3), value(Segment(LEFT, 150), Segment(RIGHT, 140)))
     assert positions(view) == [(LEFT, 150), (RIGHT, 140)]
     assert sorted(tombstones(view, WHOLE)) == [(LEFT, 2), (RIGHT, 2)]
@@ -86,7 +97,9 @@ def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
     assert positions(view) == [(WHOLE, 160)]
 
 
-def test_merging_back_to_old_boundaries_is_another_key_so_a_late_tombstone_hits_nothing() -> None:
+def test_merging_back_to_old_boundaries_is_another_key_so_a_late_tombstone_hits_nothing() -> (
+    None
+):
     view = CommitView("g")
     say(view, WHOLE, 1, 100)
     say(view, LEFT, 2, 150)
@@ -108,7 +121,9 @@ def test_a_zombie_that_writes_late_under_an_old_term_changes_nothing() -> None:
     assert tombstones(view, WHOLE) == [(LEFT, 2)]
 
 
-def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_late_the_other_claims() -> None:
+def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_late_the_other_claims() -> (
+    None
+):
     view = CommitView("g")
     say(view, LEFT, 3, 200, generation=8)
     say(view, WHOLE, 3, 150, generation=7)
@@ -118,7 +133,9 @@ def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_l
     assert tombstones(view, WHOLE) == [(LEFT, 3)]
 
 
-def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_old_records() -> None:
+def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_old_records() -> (
+    None
+):
     view = CommitView("g")
     say(view, LEFT, 1, 150)
     say(view, RIGHT, 1, 130)
@@ -127,12 +144,16 @@ def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_ol
     assert (opening.term, opening.segments) == (3, (Segment(LEFT, 1000, 77),))
     say(view, LEFT, 3, 1100)
     assert positions(view, WHOLE, plain) == [(LEFT, 1100), (RIGHT, 1000)]
-    assert view.mirror(AT, plain) == Committed(1000, 77, 2, 3), "the other half rests upon it"
+    assert view.mirror(AT, plain) == Committed(1000, 77, 2, 3), (
+        "the other half rests upon it"
+    )
     say(view, RIGHT, 3, 1050)
     assert view.mirror(AT, plain) == Committed(1050, -1, 2, 3)
 
 
-def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_plain_offset_counts() -> None:
+def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_plain_offset_counts() -> (
+    None
+):
     view = CommitView("g")
     say(view, LEFT, 1, 150)
     say(view, RIGHT, 1, 130)
@@ -141,7 +162,9 @@ def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_
     assert positions(view, WHOLE, Committed(160, term=2)) == [(WHOLE, 160)]
 
 
-def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_claimed_range() -> None:
+def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_claimed_range() -> (
+    None
+):
     view, plain = CommitView("g"), Committed(100, 5, 1)
     say(view, LEFT, 2, 200)
     say(view, RIGHT, 2, 180)  # the zombie, after its successor read 130
@@ -152,7 +175,9 @@ def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_cla
     assert positions(view, RIGHT, leaked) == [(RIGHT, 130)]
 
 
-def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_when_nothing_rests_upon_it() -> None:
+def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_when_nothing_rests_upon_it() -> (
+    None
+):
     view, foreign = CommitView("g"), Committed(140)
     assert positions(view, LEFT, foreign) == [(LEFT, 140)]
     say(view, LEFT, 1, 150)
@@ -165,15 +190,21 @@ def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_wh
     assert view.mirror(AT, foreign) == Committed(145, -1, 0, 1)
 
 
-def test_an_operators_reset_of_a_whole_range_application_is_obeyed_in_both_directions() -> None:
+def test_an_operators_reset_of_a_whole_range_application_is_obeyed_in_both_directions() -> (
+    None
+):
     for offset in (3, 5000):
         opening = CommitView("g").open(AT, WHOLE, Committed(offset), START)
         assert (opening.segments, opening.claim) == ((Segment(WHOLE, offset),), False)
 
 
-def test_where_nobody_committed_the_reset_position_counts_and_nothing_is_stable() -> None:
+def test_where_nobody_committed_the_reset_position_counts_and_nothing_is_stable() -> (
+    None
+):
     view = CommitView("g")
-    assert view.open(AT, WHOLE, None, Position(7, 3)).segments == (Segment(WHOLE, 7, 3),)
+    assert view.open(AT, WHOLE, None, Position(7, 3)).segments == (
+        Segment(WHOLE, 7, 3),
+    )
     assert view.stable(AT, None) is None
     say(view, LEFT, 1, 150)
     assert view.resolve(AT, WHOLE) == [Winner(Segment(LEFT, 150), 1), Hole(RIGHT)]
@@ -193,8 +224,13 @@ def test_times_of_operators_go_with_the_position_that_counts() -> None:
     """Neighbours with one position have seen the same records: the larger time of each operator is right for both."""
     view = CommitView("g")
     behind, one, other = ((1, 5),), ((1, 20), (2, 10)), ((2, 30),)
-    view.apply(key(cents(0, 49), 1), value(Segment(cents(0, 49), 130, 50, operator_times=one)))
-    view.apply(key(cents(50, 99), 1), value(Segment(cents(50, 99), 130, 50, operator_times=other)))
+    view.apply(
+        key(cents(0, 49), 1), value(Segment(cents(0, 49), 130, 50, operator_times=one))
+    )
+    view.apply(
+        key(cents(50, 99), 1),
+        value(Segment(cents(50, 99), 130, 50, operator_times=other)),
+    )
     (merged,) = view.open(AT, WHOLE, None, Position(0)).segments
     assert merged.operator_times == ((1, 20), (2, 30))
     plain = Committed(100, 9, 1, operator_times=behind)
@@ -226,12 +262,22 @@ def test_records_of_other_groups_are_ignored_whatever_their_version() -> None:
 
 def test_done_runs_below_a_larger_plain_offset_are_dropped() -> None:
     spoken = Winner(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
-    assert combine([spoken], Committed(25, 8, 3), START) == [Segment(WHOLE, 25, 8, ((25, 30),))]
+    assert combine([spoken], Committed(25, 8, 3), START) == [
+        Segment(WHOLE, 25, 8, ((25, 30),))
+    ]
 
 
-cuts = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (min(pair), max(pair)))
+cuts = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(
+    lambda pair: (min(pair), max(pair))
+)
 writes = st.lists(
-    st.tuples(cuts, st.integers(1, 5), st.integers(1, 3), st.one_of(st.none(), st.integers(0, 50))), max_size=25
+    st.tuples(
+        cuts,
+        st.integers(1, 5),
+        st.integers(1, 3),
+        st.one_of(st.none(), st.integers(0, 50)),
+    ),
+    max_size=25,
 )
 
 
@@ -242,27 +288,40 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
     view, live = CommitView("g"), dict[tuple[int, int, tuple[int, int]], int]()
     for cut, term, generation, position in some:
         key_range = cents(cut[0] * 10, cut[1] * 10 + 9)
-        view.apply(key(key_range, term, generation), None if position is None else value(Segment(key_range, position)))
+        view.apply(
+            key(key_range, term, generation),
+            None if position is None else value(Segment(key_range, position)),
+        )
         live.pop((term, generation, cut), None)
         if position is not None:
             live[term, generation, cut] = position
 
     def speaker(tenth: int) -> tuple[int, int, tuple[int, int]] | None:
-        return max((rank for rank in live if rank[2][0] <= tenth <= rank[2][1]), default=None)
+        return max(
+            (rank for rank in live if rank[2][0] <= tenth <= rank[2][1]), default=None
+        )
 
     pieces = view.resolve(AT, cents(asked[0] * 10, asked[1] * 10 + 9))
     for tenth in range(asked[0], asked[1] + 1):
         (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.key_range]
         rank = speaker(tenth)
-        said = (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
+        said = (
+            (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
+        )
         assert said == (None if rank is None else (live[rank], rank[0]))
     silent = set(live) - {speaker(tenth) for tenth in range(10)}
     assert {
-        (decoded.term, decoded.generation, decoded.key_range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))
-    } == {(term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent}
+        (decoded.term, decoded.generation, decoded.key_range)
+        for decoded in map(decode_key, view.garbage(AT, [WHOLE]))
+    } == {
+        (term, generation, cents(cut[0] * 10, cut[1] * 10 + 9))
+        for term, generation, cut in silent
+    }
 
 
-def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_when_it_is_gone() -> None:
+def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_when_it_is_gone() -> (
+    None
+):
     view = CommitView("g")
     say(view, LEFT, 7, 150)
     say(view, RIGHT, 6, 130)
@@ -285,20 +344,28 @@ def test_the_mirror_of_a_partition_is_computed_anew_only_after_a_commit_there() 
     say(view, RIGHT, 2, 120)
     mirror = view.mirror(AT, plain)
     elsewhere = CommitKey("g", "orders", AT.partition + 1, WHOLE, 1, 1)
-    view.apply(encode_key(elsewhere), encode_value(CommitValue("t", (Segment(WHOLE, 5),))))
+    view.apply(
+        encode_key(elsewhere), encode_value(CommitValue("t", (Segment(WHOLE, 5),)))
+    )
     assert view.mirror(AT, plain) is mirror
     say(view, RIGHT, 2, 140)
     assert view.mirror(AT, plain) == Committed(130, -1, 0, 2)
 
 
-def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_do() -> None:
+def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_do() -> (
+    None
+):
     view = CommitView("g")
 
     def say_in(topic_id: str, key_range: KeyRange, term: int, position: int) -> None:
-        named = CommitValue("t", (Segment(key_range, position),), consumer_metadata(topic_id, "mine"))
+        named = CommitValue(
+            "t", (Segment(key_range, position),), consumer_metadata(topic_id, "mine")
+        )
         view.apply(key(key_range, term), encode_value(named))
 
-    old, new = (Committed(140, term=4, topic=topic_number(id_)) for id_ in ("old", "new"))
+    old, new = (
+        Committed(140, term=4, topic=topic_number(id_)) for id_ in ("old", "new")
+    )
     view.tell("orders", "old")
     say_in("old", LEFT, 5, 150)
     say_in("old", RIGHT, 6, 170)
@@ -309,7 +376,9 @@ def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_
     assert view.outlived(AT, LEFT)
     assert (view.of_this_topic(AT, old), view.of_this_topic(AT, new)) == (None, new)
     assert view.of_this_topic(AT, Committed(9)) == Committed(9), "an operator's reset"
-    assert view.of_this_topic(AT, Committed(9, term=3)) == Committed(9, term=3), "an earlier version's"
+    assert view.of_this_topic(AT, Committed(9, term=3)) == Committed(9, term=3), (
+        "an earlier version's"
+    )
     assert positions(view) == [(WHOLE, START.offset)]
     assert view.mirror(AT, None) is None
     assert view.open(AT, LEFT, None, START).term == 7
@@ -324,10 +393,15 @@ def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_
     assert view.mirror(AT, None) == Committed(20, -1, 0, 8)
 
 
-def test_an_applications_commits_and_those_of_earlier_versions_count_whatever_they_name() -> None:
+def test_an_applications_commits_and_those_of_earlier_versions_count_whatever_they_name() -> (
+    None
+):
     view = CommitView("g")
     view.tell("orders", "new")
     for metadata in ("", "old", "a user's"):
-        view.apply(key(WHOLE, 1), encode_value(CommitValue("t", (Segment(WHOLE, 150),), metadata)))
+        view.apply(
+            key(WHOLE, 1),
+            encode_value(CommitValue("t", (Segment(WHOLE, 150),), metadata)),
+        )
         assert positions(view) == [(WHOLE, 150)]
         assert not view.outlived(AT, WHOLE)

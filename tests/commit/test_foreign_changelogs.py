@@ -40,7 +40,9 @@ def counted() -> Topology:
 def cluster(*written: str) -> Asked:
     """Return a cluster on which these topics have a record each, in their last partition."""
     log = Asked()
-    log.create_topics([TopicSpec("orders", 2), *(TopicSpec(topic, 2) for topic in written)])
+    log.create_topics(
+        [TopicSpec("orders", 2), *(TopicSpec(topic, 2) for topic in written)]
+    )
     writer = log.writer()
     for topic in written:
         writer.append(topic, [b'"ann"'], [b"143"], [1], partitions=1)
@@ -50,10 +52,14 @@ def cluster(*written: str) -> Asked:
 def start(log: MemoryLog, topics: set[str] | None = None) -> None:
     """Check as a process does that starts. `topics`: those that it has seen, if others have come since."""
     seen = set(log.partitions()) if topics is None else topics
-    check_own(log, "shop", prepare_topics(log, counted(), CONFIG), topic_spec("shop"), seen)
+    check_own(
+        log, "shop", prepare_topics(log, counted(), CONFIG), topic_spec("shop"), seen
+    )
 
 
-def test_rows_that_were_written_before_the_topology_was_are_of_another_framework() -> None:
+def test_rows_that_were_written_before_the_topology_was_are_of_another_framework() -> (
+    None
+):
     """Faust's counts were restored as ours: other keys, bytes without a serde, and each sum began from nothing."""
     log = cluster(CHANGELOG)
     for _ in range(2):  # a refused start has made nothing that lets the next one go on
@@ -74,7 +80,9 @@ def test_our_rows_are_behind_the_topology() -> None:
     Deployed(log, CONFIG).take_over(counted(), log.partitions())
     log.writer().append(CHANGELOG, [b"ann"], [bytes(8)], [1], partitions=0)
     start(log)
-    start(log, seen)  # another process was first, and wrote between two looks of this one
+    start(
+        log, seen
+    )  # another process was first, and wrote between two looks of this one
 
 
 def test_brokers_are_asked_only_at_a_first_start_whose_changelogs_are_there() -> None:
@@ -90,4 +98,6 @@ def test_brokers_are_asked_only_at_a_first_start_whose_changelogs_are_there() ->
 
 def test_other_topics_of_that_name_are_no_state() -> None:
     start(cluster("shop-KSTREAM-AGGREGATE-STATE-STORE-0000000001-repartition"))
-    start(cluster("shop-sums-changelog"))  # of a store that this program has not: it is told as an orphan
+    start(
+        cluster("shop-sums-changelog")
+    )  # of a store that this program has not: it is told as an orphan

@@ -21,7 +21,9 @@ def standing(position: int, *runs: tuple[int, int], most: int = 100) -> InFlight
 
 def fetched(inflight: InFlight, first: int, last: int) -> list[int]:
     offsets = list(range(first, last + 1))
-    return [offsets[i] for i in inflight.hand_out([b"k"] * len(offsets), offsets, last + 1)]
+    return [
+        offsets[i] for i in inflight.hand_out([b"k"] * len(offsets), offsets, last + 1)
+    ]
 
 
 def stand(inflight: InFlight) -> tuple[int, Runs]:
@@ -72,13 +74,20 @@ def test_after_a_merge_each_part_goes_on_from_where_it_stands() -> None:
     inflight = InFlight([Segment(LEFT, 10), Segment(RIGHT, 4)], 100)
     keys = [b"%d" % offset for offset in range(12)]
     picked = inflight.hand_out(keys, range(12), 12)
-    assert picked == [offset for offset in range(12) if offset >= (10 if key_hash(keys[offset]) in LEFT else 4)]
+    assert picked == [
+        offset
+        for offset in range(12)
+        if offset >= (10 if key_hash(keys[offset]) in LEFT else 4)
+    ]
 
 
 def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
     """Records 10 and 11 are not of the left part. The time after them is unknown until record 4 has passed."""
     inflight = InFlight([Segment(LEFT, 10, 300), Segment(RIGHT, 4, 100)], 100)
-    left, right = (next(key for i in range(100) if key_hash(key := b"%d" % i) in part) for part in (LEFT, RIGHT))
+    left, right = (
+        next(key for i in range(100) if key_hash(key := b"%d" % i) in part)
+        for part in (LEFT, RIGHT)
+    )
     inflight.hand_out([right, right, left], [4, 11, 12], 13)
     inflight.done(11)
     assert inflight.segments(Position(4, 200)) == (
@@ -94,18 +103,26 @@ def test_times_advance_while_the_position_stays() -> None:
     inflight = InFlight([Segment(WHOLE, 0)], 100)
     inflight.hand_out([b"k"], [0], 1)
     inflight.done(0)
-    assert inflight.segments(Position(1, 100), ((7, 50),)) == (Segment(WHOLE, 1, 100, (), ((7, 50),)),)
-    assert inflight.segments(Position(1, 100), ((7, 80),)) == (Segment(WHOLE, 1, 100, (), ((7, 80),)),)
+    assert inflight.segments(Position(1, 100), ((7, 50),)) == (
+        Segment(WHOLE, 1, 100, (), ((7, 50),)),
+    )
+    assert inflight.segments(Position(1, 100), ((7, 80),)) == (
+        Segment(WHOLE, 1, 100, (), ((7, 80),)),
+    )
 
 
-def test_what_was_found_is_forgotten_once_all_of_it_has_passed_although_there_is_always_a_record_in_flight() -> None:
+def test_what_was_found_is_forgotten_once_all_of_it_has_passed_although_there_is_always_a_record_in_flight() -> (
+    None
+):
     odd = tuple((offset, offset) for offset in range(1, 100, 2))
     inflight = InFlight([Segment(LEFT, 0, 300, odd), Segment(RIGHT, 50, 100)], 100)
     for offset in range(200):
         fetched(inflight, offset, offset)
         inflight.done(offset - 1)
     assert inflight.segments() == (Segment(WHOLE, 199, 300),)
-    assert not any(found.runs for found in inflight._found), "each later record is looked for in them"
+    assert not any(found.runs for found in inflight._found), (
+        "each later record is looked for in them"
+    )
 
 
 def test_a_task_stays_where_its_program_has_come_to() -> None:

@@ -19,7 +19,9 @@ class Counted:
     processed: int = 0
 
 
-def attempt(interval: Interval[Counted], task: Counted, waiting: int, seconds_each: float) -> int:
+def attempt(
+    interval: Interval[Counted], task: Counted, waiting: int, seconds_each: float
+) -> int:
     """Process what waits, as far as the interval lets it, and commit in a time that grows with the records; return how
     many were committed.
     """
@@ -33,16 +35,22 @@ def attempt(interval: Interval[Counted], task: Counted, waiting: int, seconds_ea
 
 
 @given(st.floats(1e-6, LIMIT_S))
-def test_commits_get_through_however_slowly_results_are_taken(seconds_each: float) -> None:
+def test_commits_get_through_however_slowly_results_are_taken(
+    seconds_each: float,
+) -> None:
     """With a quota far below what an interval writes, each commit failed after 10 s, and was done again as large."""
     interval, task = Interval[Counted](LIMIT_S), Counted()
     results = [attempt(interval, task, 10 * ANY, seconds_each) for _ in range(40)]
     failed = results.index(next(filter(None, results)))
     assert failed <= 12
-    assert 0 not in results[failed:], "a bound that has let a commit through never grows until one fails again"
+    assert 0 not in results[failed:], (
+        "a bound that has let a commit through never grows until one fails again"
+    )
 
 
-def test_when_results_are_taken_fast_again_there_is_no_bound_after_some_commits() -> None:
+def test_when_results_are_taken_fast_again_there_is_no_bound_after_some_commits() -> (
+    None
+):
     interval, task = Interval[Counted](LIMIT_S), Counted()
     assert interval.room == ANY
     for _ in range(12):

@@ -58,21 +58,33 @@ class Group:
     partition: TopicPartition
 
     def individual(
-        self, term: int, *segments: Segment, metadata: str = "", transactional_id: str | None = None
+        self,
+        term: int,
+        *segments: Segment,
+        metadata: str = "",
+        transactional_id: str | None = None,
     ) -> None:
         """Write an individual commit; with a transactional id: in a transaction that stays open until the log is
         closed.
         """
         follower = Follower(self.log, self.name)
         key = CommitKey(
-            self.name, *self.partition, KeyRange(segments[0].key_range.start, segments[-1].key_range.end), term, 1
+            self.name,
+            *self.partition,
+            KeyRange(segments[0].key_range.start, segments[-1].key_range.end),
+            term,
+            1,
         )
         writer = self.log.writer(transactional_id)
         if transactional_id:
             writer.begin()
         value = encode_value(CommitValue(transactional_id or "", segments, metadata))
         writer.append(
-            follower.partition.topic, [encode_key(key)], [value], [1], partitions=follower.partition.partition
+            follower.partition.topic,
+            [encode_key(key)],
+            [value],
+            [1],
+            partitions=follower.partition.partition,
         )
         writer.flush(60)
         follower.close()
@@ -92,7 +104,9 @@ def group(kafka: Kafka) -> Iterator[Group]:
         {**settings, "producer.transaction.timeout.ms": 600_000}
     )  # a transaction stays open as long as the test wants
     with GroupAdmin(settings, name) as admin:
-        yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders", 2), 0))
+        yield Group(
+            name, log, admin, settings, TopicPartition(kafka.topic("orders", 2), 0)
+        )
     log.close()
 
 
@@ -101,11 +115,16 @@ def group(kafka: Kafka) -> Iterator[Group]:
 
 @pytest.mark.broker
 def test_a_group_of_two_key_ranges_is_where_both_are_done(group: Group) -> None:
-    left, right = Segment(LEFT, 50, runs=((55, 59),)), Segment(RIGHT, 40, runs=((45, 59),))
+    left, right = (
+        Segment(LEFT, 50, runs=((55, 59),)),
+        Segment(RIGHT, 40, runs=((45, 59),)),
+    )
     group.individual(1, left, metadata="half")
     group.individual(2, right, metadata="other half")
     group.plain(40, "ic -1 0")
-    assert group.listed() == OffsetAndRanges(40, "other half", ((45, 49), (55, 59)), (left, right))
+    assert group.listed() == OffsetAndRanges(
+        40, "other half", ((45, 49), (55, 59)), (left, right)
+    )
 
 
 class NothingPlain:
@@ -119,9 +138,18 @@ def test_what_was_committed_since_the_last_look_counts() -> None:
     log = MemoryLog()
     follower, writer = Follower(log, "g"), log.writer()
     for position in (5, 7):
-        key, value = CommitKey("g", *AT, WHOLE, 1, 1), CommitValue("", (Segment(WHOLE, position),))
+        key, value = (
+            CommitKey("g", *AT, WHOLE, 1, 1),
+            CommitValue("", (Segment(WHOLE, position),)),
+        )
         where = follower.partition
-        writer.append(where.topic, [encode_key(key)], [encode_value(value)], [1], partitions=where.partition)
+        writer.append(
+            where.topic,
+            [encode_key(key)],
+            [encode_value(value)],
+            [1],
+            partitions=where.partition,
+        )
         assert group_offsets(NothingPlain(), follower, [AT]) == {
             AT: OffsetAndRanges(position, "", (), (Segment(WHOLE, position),))
         }
@@ -141,9 +169,13 @@ def test_an_ordinary_group_has_an_offset_and_what_was_written_beside_it(
 def test_where_a_key_range_never_committed_nothing_is_said(group: Group) -> None:
     asked = [group.partition]
     assert list_consumer_group_offsets(group.settings, group.name) == {}
-    assert list_consumer_group_offsets(group.settings, group.name, asked) == {group.partition: None}
+    assert list_consumer_group_offsets(group.settings, group.name, asked) == {
+        group.partition: None
+    }
     group.individual(1, Segment(LEFT, 50))
-    assert list_consumer_group_offsets(group.settings, group.name, asked) == {group.partition: None}
+    assert list_consumer_group_offsets(group.settings, group.name, asked) == {
+        group.partition: None
+    }
 
 
 @pytest.mark.ci
@@ -152,7 +184,9 @@ def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -
     group.individual(1, Segment(WHOLE, 5))
     group.individual(2, Segment(WHOLE, 50), transactional_id=f"{group.name}-writer")
     follower = Follower(group.log, group.name)
-    with pytest.raises(LogError, match=f"An open transaction keeps the rest back: {group.name}-writer") as refused:
+    with pytest.raises(
+        LogError, match=f"An open transaction keeps the rest back: {group.name}-writer"
+    ) as refused:
         catch_up(follower, 4.0)
     assert refused.value.retryable
     group.open.abort()
@@ -165,12 +199,17 @@ def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=4)),
+        st.tuples(
+            st.integers(0, 20),
+            st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=4),
+        ),
         min_size=1,
         max_size=4,
     )
 )
-def test_what_all_have_done_is_the_intersection(stands: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> None:
+def test_what_all_have_done_is_the_intersection(
+    stands: Sequence[tuple[int, Sequence[tuple[int, int]]]],
+) -> None:
     ranges = KeyRange.split(len(stands))
     segments, sets = [], []
     for key_range, (position, gaps) in zip(ranges, stands, strict=True):
@@ -179,9 +218,17 @@ def test_what_all_have_done_is_the_intersection(stands: Sequence[tuple[int, Sequ
             runs.append((at + gap + 1, at + gap + 1 + more))
             at = runs[-1][1] + 1
         segments.append(Segment(key_range, position, runs=tuple(runs)))
-        sets.append({offset for offset in range(200) if offset < position or contains(tuple(runs), offset)})
+        sets.append(
+            {
+                offset
+                for offset in range(200)
+                if offset < position or contains(tuple(runs), offset)
+            }
+        )
     offset, done = done_by_all(segments)
-    assert {o for o in range(200) if o < offset or contains(done, o)} == set.intersection(*sets)
+    assert {
+        o for o in range(200) if o < offset or contains(done, o)
+    } == set.intersection(*sets)
     assert offset not in set.intersection(*sets)
 
 
@@ -190,7 +237,9 @@ def test_what_all_have_done_is_the_intersection(stands: Sequence[tuple[int, Sequ
 
 @pytest.mark.broker
 @pytest.mark.parametrize("offset", [10, 90], ids=["backwards", "forwards"])
-def test_after_a_reset_every_key_range_stands_there_and_has_done_nothing_above(group: Group, offset: int) -> None:
+def test_after_a_reset_every_key_range_stands_there_and_has_done_nothing_above(
+    group: Group, offset: int
+) -> None:
     group.individual(1, Segment(LEFT, 50, runs=((55, 99),)))
     group.individual(2, Segment(RIGHT, 40))
     group.plain(40, "ic -1 0")
@@ -205,8 +254,18 @@ def test_a_reset_forwards_moves_only_the_key_ranges_that_stand_before_it_and_for
     """The records below were deleted before these key ranges had processed them; others had, and some above."""
     topic_id = group.log.topic_id(group.partition.topic)
     first, second, third, fourth = KeyRange.split(4)
-    group.individual(1, Segment(first, 30, 5), Segment(second, 50, 7, runs=((55, 99), (102, 103))), metadata=topic_id)
-    group.individual(2, Segment(third, 80, 9, runs=((82, 82),)), Segment(fourth, 40, 6), metadata=topic_id)
+    group.individual(
+        1,
+        Segment(first, 30, 5),
+        Segment(second, 50, 7, runs=((55, 99), (102, 103))),
+        metadata=topic_id,
+    )
+    group.individual(
+        2,
+        Segment(third, 80, 9, runs=((82, 82),)),
+        Segment(fourth, 40, 6),
+        metadata=topic_id,
+    )
     group.plain(30, "ic 5 0 2")
     for _ in range(2):  # the second one finds nothing to do
         reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
@@ -227,14 +286,22 @@ def test_a_reset_forwards_moves_only_the_key_ranges_that_stand_before_it_and_for
     catch_up(follower)
     follower.close()
     plain = Committed.parse(*found)
-    assert (plain.offset, plain.stream_time, plain.beside) == (60, 6, follower.next_term(group.partition, None) - 1)
+    assert (plain.offset, plain.stream_time, plain.beside) == (
+        60,
+        6,
+        follower.next_term(group.partition, None) - 1,
+    )
     opening = follower.open(group.partition, WHOLE, plain, Position(0))
     assert [segment.position for segment in opening.segments] == [60, 100, 80, 60]
-    check_named(group.name, {group.partition: opening}, {group.partition.topic: topic_id})
+    check_named(
+        group.name, {group.partition: opening}, {group.partition.topic: topic_id}
+    )
 
 
 @pytest.mark.broker
-def test_a_reset_forwards_of_a_group_that_shares_nothing_is_one_to_the_larger_offset(group: Group) -> None:
+def test_a_reset_forwards_of_a_group_that_shares_nothing_is_one_to_the_larger_offset(
+    group: Group,
+) -> None:
     group.plain(40, "ic 3 0")
     reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
     reset_offsets(group.log, group.admin, {group.partition: 50}, forwards=True)
@@ -242,7 +309,9 @@ def test_a_reset_forwards_of_a_group_that_shares_nothing_is_one_to_the_larger_of
 
 
 @pytest.mark.broker
-def test_a_reset_forwards_is_refused_where_it_is_not_known_what_was_done(group: Group) -> None:
+def test_a_reset_forwards_is_refused_where_it_is_not_known_what_was_done(
+    group: Group,
+) -> None:
     group.plain(40, "ic 3 1 1")  # and the individual commit of that term is gone
     with pytest.raises(ConfigError, match=r"no longer in .* --to 40`"):
         reset_offsets(group.log, group.admin, {group.partition: 60}, forwards=True)
@@ -252,7 +321,9 @@ def test_a_reset_forwards_is_refused_where_it_is_not_known_what_was_done(group: 
 
 
 @pytest.mark.broker
-def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(group: Group) -> None:
+def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(
+    group: Group,
+) -> None:
     """An application that starts in another topic of that name would take the offset for one of that topic."""
     ids = {group.partition.topic: group.log.topic_id(group.partition.topic)}
     made_anew = {group.partition.topic: "another"}
@@ -263,23 +334,36 @@ def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(group: Gro
         follower = Follower(group.log, group.name)
         catch_up(follower)
         follower.close()
-        return {group.partition: follower.open(group.partition, WHOLE, Committed.parse(*found), Position(0))}
+        return {
+            group.partition: follower.open(
+                group.partition, WHOLE, Committed.parse(*found), Position(0)
+            )
+        }
 
     reset_offsets(group.log, group.admin, {group.partition: 10})
     named = opening()
     check_named(group.name, named, ids)
-    for one in (named, {group.partition: replace(named[group.partition], committed=None)}):  # Kafka may have deleted it
+    for one in (
+        named,
+        {group.partition: replace(named[group.partition], committed=None)},
+    ):  # Kafka may have deleted it
         with pytest.raises(ConfigError, match="was deleted and made anew"):
             check_named(group.name, one, made_anew)
-    reset_offsets(group.log, group.admin, {group.partition: 10}, unnamed=[group.partition])
+    reset_offsets(
+        group.log, group.admin, {group.partition: 10}, unnamed=[group.partition]
+    )
     check_named(group.name, opening(), made_anew)
 
 
 @pytest.mark.broker
-def test_after_a_reset_the_group_may_begin_in_another_partition_of_the_commit_topic(group: Group) -> None:
+def test_after_a_reset_the_group_may_begin_in_another_partition_of_the_commit_topic(
+    group: Group,
+) -> None:
     """The partition count was changed. Fences left an offset in the partition of before, and it stayed for ever."""
     follower = Follower(group.log, group.name)
-    before = TopicPartition(COMMIT_TOPIC, (follower.partition.partition + 1) % follower.partitions)
+    before = TopicPartition(
+        COMMIT_TOPIC, (follower.partition.partition + 1) % follower.partitions
+    )
     group.admin.commit({before: (7, "")})
 
     def rows() -> Offsets:
@@ -293,22 +377,31 @@ def test_after_a_reset_the_group_may_begin_in_another_partition_of_the_commit_to
 
 
 @pytest.mark.broker
-def test_a_reset_backwards_counts_also_where_another_client_had_committed(group: Group) -> None:
+def test_a_reset_backwards_counts_also_where_another_client_had_committed(
+    group: Group,
+) -> None:
     group.plain(70, "somebody else's")
     reset_offsets(group.log, group.admin, {group.partition: 10})
     assert group.listed() == OffsetAndRanges(10, "", (), (Segment(WHOLE, 10),))
 
 
 @pytest.mark.broker
-def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_of_a_newer_version(group: Group) -> None:
+def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_of_a_newer_version(
+    group: Group,
+) -> None:
     elsewhere = TopicPartition(group.partition.topic, 1)
-    mine, other = (encode_key(CommitKey(group.name, *at, WHOLE, 30, 1)) for at in (group.partition, elsewhere))
+    mine, other = (
+        encode_key(CommitKey(group.name, *at, WHOLE, 30, 1))
+        for at in (group.partition, elsewhere)
+    )
     group.individual(1, Segment(WHOLE, 50))
     at = partition_of(group.name, PARTITIONS)
     for key in (mine, other, mine[:-1]):
         group.open.append(COMMIT_TOPIC, [key], [b"\1damaged"], [1], partitions=at)
     group.open.flush(60)
-    with pytest.raises(LogError, match=r"3 of the records .* cannot be read.*coopstreams group reset"):
+    with pytest.raises(
+        LogError, match=r"3 of the records .* cannot be read.*coopstreams group reset"
+    ):
         group.listed()
     reset_offsets(group.log, group.admin, {group.partition: 10})
     with pytest.raises(LogError, match=r"1 of the records .* cannot be read"):
@@ -327,7 +420,10 @@ def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_o
 @pytest.mark.broker
 def test_a_group_with_members_is_not_reset_and_nothing_is_written(kafka: Kafka) -> None:
     settings = {"bootstrap.servers": kafka.bootstrap}
-    with application(kafka.bootstrap, kafka.unique("busy"), 1) as app, GroupAdmin(settings, app.group) as admin:
+    with (
+        application(kafka.bootstrap, kafka.unique("busy"), 1) as app,
+        GroupAdmin(settings, app.group) as admin,
+    ):
         app.start("a")
         app.complete("a")
         log = KafkaLog(settings)
@@ -340,14 +436,27 @@ def test_a_group_with_members_is_not_reset_and_nothing_is_written(kafka: Kafka) 
         log.close()
 
 
-commits = st.lists(st.tuples(st.sampled_from([WHOLE, LEFT, RIGHT, *KeyRange.split(4)]), st.integers(0, 50)), max_size=6)
+commits = st.lists(
+    st.tuples(
+        st.sampled_from([WHOLE, LEFT, RIGHT, *KeyRange.split(4)]), st.integers(0, 50)
+    ),
+    max_size=6,
+)
 
 
 @given(
-    commits, st.none() | st.integers(0, 50), st.integers(0, 50), st.sampled_from([LEFT, RIGHT, WHOLE]), st.booleans()
+    commits,
+    st.none() | st.integers(0, 50),
+    st.integers(0, 50),
+    st.sampled_from([LEFT, RIGHT, WHOLE]),
+    st.booleans(),
 )
 def test_no_commit_of_before_speaks_after_a_reset(
-    before: Sequence[tuple[KeyRange, int]], mirrored: int | None, offset: int, stalled: KeyRange, expired: bool
+    before: Sequence[tuple[KeyRange, int]],
+    mirrored: int | None,
+    offset: int,
+    stalled: KeyRange,
+    expired: bool,
 ) -> None:
     """An opener that read them, stalled, and claims its range only now: its commit does not count either, even if the
     plain offset has expired.
@@ -362,9 +471,14 @@ def test_no_commit_of_before_speaks_after_a_reset(
     opening = view.open(AT, stalled, plain, Position(0))
 
     key = reset_key("g", AT, view.next_term(AT, plain))
-    view.apply(encode_key(key), encode_value(CommitValue("", (Segment(WHOLE, offset),))))
+    view.apply(
+        encode_key(key), encode_value(CommitValue("", (Segment(WHOLE, offset),)))
+    )
     after = None if expired else Committed(offset, term=key.term)
     view.apply(
-        encode_key(CommitKey("g", *AT, stalled, opening.term, 9)), encode_value(CommitValue("", opening.segments))
+        encode_key(CommitKey("g", *AT, stalled, opening.term, 9)),
+        encode_value(CommitValue("", opening.segments)),
     )
-    assert [(s.position, s.runs) for s in view.open(AT, WHOLE, after, Position(0)).segments] == [(offset, ())]
+    assert [
+        (s.position, s.runs) for s in view.open(AT, WHOLE, after, Position(0)).segments
+    ] == [(offset, ())]

@@ -15,7 +15,12 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow])])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow]),
+    ]
+)
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     """Return a cluster with the topic `orders` and no policy. The policy topic belongs to the cluster, so each test
     starts a Kafka.
@@ -44,14 +49,21 @@ def test_a_policy_is_what_was_set_last_and_else_the_default(log: Log) -> None:
 
     others.set("accept.individual.commit", False)
     assert not mine.read().accepts_individual_commit
-    assert not mine.read().accepts_range_fetch("orders"), "nobody shares where nobody may commit out of order"
+    assert not mine.read().accepts_range_fetch("orders"), (
+        "nobody shares where nobody may commit out of order"
+    )
 
     others.set("accept.individual.commit", None)
     others.set("accept.range.fetch", False, "orders")
     assert (
         mine.read()
         == PolicyTopic(log).read()
-        == Policy({("orders", "accept.range.fetch"): False, ("orders", "reserve.message.value.range.fetch"): True})
+        == Policy(
+            {
+                ("orders", "accept.range.fetch"): False,
+                ("orders", "reserve.message.value.range.fetch"): True,
+            }
+        )
     )
     for topic in (mine, others):
         topic.close()
@@ -61,7 +73,11 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 2)])
     mine = PolicyTopic(log)
-    for name, value in (("accept.range.fetch", True), ("accept.range.fetch", None), ("accept.range.fetch", True)):
+    for name, value in (
+        ("accept.range.fetch", True),
+        ("accept.range.fetch", None),
+        ("accept.range.fetch", True),
+    ):
         mine.set(name, value, "orders")
     assert mine.read().accepts_range_fetch("orders")
     log.delete_topics([policy.TOPIC])
@@ -77,7 +93,11 @@ def test_compaction_changes_nothing() -> None:
         topic.set("accept.range.fetch", accepts, "orders")
     before = topic.read()
     log.compact(policy.TOPIC)
-    assert PolicyTopic(log).read() == before == Policy({("orders", "accept.range.fetch"): True})
+    assert (
+        PolicyTopic(log).read()
+        == before
+        == Policy({("orders", "accept.range.fetch"): True})
+    )
     assert log.topic_config(policy.TOPIC)["cleanup.policy"] == "compact"
 
 
@@ -90,7 +110,9 @@ def test_a_setting_at_the_wrong_level_or_of_no_topic_is_an_error_with_a_cure() -
         topic.set("accept.range.fetch", True)
     with pytest.raises(ConfigError, match="it is one of the cluster"):
         topic.set("accept.individual.commit", True, "orders")
-    with pytest.raises(ConfigError, match=r'a topic has no setting "accept\.everything"'):
+    with pytest.raises(
+        ConfigError, match=r'a topic has no setting "accept\.everything"'
+    ):
         Policy().get("accept.everything", "orders")
     with pytest.raises(UnknownTopicError, match='no topic "ordres"'):
         topic.set("accept.range.fetch", True, "ordres")
@@ -106,7 +128,9 @@ def test_a_setting_of_a_later_version_is_let_through_and_rubbish_is_not() -> Non
     assert PolicyTopic(log).read().accepts_individual_commit
     topic = PolicyTopic(log)
     key = b'["accept.individual.commit",""]'
-    writer.append(policy.TOPIC, [b"rubbish", key], [b"true", b"no"], [0, 0], partitions=0)
+    writer.append(
+        policy.TOPIC, [b"rubbish", key], [b"true", b"no"], [0, 0], partitions=0
+    )
     for _ in range(2):  # it waits for no record that it has read
         with pytest.raises(LogError, match="record at offset 1 that is no setting"):
             topic.read()
@@ -115,4 +139,6 @@ def test_a_setting_of_a_later_version_is_let_through_and_rubbish_is_not() -> Non
         topic.read()
     topic.set("accept.individual.commit", False)
     assert not topic.read().accepts_individual_commit
-    assert not PolicyTopic(log).read().accepts_individual_commit, "which reads all of it"
+    assert not PolicyTopic(log).read().accepts_individual_commit, (
+        "which reads all of it"
+    )

@@ -38,7 +38,13 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 from tests.conftest import Kafka
-from tests.group.instances import PATIENCE_S, Application, application, commit, eventually
+from tests.group.instances import (
+    PATIENCE_S,
+    Application,
+    application,
+    commit,
+    eventually,
+)
 
 
 def always(reset: str) -> Resets:
@@ -57,25 +63,42 @@ class Busy:
     certain: float = 0.1
     told: set[TopicPartition] = field(default_factory=set)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         asked = set(partitions or ())
         assert not asked & self.told, "what is certain is not asked for again"
         unstable = (
-            {at for at in asked if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain} if stable else set()
+            {
+                at
+                for at in asked
+                if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain
+            }
+            if stable
+            else set()
         )
         self.told |= {at for at in asked - unstable if at.topic != COMMIT_TOPIC}
         return FetchedOffset(
-            {at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable},
+            {
+                at: (self.offsets[at], "ic -1 1") if at in self.offsets else None
+                for at in asked - unstable
+            },
             frozenset(unstable),
         )
 
 
 @pytest.mark.ci
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Random, partitions: int) -> None:
+def test_every_task_opens_when_each_of_its_partitions_was_certain_once(
+    rng: Random, partitions: int
+) -> None:
     log = MemoryLog()
-    log.create_topics([TopicSpec(topic, partitions) for topic in ("orders", "customers")])
-    coordinator = Busy(rng, {TopicPartition("orders", number): 0 for number in range(partitions)})
+    log.create_topics(
+        [TopicSpec(topic, partitions) for topic in ("orders", "customers")]
+    )
+    coordinator = Busy(
+        rng, {TopicPartition("orders", number): 0 for number in range(partitions)}
+    )
     positions = Positions(
         log,
         coordinator,
@@ -84,12 +107,21 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
         always("earliest"),
         "a",
     )
-    waiting = {(task := TaskId(0, number, WHOLE)): Opening(task, epoch=0, barrier=0) for number in range(partitions)}
+    waiting = {
+        (task := TaskId(0, number, WHOLE)): Opening(task, epoch=0, barrier=0)
+        for number in range(partitions)
+    }
     while waiting:
         for task, progress in positions.resolve(list(waiting.values()), 1).items():
             del waiting[task]
-            assert progress.partitions == [orders(task), TopicPartition("customers", task.partition)]
-        assert all("an open transaction keeps back" in positions.waits_for(task) for task in waiting)
+            assert progress.partitions == [
+                orders(task),
+                TopicPartition("customers", task.partition),
+            ]
+        assert all(
+            "an open transaction keeps back" in positions.waits_for(task)
+            for task in waiting
+        )
     positions.resolve([], 1)
     assert positions.unstable == {}
 
@@ -103,8 +135,17 @@ def test_a_task_without_a_position_begins_at_the_end_of_the_log_that_auto_offset
     log.writer().append("orders", [None] * 5, [b""] * 5, list(range(5)))
     log.delete_before(orders(LEFT), 2)
     coordinator = Busy(Random(1), {}, certain=1.0)
-    positions = Positions(log, coordinator, Follower(log, "g"), lambda task: (orders(task),), always(reset), "a")
-    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(orders(LEFT)) == Position(first)
+    positions = Positions(
+        log,
+        coordinator,
+        Follower(log, "g"),
+        lambda task: (orders(task),),
+        always(reset),
+        "a",
+    )
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(
+        orders(LEFT)
+    ) == Position(first)
 
 
 @dataclass
@@ -120,18 +161,29 @@ class Clock(System):
         return self.time_ms
 
 
-@pytest.mark.parametrize(("reset", "first"), [("by_duration:PT2S", 6), ("by_duration:PT0S", 8), ("by_duration:P1D", 3)])
-def test_a_source_begins_at_the_first_record_that_is_not_older(reset: str, first: int) -> None:
+@pytest.mark.parametrize(
+    ("reset", "first"),
+    [("by_duration:PT2S", 6), ("by_duration:PT0S", 8), ("by_duration:P1D", 3)],
+)
+def test_a_source_begins_at_the_first_record_that_is_not_older(
+    reset: str, first: int
+) -> None:
     log, positions = beginning(reset, Busy(Random(1), {}, certain=1.0))
     log.delete_before(orders(LEFT), 3)
-    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(orders(LEFT)) == Position(first)
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(
+        orders(LEFT)
+    ) == Position(first)
 
 
-def beginning(reset: str, coordinator: Any, clock: Clock | None = None) -> tuple[MemoryLog, Positions]:
+def beginning(
+    reset: str, coordinator: Any, clock: Clock | None = None
+) -> tuple[MemoryLog, Positions]:
     """Eight records, a second apart; it is the eighth second now."""
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
-    log.writer().append("orders", [None] * 8, [b""] * 8, [1000 * number for number in range(8)])
+    log.writer().append(
+        "orders", [None] * 8, [b""] * 8, [1000 * number for number in range(8)]
+    )
     follower = Follower(log, "g")
     return log, Positions(
         log,
@@ -152,23 +204,32 @@ class Group:
     offsets: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
     asked: int = 0
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         self.asked += stable
         return FetchedOffset({at: self.offsets.get(at) for at in partitions or ()})
 
 
 @pytest.mark.parametrize("reset", ["latest", "by_duration:PT3S"])
 @given(order=st.permutations(range(4)), opened_before_it=st.integers(0, 4))
-def test_all_key_ranges_begin_where_the_first_one_began(reset: str, order: list[int], opened_before_it: int) -> None:
+def test_all_key_ranges_begin_where_the_first_one_began(
+    reset: str, order: list[int], opened_before_it: int
+) -> None:
     clock, group = Clock(8000), Group()
     log, positions = beginning(reset, group, clock)
     parts = [TaskId(0, 0, part) for part in KeyRange.split(4)]
-    waiting = {parts[number]: Opening(parts[number], epoch=0, barrier=0) for number in order}
+    waiting = {
+        parts[number]: Opening(parts[number], epoch=0, barrier=0) for number in order
+    }
     found: dict[TaskId, int] = {}
     for task in [*waiting][:opened_before_it]:
         if task.key_range.start:
             assert positions.resolve([waiting[task]], 1) == {}
-            assert "the task with the first key range to choose where orders-0 begins" in positions.waits_for(task)
+            assert (
+                "the task with the first key range to choose where orders-0 begins"
+                in positions.waits_for(task)
+            )
     while waiting:
         opened = positions.resolve(list(waiting.values()), 1)
         for task, progress in opened.items():
@@ -192,7 +253,9 @@ def test_a_key_range_that_waits_does_not_ask_all_the_time() -> None:
     assert group.asked in range(9, 13)
 
 
-def test_a_sibling_that_begins_between_the_answer_and_its_individual_commit_has_lost_nothing() -> None:
+def test_a_sibling_that_begins_between_the_answer_and_its_individual_commit_has_lost_nothing() -> (
+    None
+):
     group = Group()
     log, positions = beginning("latest", group)
     left, right = KeyRange.split(2)
@@ -203,63 +266,108 @@ def test_a_sibling_that_begins_between_the_answer_and_its_individual_commit_has_
     follower = Follower(log, "g")
     sibling = CommitKey("g", "orders", 0, left, 2, 1)
     value = encode_value(CommitValue("sibling", (Segment(left, 7),)))
-    log.writer().append(COMMIT_TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
+    log.writer().append(
+        COMMIT_TOPIC,
+        [encode_key(sibling)],
+        [value],
+        [1],
+        partitions=follower.partition.partition,
+    )
     positions._follower.poll(0.0)
-    assert positions.resolve([one], 1) == {}, "it asks again, because what it knows is newer than the answer"
+    assert positions.resolve([one], 1) == {}, (
+        "it asks again, because what it knows is newer than the answer"
+    )
     assert positions.resolve([one], 1)[one.id].position(orders(one.id)).offset == 5
 
 
 def test_earliest_waits_for_nobody() -> None:
     _, positions = beginning("earliest", Group())
     right = TaskId(0, 0, KeyRange.split(2)[1])
-    assert positions.resolve([Opening(right, epoch=0, barrier=0)], 1)[right].position(orders(right)) == Position(0)
+    assert positions.resolve([Opening(right, epoch=0, barrier=0)], 1)[right].position(
+        orders(right)
+    ) == Position(0)
 
 
 @dataclass
 class Mirrored:
     """A coordinator that has one offset, which names an individual commit of term 2 beside it."""
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        return FetchedOffset({at: None if at.topic == COMMIT_TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
+        return FetchedOffset(
+            {
+                at: None if at.topic == COMMIT_TOPIC else (5, "ic -1 1 2")
+                for at in partitions or ()
+            }
+        )
 
 
-def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_taken_again() -> None:
+def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_taken_again() -> (
+    None
+):
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
     follower = Follower(log, "g")
-    positions = Positions(log, Mirrored(), follower, lambda task: (orders(task),), always("earliest"), "a")
+    positions = Positions(
+        log, Mirrored(), follower, lambda task: (orders(task),), always("earliest"), "a"
+    )
     task = TaskId(0, 0, KeyRange.split(2)[1])
     one = Opening(task, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     assert one.barrier is None
     sibling = CommitKey("g", "orders", 0, KeyRange.split(2)[0], 2, 1)
     value = encode_value(CommitValue("sibling", (Segment(sibling.key_range, 7),)))
-    log.writer().append(COMMIT_TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
+    log.writer().append(
+        COMMIT_TOPIC,
+        [encode_key(sibling)],
+        [value],
+        [1],
+        partitions=follower.partition.partition,
+    )
     follower.poll(0.0)
     assert positions.resolve([one], 1)[task].term(orders(task)) == 3
 
 
-def test_commits_that_are_missing_behind_each_barrier_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_that_are_missing_behind_each_barrier_went_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
-    positions = Positions(log, Mirrored(), Follower(log, "g"), lambda task: (orders(task),), always("earliest"), "a")
+    positions = Positions(
+        log,
+        Mirrored(),
+        Follower(log, "g"),
+        lambda task: (orders(task),),
+        always("earliest"),
+        "a",
+    )
     one = Opening(LEFT, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
-    with pytest.raises(ConfigError, match="had committed more than the plain offset 5 says"):
+    with pytest.raises(
+        ConfigError, match="had committed more than the plain offset 5 says"
+    ):
         positions.resolve([one], 1)
 
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", 3)])
-def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certain(reset: str, first: int) -> None:
+def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certain(
+    reset: str, first: int
+) -> None:
     log, clock, group = MemoryLog(), Clock(8000), Group()
     log.create_topics([TopicSpec("orders", 1)])
     at = orders(LEFT)
-    group.offsets[at] = 7, Committed(7, term=1, topic=topic_number(log.topic_id("orders"))).metadata
+    group.offsets[at] = (
+        7,
+        Committed(7, term=1, topic=topic_number(log.topic_id("orders"))).metadata,
+    )
     log.delete_topics(["orders"])
     log.create_topics([TopicSpec("orders", 1)])
     log.writer().append("orders", [None] * 3, [b""] * 3, [0, 1, 2])
-    positions = Positions(log, group, Follower(log, "g"), lambda _: (at,), always(reset), "a", host=clock)
+    positions = Positions(
+        log, group, Follower(log, "g"), lambda _: (at,), always(reset), "a", host=clock
+    )
     one = Opening(LEFT, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     assert one.barrier is None, (
@@ -276,7 +384,9 @@ def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certa
     assert positions.remade([progress]) == [progress]
 
 
-def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made_anew() -> None:
+def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made_anew() -> (
+    None
+):
     """Kafka deletes the offset with the topic, and a task that runs meanwhile commits it again."""
     group = Group()
     log, positions = beginning("earliest", group)
@@ -286,18 +396,28 @@ def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made
     progress.advance(at, 6, 5000)
     plain = progress.plain(at, positions._follower)
     assert plain is not None
-    assert plain.topic == topic_number(log.topic_id("orders")) == Committed.parse(*group.offsets[at]).topic
+    assert (
+        plain.topic
+        == topic_number(log.topic_id("orders"))
+        == Committed.parse(*group.offsets[at]).topic
+    )
     group.offsets[at] = plain.offset, plain.metadata
-    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(at) == Position(6, 5000)
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(
+        at
+    ) == Position(6, 5000)
     log.delete_topics(["orders"])
     log.create_topics([TopicSpec("orders", 1)])
     with pytest.raises(
-        ConfigError, match="orders-0: the topic was deleted and made anew since group 'g' was at offset 6"
+        ConfigError,
+        match="orders-0: the topic was deleted and made anew since group 'g' was at offset 6",
     ) as refused:
         positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
     # On top of changelogs that were copied, earliest is wrong.
     assert "copied from another cluster" in str(refused.value)
-    assert "`coopstreams group reset g --topic orders --partition 0 --to OFFSET`" in str(refused.value)
+    assert (
+        "`coopstreams group reset g --topic orders --partition 0 --to OFFSET`"
+        in str(refused.value)
+    )
 
 
 def orders(task: TaskId) -> TopicPartition:
@@ -321,15 +441,26 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
     log = KafkaLog({"bootstrap.servers": app.bootstrap})
     follower = Follower(log, app.group)
     positions = Positions(
-        log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), always("earliest"), "a"
+        log,
+        a.member,
+        follower,
+        lambda task: (TopicPartition(topic, task.partition),),
+        always("earliest"),
+        "a",
     )
     left, right = Opening(LEFT, epoch=0, barrier=0), Opening(RIGHT, epoch=0, barrier=0)
     writer = log.writer(f"{app.group}-transaction")
     writer.begin()
     with a.member.fence(0) as fence:
-        writer.send_offsets({TopicPartition(topic, 0): (0, "ic -1 7"), follower.partition: (0, "")}, fence)
+        writer.send_offsets(
+            {TopicPartition(topic, 0): (0, "ic -1 7"), follower.partition: (0, "")},
+            fence,
+        )
     opened = positions.resolve([left, right], 1)
-    assert {task: progress.term(TopicPartition(topic, 1)) for task, progress in opened.items()} == {RIGHT: 4}
+    assert {
+        task: progress.term(TopicPartition(topic, 1))
+        for task, progress in opened.items()
+    } == {RIGHT: 4}
     assert f"keeps back that of {topic}-0 for" in positions.waits_for(LEFT)
     assert "keeps" not in positions.waits_for(RIGHT)
     writer.commit(PATIENCE_S)
@@ -341,7 +472,9 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
 
 
 @pytest.mark.broker
-def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka: Kafka, app: Application) -> None:
+def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(
+    kafka: Kafka, app: Application
+) -> None:
     """Each transaction includes the commit topic's row, as for threads that own no hash 0."""
     topic = kafka.topic("input")
     a = app.start("a")
@@ -351,7 +484,9 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
     overlapping: queue.SimpleQueue[int] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def commit_on(number: int, began: threading.Event, previous: threading.Event) -> None:
+    def commit_on(
+        number: int, began: threading.Event, previous: threading.Event
+    ) -> None:
         """Keep a transaction open, and end it only when the next thread's is open, too."""
         writer = log.writer(f"{app.group}-{number}")
         while not stop.is_set():
@@ -368,13 +503,23 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
 
     turns = threading.Event(), threading.Event()
     threads = [
-        threading.Thread(target=commit_on, args=(number, turns[number], turns[1 - number])) for number in range(2)
+        threading.Thread(
+            target=commit_on, args=(number, turns[number], turns[1 - number])
+        )
+        for number in range(2)
     ]
     for thread in threads:
         thread.start()
     for _ in range(4):
         overlapping.get(timeout=PATIENCE_S)
-    positions = Positions(log, a.member, follower, lambda _: (TopicPartition(topic, 0),), always("earliest"), "a")
+    positions = Positions(
+        log,
+        a.member,
+        follower,
+        lambda _: (TopicPartition(topic, 0),),
+        always("earliest"),
+        "a",
+    )
     assert LEFT in positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
     stop.set()
     for thread in threads:

@@ -56,7 +56,11 @@ class Read:
     def add(self, *records: tuple[bytes, bytes | None]) -> None:
         for key, value in records:
             self._writer.append(
-                COMMIT_TOPIC, [key], [value], [next(self._times)], partitions=self.follower.partition.partition
+                COMMIT_TOPIC,
+                [key],
+                [value],
+                [next(self._times)],
+                partitions=self.follower.partition.partition,
             )
         while self.follower.tail < self.follower.barrier():
             self.follower.poll(0.1)
@@ -85,18 +89,38 @@ class Read:
             "has version 3, this coopstreams reads versions 1 to 2. A newer coopstreams wrote to this group: upgrade "
             "this process",
         ),
-        (KEY, said(150)[:-1], "has a value that no member of this group can have written"),
+        (
+            KEY,
+            said(150)[:-1],
+            "has a value that no member of this group can have written",
+        ),
         (KEY, TIMED[:-1], "coopstreams group reset g"),
-        (KEY[:-1], said(150), "has a key that no member of this group can have written"),
+        (
+            KEY[:-1],
+            said(150),
+            "has a key that no member of this group can have written",
+        ),
         (KEY, b"", "has no version"),
     ],
-    ids=["newer key", "newer value", "damaged value", "damaged value with times", "damaged key", "empty value"],
+    ids=[
+        "newer key",
+        "newer value",
+        "damaged value",
+        "damaged value with times",
+        "damaged key",
+        "empty value",
+    ],
 )
-def test_the_rest_of_a_batch_is_read_and_no_barrier_is_passed(key: bytes, value: bytes, why: str) -> None:
+def test_the_rest_of_a_batch_is_read_and_no_barrier_is_passed(
+    key: bytes, value: bytes, why: str
+) -> None:
     read = Read(
         (KEY, said(100)),
         (key, value),
-        (encode_key(CommitKey("g", *ORDERS, LEFT, 9, 1)), encode_value(CommitValue("t", (Segment(LEFT, 200),)))),
+        (
+            encode_key(CommitKey("g", *ORDERS, LEFT, 9, 1)),
+            encode_value(CommitValue("t", (Segment(LEFT, 200),))),
+        ),
     )
     assert not read.passed
     assert read.follower.trouble.startswith(
@@ -111,7 +135,9 @@ def test_the_rest_of_a_batch_is_read_and_no_barrier_is_passed(key: bytes, value:
     read.add((key, None))
     assert read.passed
     assert read.follower.trouble == ""
-    assert read.follower.open(ORDERS, LEFT, None, Position(0)).segments == (Segment(LEFT, 200),)
+    assert read.follower.open(ORDERS, LEFT, None, Position(0)).segments == (
+        Segment(LEFT, 200),
+    )
 
 
 def test_a_later_record_of_the_same_key_that_can_be_read_takes_it_back() -> None:
@@ -121,7 +147,12 @@ def test_a_later_record_of_the_same_key_that_can_be_read_takes_it_back() -> None
 
 
 def test_a_follower_that_starts_after_the_cleaner_has_nothing_to_complain_of() -> None:
-    read = Read((NEWER + KEY[1:], said(1)), (KEY, b""), (KEY, said(150)), (NEWER + KEY[1:], None))
+    read = Read(
+        (NEWER + KEY[1:], said(1)),
+        (KEY, b""),
+        (KEY, said(150)),
+        (NEWER + KEY[1:], None),
+    )
     read.log.compact(COMMIT_TOPIC)
     late = Follower(read.log, "g")
     while late.tail < late.barrier():
@@ -131,11 +162,24 @@ def test_a_follower_that_starts_after_the_cleaner_has_nothing_to_complain_of() -
 
 
 def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() -> None:
-    left, right = (encode_key(CommitKey("g", *ORDERS, key_range, 2, 1)) for key_range in (LEFT, RIGHT))
-    values = [encode_value(CommitValue("t", (Segment(key_range, 50),))) for key_range in (LEFT, RIGHT)]
-    read = Read((KEY[:-8] + b"\0\0\0\1\0\0\0\1", said(10)), (left, values[0]), (right, values[1]))
+    left, right = (
+        encode_key(CommitKey("g", *ORDERS, key_range, 2, 1))
+        for key_range in (LEFT, RIGHT)
+    )
+    values = [
+        encode_value(CommitValue("t", (Segment(key_range, 50),)))
+        for key_range in (LEFT, RIGHT)
+    ]
+    read = Read(
+        (KEY[:-8] + b"\0\0\0\1\0\0\0\1", said(10)),
+        (left, values[0]),
+        (right, values[1]),
+    )
     assert read.follower.garbage(ORDERS, [WHOLE])
-    first, whole = opened(Segment(LEFT, 50), term=2, committed=Committed(40, -1, 1)), opened(Segment(WHOLE, 50), term=4)
+    first, whole = (
+        opened(Segment(LEFT, 50), term=2, committed=Committed(40, -1, 1)),
+        opened(Segment(WHOLE, 50), term=4),
+    )
     assert first.mirror_due(read.follower)
     read.add((NEWER + KEY[1:], said(150)))
     assert not first.mirror_due(read.follower)
@@ -149,7 +193,12 @@ def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() ->
     assert plan([whole], read.follower).offsets == {ORDERS: (70, "ic 60 4")}
 
 
-@given(st.binary(max_size=60), st.binary(max_size=40) | st.none(), st.integers(0, 60), st.booleans())
+@given(
+    st.binary(max_size=60),
+    st.binary(max_size=40) | st.none(),
+    st.integers(0, 60),
+    st.booleans(),
+)
 @example(b"", b"", 0, True)
 def test_whatever_stands_in_the_topic_the_reader_goes_on_and_knows_what_it_does_not_know(
     key: bytes, value: bytes | None, kept: int, of_ours: bool

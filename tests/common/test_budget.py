@@ -27,8 +27,13 @@ class Clock:
         self.cpu += seconds
 
 
-@given(share=st.floats(0.01, 0.9), costs=st.lists(st.floats(0.0001, 0.2), min_size=1, max_size=200))
-def test_who_asks_all_the_time_gets_the_share_and_no_more(share: float, costs: list[float]) -> None:
+@given(
+    share=st.floats(0.01, 0.9),
+    costs=st.lists(st.floats(0.0001, 0.2), min_size=1, max_size=200),
+)
+def test_who_asks_all_the_time_gets_the_share_and_no_more(
+    share: float, costs: list[float]
+) -> None:
     clock = Clock()
     budget = clock.budget(share)
     for cost in costs:
@@ -38,7 +43,9 @@ def test_who_asks_all_the_time_gets_the_share_and_no_more(share: float, costs: l
     spent, took = clock.cpu - 7.0, clock.now - 100.0
     assert spent <= share * took + BURST_S + max(costs) + 1e-6
     if spent > 2 * (BURST_S + max(costs)):
-        assert took <= (spent / share) + 0.002 * len(costs), "it does not wait for nothing"
+        assert took <= (spent / share) + 0.002 * len(costs), (
+            "it does not wait for nothing"
+        )
 
 
 @given(costs=st.lists(st.floats(0.0001, 0.2), max_size=50))

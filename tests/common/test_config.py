@@ -15,7 +15,9 @@ from coopstreams.topology.errors import ConfigError
 KAFKA = {"bootstrap.servers": "kafka:9092"}
 
 
-def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(tmp_path: Path) -> None:
+def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(
         'bootstrap.servers = "file:1"\ninstance = 1\n[commit]\ninterval.ms = 10\n[sasl]\nmechanism = "PLAIN"\n'
@@ -34,7 +36,11 @@ def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(tmp_p
         "sasl.mechanism": "PLAIN",
     }
     config = Config.of(settings, "app")
-    assert (config["instance"], config.commit_interval_s, config["state.dir"]) == (3, 0.02, "coopstreams-state")
+    assert (config["instance"], config.commit_interval_s, config["state.dir"]) == (
+        3,
+        0.02,
+        "coopstreams-state",
+    )
     assert config.client == {
         "bootstrap.servers": "file:1",
         "sasl.mechanism": "PLAIN",
@@ -60,8 +66,12 @@ def test_the_application_id_is_the_topologys() -> None:
             Config.of(settings, "app")
 
 
-@pytest.mark.parametrize(("guarantee", "interval_s"), [("exactly_once_v2", 0.1), ("at_least_once", 1.0)])
-def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee: str, interval_s: float) -> None:
+@pytest.mark.parametrize(
+    ("guarantee", "interval_s"), [("exactly_once_v2", 0.1), ("at_least_once", 1.0)]
+)
+def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(
+    guarantee: str, interval_s: float
+) -> None:
     settings = {**KAFKA, "processing.guarantee": guarantee}
     assert Config.of(settings).commit_interval_s == interval_s
     assert Config.of(settings).exactly_once == (guarantee == "exactly_once_v2")
@@ -71,39 +81,79 @@ def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"comit.interval.ms": 1}, '; did you mean "commit.interval.ms"? Settings of one client'),
+        (
+            {"comit.interval.ms": 1},
+            '; did you mean "commit.interval.ms"? Settings of one client',
+        ),
         ({"isolation.level": "x"}, "carry its prefix: consumer., producer., admin."),
-        ({"commit.interval.ms": "soon"}, "commit.interval.ms = 'soon': must be a whole number of at least 1"),
+        (
+            {"commit.interval.ms": "soon"},
+            "commit.interval.ms = 'soon': must be a whole number of at least 1",
+        ),
         ({"commit.interval.ms": 0}, "a whole number of at least 1"),
         ({"commit.interval.ms": 1.5}, "a whole number of at least 1"),
-        ({"commit.interval.ms": True}, "commit.interval.ms = True: must be a whole number of at least 1"),
-        ({"commit.interval.ms": None}, "commit.interval.ms = None: must be a whole number of at least 1"),
+        (
+            {"commit.interval.ms": True},
+            "commit.interval.ms = True: must be a whole number of at least 1",
+        ),
+        (
+            {"commit.interval.ms": None},
+            "commit.interval.ms = None: must be a whole number of at least 1",
+        ),
         ({"commit.interval.ms": [1]}, "must be a whole number of at least 1"),
         ({"num.stream.threads": 65}, "at least 1 and at most 64"),
         ({"ranges.per.partition": 257}, "at most 256"),
-        ({"processing.guarantee": "exactly_once"}, "one of at_least_once, exactly_once_v2"),
+        (
+            {"processing.guarantee": "exactly_once"},
+            "one of at_least_once, exactly_once_v2",
+        ),
         ({"bootstrap.servers": ""}, "a text that is not empty"),
         ({"bootstrap.servers": ["a:1", "b:1"]}, "a text that is not empty"),
         *(
-            ({"bootstrap.servers": wrong}, "HOST:PORT of the brokers, separated by commas")
-            for wrong in ("localhost:port", "a:1,b:", "a:0", "a:65536", "a b:1", "a:1,", "::1:9092", "$(KAFKA):9092")
+            (
+                {"bootstrap.servers": wrong},
+                "HOST:PORT of the brokers, separated by commas",
+            )
+            for wrong in (
+                "localhost:port",
+                "a:1,b:",
+                "a:0",
+                "a:65536",
+                "a b:1",
+                "a:1,",
+                "::1:9092",
+                "$(KAFKA):9092",
+            )
         ),
         *(
             ({"application.server": wrong}, "HOST:PORT, or http(s)://HOST:PORT")
-            for wrong in ("http//bad host", "host", "host:http", "host:0", "ftp://host:1", "$(POD).app:80", "http://")
+            for wrong in (
+                "http//bad host",
+                "host",
+                "host:http",
+                "host:0",
+                "ftp://host:1",
+                "$(POD).app:80",
+                "http://",
+            )
         ),
         ({"ensure.explicit.internal.resource.naming": "maybe"}, "true or false"),
         ({"http.listen": "8080"}, "HOST:PORT"),
         ({"http.listen": "host:http"}, "HOST:PORT"),
         ({"heartbeat.interval.ms": 4000}, "at most a third of session.timeout.ms"),
-        ({"processing.exception.handler": "dead-letter"}, "errors.dead.letter.queue.topic.name is not set"),
+        (
+            {"processing.exception.handler": "dead-letter"},
+            "errors.dead.letter.queue.topic.name is not set",
+        ),
         (
             {"processing.guarantee": "exactly_once_v2", "commit.interval.ms": 8000},
             "at most half of transaction.timeout.ms",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused_with_the_reason(
+    settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.of(KAFKA | settings)
     assert says in str(caught.value)
@@ -114,11 +164,21 @@ def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], say
     [
         *(
             {"bootstrap.servers": right}
-            for right in ("kafka", "SASL_SSL://kafka_1:9092, b.c:1", "[::1]:9092", "10.0.0.1:1")
+            for right in (
+                "kafka",
+                "SASL_SSL://kafka_1:9092, b.c:1",
+                "[::1]:9092",
+                "10.0.0.1:1",
+            )
         ),
         *(
             {"application.server": right}
-            for right in ("a-0.b:8080", "[fe80::1%eth0]:80", "https://host", "http://h:1/state")
+            for right in (
+                "a-0.b:8080",
+                "[fe80::1%eth0]:80",
+                "https://host",
+                "http://h:1/state",
+            )
         ),
     ],
 )
@@ -128,11 +188,21 @@ def test_an_address_is_taken_as_it_is_given(settings: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("checked", [Config.of, http_values])
-@pytest.mark.parametrize(("value", "says"), [("x", "must be"), ("${file:/no/such}", "the file cannot be read")])
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("x", "must be"), ("${file:/no/such}", "the file cannot be read")],
+)
 def test_an_error_names_where_its_setting_was_given_last(
-    tmp_path: Path, checked: Callable[[Mapping[str, Any]], object], value: str, says: str
+    tmp_path: Path,
+    checked: Callable[[Mapping[str, Any]], object],
+    value: str,
+    says: str,
 ) -> None:
-    file, name, variable = tmp_path / "settings.toml", "http.max.connections", "COOPSTREAMS_HTTP_MAX_CONNECTIONS"
+    file, name, variable = (
+        tmp_path / "settings.toml",
+        "http.max.connections",
+        "COOPSTREAMS_HTTP_MAX_CONNECTIONS",
+    )
     file.write_text(f'bootstrap.servers = "kafka:1"\n{name} = "{value}"')
     shown = value if "$" in value else repr(value)
     for environment, flags, where in (
@@ -148,7 +218,10 @@ def test_an_error_names_where_its_setting_was_given_last(
 def test_an_unknown_setting_of_the_environment_is_named_as_it_is_there() -> None:
     """Kubernetes makes `COOPSTREAMS_PORT` for a Service that is named coopstreams."""
     given = settings_of(None, {"COOPSTREAMS_PORT": "tcp://10.0.0.1:80"}, KAFKA)
-    with pytest.raises(ConfigError, match=r'unknown setting "port" \(from the environment variable COOPSTREAMS_PORT\)'):
+    with pytest.raises(
+        ConfigError,
+        match=r'unknown setting "port" \(from the environment variable COOPSTREAMS_PORT\)',
+    ):
         Config.of(given)
 
 
@@ -158,9 +231,12 @@ def test_without_brokers_it_says_how_to_name_them_or_start_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "read"), [("true", True), ("True", True), (True, True), ("false", False), (False, False)]
+    ("text", "read"),
+    [("true", True), ("True", True), (True, True), ("false", False), (False, False)],
 )
-def test_truth_is_read_as_toml_and_the_environment_write_it(text: Any, read: bool) -> None:
+def test_truth_is_read_as_toml_and_the_environment_write_it(
+    text: Any, read: bool
+) -> None:
     assert (
         Config.of({**KAFKA, "ensure.explicit.internal.resource.naming": text})[
             "ensure.explicit.internal.resource.naming"
@@ -171,9 +247,15 @@ def test_truth_is_read_as_toml_and_the_environment_write_it(text: Any, read: boo
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "cannot read the configuration file"), (b"a = ", "is not TOML"), (b'a = "\xff"', "is not TOML")],
+    [
+        (None, "cannot read the configuration file"),
+        (b"a = ", "is not TOML"),
+        (b'a = "\xff"', "is not TOML"),
+    ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
     file = tmp_path / "settings.toml"
     if content is not None:
         file.write_bytes(content)

@@ -18,7 +18,13 @@ HERE = len(os.sched_getaffinity(0))
         ({}, HERE),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, HERE),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "99900000 100000\n"}, HERE),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/cpu.max": "99900000 100000\n",
+            },
+            HERE,
+        ),
         (
             {
                 "proc/self/cgroup": "0::/system.slice/my app.service\n",

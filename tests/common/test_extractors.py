@@ -25,11 +25,15 @@ RANGES = pytest.mark.parametrize("ranges", [1, 4])
 
 def copying(extractor: Any) -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.int64, timestamp=extractor).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.int64, timestamp=extractor).to(
+        "out"
+    )
     return builder.build()
 
 
-def run(extractor: Any, *records: tuple[str, int], ranges: int = 1, **config: Any) -> list[tuple[str, int]]:
+def run(
+    extractor: Any, *records: tuple[str, int], ranges: int = 1, **config: Any
+) -> list[tuple[str, int]]:
     """Send keys with these timestamps; return the keys and timestamps of the output."""
     with TopologyTestDriver(copying(extractor), ranges, config) as driver:
         for key, timestamp in records:
@@ -39,7 +43,11 @@ def run(extractor: Any, *records: tuple[str, int], ranges: int = 1, **config: An
 
 @pytest.mark.parametrize(
     "extractor",
-    [fail_on_invalid_timestamp, log_and_skip_on_invalid_timestamp, use_partition_time_on_invalid_timestamp],
+    [
+        fail_on_invalid_timestamp,
+        log_and_skip_on_invalid_timestamp,
+        use_partition_time_on_invalid_timestamp,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_a_valid_timestamp_is_kafkas_own(extractor: Any) -> None:
@@ -48,10 +56,20 @@ def test_a_valid_timestamp_is_kafkas_own(extractor: Any) -> None:
 
 @RANGES
 def test_an_invalid_timestamp_fails_the_record(ranges: int) -> None:
-    with pytest.raises(ProcessingError, match=r"partition 0 offset 1 has the timestamp -1\. Take log_and_skip"):
+    with pytest.raises(
+        ProcessingError,
+        match=r"partition 0 offset 1 has the timestamp -1\. Take log_and_skip",
+    ):
         run(fail_on_invalid_timestamp, ("a", 7), ("b", -1), ranges=ranges)
     goes_on = {"processing.exception.handler": "continue"}
-    assert run(fail_on_invalid_timestamp, ("a", 7), ("b", -1), ("b", 8), ranges=ranges, **goes_on) == [
+    assert run(
+        fail_on_invalid_timestamp,
+        ("a", 7),
+        ("b", -1),
+        ("b", 8),
+        ranges=ranges,
+        **goes_on,
+    ) == [
         ("a", 7),
         ("b", 8),
     ]
@@ -63,13 +81,18 @@ def test_an_invalid_timestamp_is_skipped_with_a_warning_and_counted(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "coopstreams.common.extractors"),
-        TopologyTestDriver(copying(log_and_skip_on_invalid_timestamp), ranges) as driver,
+        TopologyTestDriver(
+            copying(log_and_skip_on_invalid_timestamp), ranges
+        ) as driver,
     ):
         for key, timestamp in [("a", 7), ("b", -1), ("c", 9)]:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)
         assert [record.key for record in driver.outputs()] == ["a", "c"]
         assert [reason for _, reason in driver.dropped] == ["timestamp"]
-    assert 'the record at "in" partition 0 offset 1 has the timestamp -1 and is skipped' in caplog.messages
+    assert (
+        'the record at "in" partition 0 offset 1 has the timestamp -1 and is skipped'
+        in caplog.messages
+    )
 
 
 @RANGES

@@ -16,8 +16,12 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-@pytest.mark.parametrize(("soft", "hard", "then"), [(64, 900, 900), (900, 900, 900), (64, 1 << 14, 1 << 14)])
-def test_a_process_may_open_as_many_files_as_the_system_allows(soft: int, hard: int, then: int) -> None:
+@pytest.mark.parametrize(
+    ("soft", "hard", "then"), [(64, 900, 900), (900, 900, 900), (64, 1 << 14, 1 << 14)]
+)
+def test_a_process_may_open_as_many_files_as_the_system_allows(
+    soft: int, hard: int, then: int
+) -> None:
     command = [sys.executable, "-c", LIMITS, str(soft), str(hard)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(then), str(hard)]

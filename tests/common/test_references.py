@@ -34,12 +34,17 @@ def test_a_secret_that_looks_like_a_reference_is_resolved_once(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("${env:GONE}", r"sasl\.password = \$\{env:GONE\}: the environment variable GONE is not set here"),
+        (
+            "${env:GONE}",
+            r"sasl\.password = \$\{env:GONE\}: the environment variable GONE is not set here",
+        ),
         ("${file:/nowhere}", "the file cannot be read: No such file"),
         ("${vault:x}", r"there is no \$\{vault:"),
     ],
 )
-def test_a_reference_that_leads_nowhere_names_the_setting(value: str, said: str) -> None:
+def test_a_reference_that_leads_nowhere_names_the_setting(
+    value: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         resolved({"sasl.password": value}, {})
 

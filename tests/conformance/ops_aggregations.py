@@ -17,7 +17,15 @@ from coopstreams import (
     until_window_closes,
 )
 from tests.conformance import vocab
-from tests.conformance.world import KEY, VALUE, NotSupportedError, Op, Translators, World, require
+from tests.conformance.world import (
+    KEY,
+    VALUE,
+    NotSupportedError,
+    Op,
+    Translators,
+    World,
+    require,
+)
 from tests.durations import ms
 
 
@@ -32,12 +40,17 @@ def group_by(world: World, op: Op) -> Any:
         require(op, "key_fn", "value_fn", "name")
 
         def mapper(key: Any, value: Any) -> Any:
-            return vocab.new_key(op["key_fn"], key, value), vocab.new_value(op["value_fn"], key, value)
+            return vocab.new_key(op["key_fn"], key, value), vocab.new_value(
+                op["value_fn"], key, value
+            )
 
         return node.group_by(mapper, key=KEY, value=VALUE, name=op.get("name"))
     require(op, "fn", "name")
     return node.group_by(
-        lambda key, value: vocab.new_key(op["fn"], key, value), key=KEY, value=VALUE, name=op.get("name")
+        lambda key, value: vocab.new_key(op["fn"], key, value),
+        key=KEY,
+        value=VALUE,
+        name=op.get("name"),
     )
 
 
@@ -51,11 +64,16 @@ def reduce(world: World, op: Op) -> Any:
     if isinstance(world.nodes[op["in"]], KGroupedTable):
         require(op, "store", "adder", "subtractor")
         return world.nodes[op["in"]].reduce(
-            _reducer(op["adder"]), _reducer(op["subtractor"]), value=VALUE, store=op.get("store")
+            _reducer(op["adder"]),
+            _reducer(op["subtractor"]),
+            value=VALUE,
+            store=op.get("store"),
         )
     require(op, "store", "window", "agg", "retention_ms", "emit")
     grouped, more = _windowed(world, op)
-    return grouped.reduce(_reducer(op["agg"]), value=VALUE, store=op.get("store"), **more)
+    return grouped.reduce(
+        _reducer(op["agg"]), value=VALUE, store=op.get("store"), **more
+    )
 
 
 def aggregate(world: World, op: Op) -> Any:
@@ -63,21 +81,35 @@ def aggregate(world: World, op: Op) -> Any:
         require(op, "store", "adder", "subtractor", "init")
         grouped_table = world.nodes[op["in"]]
         return grouped_table.aggregate(
-            _beginning(op), _aggregator(op["adder"]), _aggregator(op["subtractor"]), value=VALUE, store=op.get("store")
+            _beginning(op),
+            _aggregator(op["adder"]),
+            _aggregator(op["subtractor"]),
+            value=VALUE,
+            store=op.get("store"),
         )
     require(op, "store", "window", "agg", "init", "retention_ms", "emit", "merger")
     grouped, more = _windowed(world, op)
-    return grouped.aggregate(_beginning(op), _aggregator(op["agg"]), value=VALUE, store=op.get("store"), **more)
+    return grouped.aggregate(
+        _beginning(op),
+        _aggregator(op["agg"]),
+        value=VALUE,
+        store=op.get("store"),
+        **more,
+    )
 
 
 def cogroup(world: World, op: Op) -> Any:
     require(op, "store", "window", "init", "retention_ms", "merger")
-    (first, agg), *others = [(world.nodes[part["grouped"]], _aggregator(part["agg"])) for part in op["in"]]
+    (first, agg), *others = [
+        (world.nodes[part["grouped"]], _aggregator(part["agg"])) for part in op["in"]
+    ]
     cogrouped = first.cogroup(agg)
     for grouped, agg in others:
         cogrouped = cogrouped.cogroup(grouped, agg)
     cogrouped, more = _cut(world, op, cogrouped)
-    return cogrouped.aggregate(_beginning(op), value=VALUE, store=op.get("store"), **more)
+    return cogrouped.aggregate(
+        _beginning(op), value=VALUE, store=op.get("store"), **more
+    )
 
 
 def suppress(world: World, op: Op) -> Any:
@@ -85,7 +117,9 @@ def suppress(world: World, op: Op) -> Any:
     world.keeps_window(op)
     if op["until"] == "window_close":
         return world.nodes[op["in"]].suppress(until_window_closes())
-    return world.nodes[op["in"]].suppress(until_time_limit(ms(op["limit_ms"]), max_records=op.get("max_records")))
+    return world.nodes[op["in"]].suppress(
+        until_time_limit(ms(op["limit_ms"]), max_records=op.get("max_records"))
+    )
 
 
 def _reducer(name: Any) -> Callable[[Any, Any], Any]:
@@ -112,12 +146,16 @@ def _cut(world: World, op: Op, grouped: Any) -> tuple[Any, dict[str, Any]]:
     if "window" not in op:
         return grouped, {}
     world.windowed.add(op["id"])
-    more: dict[str, Any] = {"retention": ms(op["retention_ms"])} if "retention_ms" in op else {}
+    more: dict[str, Any] = (
+        {"retention": ms(op["retention_ms"])} if "retention_ms" in op else {}
+    )
     if op["window"]["type"] == "session":
         world.untimed.add(op.get("store", ""))
         world.sessions.add(op.get("store", ""))
         if "merger" in op:
-            more["merger"] = lambda _, one, other: vocab.merged(op["merger"], one, other)
+            more["merger"] = lambda _, one, other: vocab.merged(
+                op["merger"], one, other
+            )
     return grouped.windowed_by(_windows(op["window"])), more
 
 
@@ -126,7 +164,11 @@ def _windows(window: dict[str, Any]) -> Any:
     if kind == "tumbling":
         return TimeWindows(milliseconds=window["size_ms"], grace=ms(grace))
     if kind == "hopping":
-        return TimeWindows(milliseconds=window["size_ms"], advance=ms(window["advance_ms"]), grace=ms(grace))
+        return TimeWindows(
+            milliseconds=window["size_ms"],
+            advance=ms(window["advance_ms"]),
+            grace=ms(grace),
+        )
     if kind == "sliding":
         return SlidingWindows(milliseconds=window["diff_ms"], grace=ms(grace))
     if kind == "session":

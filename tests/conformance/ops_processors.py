@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, WindowStore, key_value_store, window_store
+from coopstreams import (
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    Record,
+    WindowStore,
+    key_value_store,
+    window_store,
+)
 from coopstreams.topology.stores import StoreSpec
 from tests.conformance import vocab
-from tests.conformance.world import KEY, VALUE, NotSupportedError, Op, Translators, World, require
+from tests.conformance.world import (
+    KEY,
+    VALUE,
+    NotSupportedError,
+    Op,
+    Translators,
+    World,
+    require,
+)
 from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
@@ -55,7 +71,11 @@ class Dedup(Step):
 
     def process(self, record: AnyRecord) -> None:
         if record.key is not None and record.value is not None:
-            id_, at, around = vocab.text(record.value), record.timestamp, self.op["window_ms"]
+            id_, at, around = (
+                vocab.text(record.value),
+                record.timestamp,
+                self.op["window_ms"],
+            )
             if any(self.seen.fetch(id_, at - around, at + around)):
                 return
             self.seen.put(id_, at, at)
@@ -76,17 +96,23 @@ class MetadataProbe(Step):
     def process(self, record: AnyRecord) -> None:
         at = self.context.metadata
         assert at is not None
-        self.context.forward(record.with_value(f"{at.topic}/{at.partition}/{at.offset}"))
+        self.context.forward(
+            record.with_value(f"{at.topic}/{at.partition}/{at.offset}")
+        )
 
 
 class ShiftTimestamp(Step):
     def process(self, record: AnyRecord) -> None:
-        self.context.forward(record.with_timestamp(max(0, record.timestamp + self.op["delta_ms"])))
+        self.context.forward(
+            record.with_timestamp(max(0, record.timestamp + self.op["delta_ms"]))
+        )
 
 
 class AddHeader(Step):
     def process(self, record: AnyRecord) -> None:
-        self.context.forward(record.with_header(self.op["name"], vocab.text(record.value).encode()))
+        self.context.forward(
+            record.with_header(self.op["name"], vocab.text(record.value).encode())
+        )
 
 
 class Reorder(Step):
@@ -96,7 +122,9 @@ class Reorder(Step):
         self.arrivals = 0
 
     def process(self, record: AnyRecord) -> None:
-        self.waiting.put(f"{record.timestamp:015d}#{self.arrivals:06d}", [record.key, record.value])
+        self.waiting.put(
+            f"{record.timestamp:015d}#{self.arrivals:06d}", [record.key, record.value]
+        )
         self.arrivals += 1
         due = self.context.stream_time() - self.op["delay_ms"]
         for at, (key, value) in self.waiting.all():
@@ -127,7 +155,9 @@ class PunctuateTick(Step):
     def init(self, context: Context) -> None:
         super().init(context)
         self.fired = 0
-        self.punctuation = context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.tick)
+        self.punctuation = context.schedule(
+            ms(self.op["interval_ms"]), self.op["type"], self.tick
+        )
 
     def process(self, record: AnyRecord) -> None:
         """Do nothing: the record advances stream time, and so causes punctuations."""
@@ -178,13 +208,19 @@ def process(world: World, op: Op) -> Any:
     stores = [_store(op)] if "store" in op else []
     stream = world.stream(op["in"])
     by_key = op["processor"] not in LOOKS_AT_SEVERAL_KEYS and not stream._flow.rekeyed
-    return stream.process(lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key)
+    return stream.process(
+        lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key
+    )
 
 
 def _store(op: Op) -> StoreSpec:
     if op["processor"] == "dedup":
         return window_store(
-            op["store"], key=KEY, value=VALUE, size=ms(op["window_ms"]), retention=ms(op["retention_ms"])
+            op["store"],
+            key=KEY,
+            value=VALUE,
+            size=ms(op["window_ms"]),
+            retention=ms(op["retention_ms"]),
         )
     return key_value_store(op["store"], key=KEY, value=VALUE)
 

@@ -20,20 +20,27 @@ def stream(world: World, op: Op) -> Any:
     require(op, "topic", "timestamp_extractor")
     asked = op.get("timestamp_extractor")
     return world.builder.stream(
-        op["topic"], key=KEY, value=VALUE, timestamp=None if asked is None else _extractor(asked)
+        op["topic"],
+        key=KEY,
+        value=VALUE,
+        timestamp=None if asked is None else _extractor(asked),
     )
 
 
-def _extractor(asked: dict[str, Any]) -> Callable[[TimestampedRecord[Any, Any]], int | None]:
+def _extractor(
+    asked: dict[str, Any],
+) -> Callable[[TimestampedRecord[Any, Any]], int | None]:
     def timestamp(record: TimestampedRecord[Any, Any]) -> int | None:
         found = vocab.field(vocab.text(record.value), asked["field"])
         if found is not None and NOT_NEGATIVE.fullmatch(found):
             return int(found)
         if asked["on_invalid"] == "fail":
             raise ValueError("invalid timestamp")
-        return {"skip": None, "partition_time": record.stream_time, "record_time": record.timestamp}[
-            asked["on_invalid"]
-        ]
+        return {
+            "skip": None,
+            "partition_time": record.stream_time,
+            "record_time": record.timestamp,
+        }[asked["on_invalid"]]
 
     return timestamp
 
@@ -51,7 +58,9 @@ def table(world: World, op: Op) -> Any:
 
 def global_table(world: World, op: Op) -> Any:
     require(op, "topic", "store")
-    return world.builder.global_table(op["topic"], key=KEY, value=VALUE, store=op.get("store"))
+    return world.builder.global_table(
+        op["topic"], key=KEY, value=VALUE, store=op.get("store")
+    )
 
 
 def filter_(world: World, op: Op) -> Any:
@@ -70,12 +79,16 @@ def _kept(op: Op) -> dict[str, str]:
 def map_values(world: World, op: Op) -> Any:
     require(op, "fn", "store")
     world.keeps_window(op)
-    return world.nodes[op["in"]].map_values_with_key(partial(vocab.new_value, op["fn"]), value=VALUE, **_kept(op))
+    return world.nodes[op["in"]].map_values_with_key(
+        partial(vocab.new_value, op["fn"]), value=VALUE, **_kept(op)
+    )
 
 
 def map_(world: World, op: Op) -> Any:
     def mapper(key: Any, value: Any) -> Any:
-        return vocab.new_key(op["key_fn"], key, value), vocab.new_value(op["value_fn"], key, value)
+        return vocab.new_key(op["key_fn"], key, value), vocab.new_value(
+            op["value_fn"], key, value
+        )
 
     require(op, "key_fn", "value_fn")
     return world.stream(op["in"]).map(mapper, key=KEY, value=VALUE)
@@ -83,18 +96,24 @@ def map_(world: World, op: Op) -> Any:
 
 def flat_map(world: World, op: Op) -> Any:
     require(op, "fn")
-    return world.stream(op["in"]).flat_map(lambda key, value: vocab.pairs(op["fn"], key, value), key=KEY, value=VALUE)
+    return world.stream(op["in"]).flat_map(
+        lambda key, value: vocab.pairs(op["fn"], key, value), key=KEY, value=VALUE
+    )
 
 
 def flat_map_values(world: World, op: Op) -> Any:
     require(op, "fn")
     world.keeps_window(op)
-    return world.stream(op["in"]).flat_map_values(lambda value: vocab.values(op["fn"], value), value=VALUE)
+    return world.stream(op["in"]).flat_map_values(
+        lambda value: vocab.values(op["fn"], value), value=VALUE
+    )
 
 
 def select_key(world: World, op: Op) -> Any:
     require(op, "fn")
-    return world.stream(op["in"]).select_key(lambda key, value: vocab.new_key(op["fn"], key, value), key=KEY)
+    return world.stream(op["in"]).select_key(
+        lambda key, value: vocab.new_key(op["fn"], key, value), key=KEY
+    )
 
 
 def peek(world: World, op: Op) -> Any:
@@ -136,7 +155,9 @@ def to_stream(world: World, op: Op) -> Any:
     if "key_fn" not in op:
         world.keeps_window(op)
         return made
-    return made.select_key(lambda key, value: vocab.new_key(op["key_fn"], key, value), key=KEY)
+    return made.select_key(
+        lambda key, value: vocab.new_key(op["key_fn"], key, value), key=KEY
+    )
 
 
 def branch(world: World, op: Op) -> None:
@@ -144,7 +165,11 @@ def branch(world: World, op: Op) -> None:
     split = world.stream(op["in"]).split(name=op["name"])
     for made in op["branches"]:
         split = split.branch(partial(vocab.predicate, made["fn"]), name=made["id"])
-    streams = split.no_default_branch() if op["default"] is None else split.default_branch(name=op["default"])
+    streams = (
+        split.no_default_branch()
+        if op["default"] is None
+        else split.default_branch(name=op["default"])
+    )
     world.nodes |= streams
     if op["in"] in world.windowed:
         world.windowed |= set(streams)
@@ -153,7 +178,9 @@ def branch(world: World, op: Op) -> None:
 def to_dynamic(world: World, op: Op) -> None:
     require(op, "prefix", "fn")
     world.stream(op["in"]).to(
-        lambda key, value: op["prefix"] + ("yes" if vocab.predicate(op["fn"], key, value) else "no")
+        lambda key, value: (
+            op["prefix"] + ("yes" if vocab.predicate(op["fn"], key, value) else "no")
+        )
     )
 
 

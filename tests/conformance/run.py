@@ -20,7 +20,13 @@ from coopstreams.testing import OutputRecord, TopologyTestDriver
 from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.serdes import Windowed
-from tests.conformance import ops_aggregations, ops_joins, ops_processors, ops_stateless, tables
+from tests.conformance import (
+    ops_aggregations,
+    ops_joins,
+    ops_processors,
+    ops_stateless,
+    tables,
+)
 from tests.conformance.world import KEY, VALUE, NotSupportedError, World
 from tests.durations import ms
 
@@ -29,7 +35,12 @@ Row: TypeAlias = dict[str, Any]
 Level = Literal["strict", "per-key"]
 Backend = Literal["rocksdb", "memory"]
 
-OPS = {**ops_stateless.OPS, **ops_aggregations.OPS, **ops_joins.OPS, **ops_processors.OPS}
+OPS = {
+    **ops_stateless.OPS,
+    **ops_aggregations.OPS,
+    **ops_joins.OPS,
+    **ops_processors.OPS,
+}
 CONFIG = {
     "processing_exception_handler": "processing.exception.handler",
     "topology_optimization": "topology.optimization",
@@ -72,20 +83,37 @@ class Seen:
 
 def read_cases(path: Path) -> list[Case]:
     """Return the cases of a file, one a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [
+        json.loads(line)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
 
 
 def run(
-    case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory", optimization: str = "none"
+    case: Case,
+    *,
+    ranges: int = 1,
+    level: Level = "strict",
+    backend: Backend = "memory",
+    optimization: str = "none",
 ) -> Outcome:
     """Return the outcome of a case. `optimization`: the default for cases without one."""
     outcome = Outcome(case["name"], case["family"], case.get("quirks", []))
     try:
-        with tempfile.TemporaryDirectory() if backend == "rocksdb" else nullcontext() as folder:
-            seen = _seen(case, ranges, Path(folder) if folder is not None else None, optimization)
+        with (
+            tempfile.TemporaryDirectory()
+            if backend == "rocksdb"
+            else nullcontext() as folder
+        ):
+            seen = _seen(
+                case, ranges, Path(folder) if folder is not None else None, optimization
+            )
         outcome.differences += _differences(case, seen, level)
         if outcome.differences and not [
-            *_differences(case, _seen(case, ranges, None, optimization, one_time=True), level)
+            *_differences(
+                case, _seen(case, ranges, None, optimization, one_time=True), level
+            )
         ]:
             outcome.explained = ONE_TIME
     except NotSupportedError as missing:
@@ -111,7 +139,14 @@ def translated(case: Case) -> tuple[World, Topology]:
     return world, world.builder.build()
 
 
-def _seen(case: Case, ranges: int, state_dir: Path | None, optimization: str, *, one_time: bool = False) -> Seen:
+def _seen(
+    case: Case,
+    ranges: int,
+    state_dir: Path | None,
+    optimization: str,
+    *,
+    one_time: bool = False,
+) -> Seen:
     world, topology = translated(case)
     config = {"topology.optimization": optimization}
     for name, value in case.get("config", {}).items():
@@ -128,14 +163,28 @@ def _seen(case: Case, ranges: int, state_dir: Path | None, optimization: str, *,
         outputs = [_output(record) for record in _in_order(driver.outputs(), world)]
         if error is not None:
             return Seen(outputs, error, {}, [])
-        times = sorted({given["timestamp_ms"] for given in case["inputs"] if "timestamp_ms" in given})
+        times = sorted(
+            {
+                given["timestamp_ms"]
+                for given in case["inputs"]
+                if "timestamp_ms" in given
+            }
+        )
         stores = {
-            name: tables.rows(world, name, expected, times) for name, expected in case["expected"]["stores"].items()
+            name: tables.rows(world, name, expected, times)
+            for name, expected in case["expected"]["stores"].items()
         }
-        return Seen(outputs, None, stores, [tables.answer(world, query) for query in case.get("queries", [])])
+        return Seen(
+            outputs,
+            None,
+            stores,
+            [tables.answer(world, query) for query in case.get("queries", [])],
+        )
 
 
-def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tuple[int, str] | None:
+def _feed(
+    driver: TopologyTestDriver, inputs: list[Row], *, commit: bool
+) -> tuple[int, str] | None:
     """Send the inputs; return the index of the failed one, and its error. With `commit`, each input is committed before
     the next.
     """
@@ -144,7 +193,9 @@ def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tup
             if "advance_wall_clock_ms" in given:
                 driver.advance(ms(given["advance_wall_clock_ms"]))
             else:
-                headers = [(name, text.encode()) for name, text in given.get("headers", [])]
+                headers = [
+                    (name, text.encode()) for name, text in given.get("headers", [])
+                ]
                 driver.input(given["topic"], KEY, VALUE).send(
                     given["key"], given["value"], given["timestamp_ms"], headers or None
                 )
@@ -155,7 +206,9 @@ def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tup
     return None
 
 
-def _in_order(outputs: list[OutputRecord[Any, Any]], world: World) -> Iterator[OutputRecord[Any, Any]]:
+def _in_order(
+    outputs: list[OutputRecord[Any, Any]], world: World
+) -> Iterator[OutputRecord[Any, Any]]:
     """Yield outputs and side effects in the order in which they happened."""
     waiting = list(reversed(world.side_effects))
     for forwarded, record in enumerate(outputs):
@@ -168,10 +221,22 @@ def _in_order(outputs: list[OutputRecord[Any, Any]], world: World) -> Iterator[O
 
 def _output(record: OutputRecord[Any, Any]) -> Row:
     key = record.key
-    shown = {"key": key.key, "window": [key.start_ms, key.end_ms]} if isinstance(key, Windowed) else key
-    row = {"topic": record.topic, "key": shown, "value": record.value, "timestamp_ms": record.timestamp}
+    shown = (
+        {"key": key.key, "window": [key.start_ms, key.end_ms]}
+        if isinstance(key, Windowed)
+        else key
+    )
+    row = {
+        "topic": record.topic,
+        "key": shown,
+        "value": record.value,
+        "timestamp_ms": record.timestamp,
+    }
     if record.headers:
-        row["headers"] = [[name, None if text is None else text.decode()] for name, text in record.headers]
+        row["headers"] = [
+            [name, None if text is None else text.decode()]
+            for name, text in record.headers
+        ]
     return row
 
 
@@ -182,17 +247,32 @@ def _differences(case: Case, seen: Seen, level: Level) -> Iterator[str]:
         yield f"failed at input {seen.error[0]}: {seen.error[1]}"
     elif wanted is not None and seen.error is None:
         yield f"did not fail; it should at input {wanted['at_input']}"
-    elif wanted is not None and seen.error is not None and wanted["at_input"] != seen.error[0]:
+    elif (
+        wanted is not None
+        and seen.error is not None
+        and wanted["at_input"] != seen.error[0]
+    ):
         yield f"failed at input {seen.error[0]} instead of {wanted['at_input']}: {seen.error[1]}"
     if level == "strict":
         yield from _difference("outputs", expected["outputs"], seen.outputs)
     else:
         left, right = _by_key(expected["outputs"]), _by_key(seen.outputs)
         for at in sorted({*left, *right}):
-            yield from _difference(f"outputs of {at}", left.get(at, []), right.get(at, []))
+            yield from _difference(
+                f"outputs of {at}", left.get(at, []), right.get(at, [])
+            )
     for name, rows in expected["stores"].items() if seen.error is None else ():
-        yield from _difference(f"store {name}", sorted(rows, key=_line), sorted(seen.stores[name], key=_line))
-    for query, had, got in zip(case.get("queries", []), expected.get("query_results", []), seen.answers, strict=False):
+        yield from _difference(
+            f"store {name}",
+            sorted(rows, key=_line),
+            sorted(seen.stores[name], key=_line),
+        )
+    for query, had, got in zip(
+        case.get("queries", []),
+        expected.get("query_results", []),
+        seen.answers,
+        strict=False,
+    ):
         yield from _difference(f"query {_line(query)}", _listed(had), _listed(got))
 
 
@@ -207,7 +287,12 @@ def _by_key(outputs: list[Row]) -> dict[str, list[Row]]:
 def _difference(what: str, expected: list[Any], got: list[Any]) -> Iterator[str]:
     had, has = [_line(row) for row in expected], [_line(row) for row in got]
     if had != has:
-        yield "\n".join([what, *list(unified_diff(had, has, "expected", "got", n=1, lineterm=""))[2:]])
+        yield "\n".join(
+            [
+                what,
+                *list(unified_diff(had, has, "expected", "got", n=1, lineterm=""))[2:],
+            ]
+        )
 
 
 def _listed(answer: Any) -> list[Any]:

@@ -28,8 +28,15 @@ def _versioned(view: StoreView, expected: list[Row], times: list[int]) -> list[R
     shown: list[Row] = []
     for key in {**{row["key"]: None for row in expected}, **dict.fromkeys(live)}:
         then = [(time, view.as_of(key, time)) for time in times]
-        versions = [[time] if row is None else [time, row.value, row.timestamp] for time, row in then]
-        now = {"value": live[key].value, "timestamp": live[key].timestamp} if key in live else {"value": None}
+        versions = [
+            [time] if row is None else [time, row.value, row.timestamp]
+            for time, row in then
+        ]
+        now = (
+            {"value": live[key].value, "timestamp": live[key].timestamp}
+            if key in live
+            else {"value": None}
+        )
         shown.append({"key": key, **now, "as_of": versions})
     return shown
 
@@ -52,7 +59,9 @@ def _get(world: World, name: str, view: StoreView, query: Row) -> Row | None:
 
 
 def _range(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
-    found = view.range(query["from"], query["to"], reverse=query["query"] == "reverse_range")
+    found = view.range(
+        query["from"], query["to"], reverse=query["query"] == "reverse_range"
+    )
     return [_row(world, name, row) for row in found]
 
 
@@ -64,8 +73,12 @@ def _fetch(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
     """The sessions of a key are requested without a time."""
     reverse = query["query"] == "backward_fetch"
     if name in world.sessions:
-        return [_row(world, name, row) for row in view.fetch(query["key"], reverse=reverse)]
-    found = view.fetch(query["key"], query["time_from"], query["time_to"], reverse=reverse)
+        return [
+            _row(world, name, row) for row in view.fetch(query["key"], reverse=reverse)
+        ]
+    found = view.fetch(
+        query["key"], query["time_from"], query["time_to"], reverse=reverse
+    )
     return [
         {"window_start": row.key.start_ms, "value": row.value}
         | ({} if name in world.untimed else {"timestamp": row.timestamp})
@@ -74,7 +87,10 @@ def _fetch(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
 
 
 def _fetch_all(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
-    return [_row(world, name, row) for row in view.fetch_all(query["time_from"], query["time_to"])]
+    return [
+        _row(world, name, row)
+        for row in view.fetch_all(query["time_from"], query["time_to"])
+    ]
 
 
 QUERIES = {
@@ -95,7 +111,11 @@ def _store(world: World, name: str) -> StoreView:
 
 def _row(world: World, store: str, row: TableRow[Any, Any]) -> Row:
     key = row.key
-    shown: Row = {"key": key.key, "window": [key.start_ms, key.end_ms]} if isinstance(key, Windowed) else {"key": key}
+    shown: Row = (
+        {"key": key.key, "window": [key.start_ms, key.end_ms]}
+        if isinstance(key, Windowed)
+        else {"key": key}
+    )
     return (
         {**shown, "value": row.value}
         if store in world.untimed

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.run import Backend, Case, Level, Outcome, read_cases, run, translated
+from tests.conformance.run import (
+    Backend,
+    Case,
+    Level,
+    Outcome,
+    read_cases,
+    run,
+    translated,
+)
 
 HERE = Path(__file__).parent
 CASES = read_cases(HERE / "vectors.jsonl")
@@ -26,21 +34,40 @@ EXPLAINED = "processor_misc-11"
         # With one range, and in memory, tests/docs/test_semantics.py checks the number of passed cases.
         *(
             pytest.param(*given, marks=pytest.mark.slow)
-            for given in [(1, "strict", "memory"), (1, "strict", "rocksdb"), (4, "per-key", "memory")]
+            for given in [
+                (1, "strict", "memory"),
+                (1, "strict", "rocksdb"),
+                (4, "per-key", "memory"),
+            ]
         ),
     ],
 )
 @pytest.mark.parametrize("family", DONE)
-def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level: Level, backend: Backend) -> None:
-    outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES if case["family"] == family]
+def test_a_family_comes_out_as_in_kafka_streams(
+    family: str, ranges: int, level: Level, backend: Backend
+) -> None:
+    outcomes = [
+        run(case, ranges=ranges, level=level, backend=backend)
+        for case in CASES
+        if case["family"] == family
+    ]
     assert outcomes
     assert differences(outcomes) == []
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("ranges", "level", "backend"), [(1, "strict", "memory"), (4, "per-key", "rocksdb")])
-def test_a_difference_that_was_found_is_gone(ranges: int, level: Level, backend: Backend) -> None:
-    assert differences([run(case, ranges=ranges, level=level, backend=backend) for case in FOUND]) == []
+@pytest.mark.parametrize(
+    ("ranges", "level", "backend"), [(1, "strict", "memory"), (4, "per-key", "rocksdb")]
+)
+def test_a_difference_that_was_found_is_gone(
+    ranges: int, level: Level, backend: Backend
+) -> None:
+    assert (
+        differences(
+            [run(case, ranges=ranges, level=level, backend=backend) for case in FOUND]
+        )
+        == []
+    )
 
 
 @pytest.mark.ci
@@ -53,9 +80,13 @@ def test_a_difference_that_was_found_is_gone(ranges: int, level: Level, backend:
         pytest.param(4, "per-key", "memory", marks=pytest.mark.slow),
     ],
 )
-def test_no_case_shows_whether_the_topology_was_optimized(ranges: int, level: Level, backend: Backend) -> None:
+def test_no_case_shows_whether_the_topology_was_optimized(
+    ranges: int, level: Level, backend: Backend
+) -> None:
     outcomes = [
-        run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES if is_changed(case)
+        run(case, ranges=ranges, level=level, backend=backend, optimization="all")
+        for case in CASES
+        if is_changed(case)
     ]
     assert {outcome.family for outcome in outcomes} >= {
         "join_fk",
@@ -81,9 +112,16 @@ def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_no
     (case,) = [case for case in CASES if case["name"] == EXPLAINED]
     assert run(case, ranges=ranges, level=level).explained is not None
     times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)
-    outputs = [{**row, "value": next(times)} if row["topic"] == "st" else row for row in case["expected"]["outputs"]]
+    outputs = [
+        {**row, "value": next(times)} if row["topic"] == "st" else row
+        for row in case["expected"]["outputs"]
+    ]
     assert (
-        run({**case, "expected": {**case["expected"], "outputs": outputs}}, ranges=ranges, level=level).differences
+        run(
+            {**case, "expected": {**case["expected"], "outputs": outputs}},
+            ranges=ranges,
+            level=level,
+        ).differences
         == []
     )
 
@@ -111,7 +149,13 @@ def test_what_cannot_be_expressed_fails_its_case_and_no_other() -> None:
 def test_a_difference_names_the_line_that_differs() -> None:
     case = next(case for case in CASES if case["name"] == "stateless-12")
     first, *rest = case["expected"]["outputs"]
-    changed = {**case, "expected": {**case["expected"], "outputs": [{**first, "timestamp_ms": 12345}, *rest]}}
+    changed = {
+        **case,
+        "expected": {
+            **case["expected"],
+            "outputs": [{**first, "timestamp_ms": 12345}, *rest],
+        },
+    }
     (difference,) = run(changed).differences
     assert difference.startswith("outputs")
     assert "12345" in difference

@@ -180,7 +180,11 @@ def pairs(function: Named, key: Key, value: Value) -> list[tuple[Key, Value]]:
         "words": lambda: [(word, key) for word in words(value)],
         "chars": lambda: [(char, value) for char in chars(value)],
         "split_kv": lambda: (
-            [] if value is None else [_cut(piece) for piece in text(value).split(",") if piece.find("=") > 0]
+            []
+            if value is None
+            else [
+                _cut(piece) for piece in text(value).split(",") if piece.find("=") > 0
+            ]
         ),
     }
     return answers[name_of(function)]()
@@ -218,7 +222,11 @@ def aggregate(function: Named, key: Key, value: Value, total: Value) -> Value:
     """Return the new aggregate."""
     name = name_of(function)
     if name == "null_if":
-        return None if predicate(function[1], key, value) else aggregate(function[2], key, value, total)
+        return (
+            None
+            if predicate(function[1], key, value)
+            else aggregate(function[2], key, value, total)
+        )
     so_far = "" if total is None else text(total)
     answers: dict[str, Callable[[], Value]] = {
         "count": lambda: num(total) + 1,
@@ -255,7 +263,9 @@ def merged(function: Named, a: Value, b: Value) -> Value:
         return b if a is None else a if b is None else choose(num(a), num(b))
     answers: dict[str, Callable[[], Value]] = {
         "sum": lambda: num(a) + num(b),
-        "concat": lambda: ("" if a is None else text(a)) + ("" if b is None else text(b)),
+        "concat": lambda: (
+            ("" if a is None else text(a)) + ("" if b is None else text(b))
+        ),
         "bracket": lambda: f"({text(a)},{text(b)})",
         "append": lambda: as_list(a) + as_list(b),
     }

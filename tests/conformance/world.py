@@ -63,7 +63,12 @@ class World:
 
         def action(key: Any, value: Any) -> None:
             assert self.driver is not None
-            self.side_effects.append((self.driver.forwarded, OutputRecord(label, key, value, SIDE_EFFECT_TIMESTAMP)))
+            self.side_effects.append(
+                (
+                    self.driver.forwarded,
+                    OutputRecord(label, key, value, SIDE_EFFECT_TIMESTAMP),
+                )
+            )
 
         return action
 

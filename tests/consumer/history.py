@@ -41,10 +41,14 @@ class Commits:
         self.partition = TopicPartition(COMMIT_TOPIC, 3)
         self.tail = 0
 
-    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+    def mirror(
+        self, partition: TopicPartition, committed: Committed | None
+    ) -> Committed | None:
         return self.view.mirror(partition, committed)
 
-    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+    def garbage(
+        self, partition: TopicPartition, mine: Sequence[KeyRange]
+    ) -> list[bytes]:
         return self.view.garbage(partition, mine)
 
 
@@ -53,7 +57,11 @@ class Owner:
 
     def __init__(self, key_range: KeyRange, group: Group) -> None:
         opening = group.commits.view.open(AT, key_range, group.plain, Position(0))
-        self.progress = Progress(key_range, {AT: opening}, Author("g", group.generation, "writer", alone=group.alone))
+        self.progress = Progress(
+            key_range,
+            {AT: opening},
+            Author("g", group.generation, "writer", alone=group.alone),
+        )
         self.inflight = InFlight(opening.segments, most=LENGTH)
         self.key_range = key_range
         self.out: list[int] = []
@@ -96,9 +104,18 @@ class Group:
     def read(self, owner: Owner) -> None:
         """Hand out a part of the log."""
         stop = min(LENGTH, owner.inflight.next + self.dice.randrange(1, 12))
-        offsets = [offset for offset in range(owner.inflight.next, stop) if owner.owns(offset)]
-        given = [offsets[i] for i in owner.inflight.hand_out([KEYS[offset] for offset in offsets], offsets, stop)]
-        assert not owner.before & set(given), "committed before this owner opened, and handed out again"
+        offsets = [
+            offset for offset in range(owner.inflight.next, stop) if owner.owns(offset)
+        ]
+        given = [
+            offsets[i]
+            for i in owner.inflight.hand_out(
+                [KEYS[offset] for offset in offsets], offsets, stop
+            )
+        ]
+        assert not owner.before & set(given), (
+            "committed before this owner opened, and handed out again"
+        )
         assert not set(owner.out) & set(given), "handed out twice"
         owner.out += given
 
@@ -131,8 +148,16 @@ class Group:
         segments = owner.inflight.passed_by(owner.progress.staged_segments(AT))
         said = covered(segments, owner)
         assert said <= self.complete | owner.tried, "a commit without news has some"
-        until = min([owner.inflight.next, *owner.out, *(start for start, _ in owner.inflight.news())])
-        assert all(segment.position >= until for segment in segments), "a commit without news keeps others waiting"
+        until = min(
+            [
+                owner.inflight.next,
+                *owner.out,
+                *(start for start, _ in owner.inflight.news()),
+            ]
+        )
+        assert all(segment.position >= until for segment in segments), (
+            "a commit without news keeps others waiting"
+        )
         owner.progress.stand(AT, segments)
         self.counts(owner, said)
 
@@ -155,13 +180,21 @@ class Group:
     def restart(self, owner: Owner) -> None:
         """Restart: the memory is lost."""
         self.generation += 1
-        self.owners = [Owner(other.key_range, self) if other is owner else other for other in self.owners]
+        self.owners = [
+            Owner(other.key_range, self) if other is owner else other
+            for other in self.owners
+        ]
 
     def recut(self, _: Owner | None = None) -> None:
         """Cut other key ranges: some merged, some split."""
         self.generation += 1
-        cuts = sorted({self.dice.randrange(1, WHOLE.end) for _ in range(self.dice.randrange(4))})
-        ranges = [KeyRange(start, stop - 1) for start, stop in zip([0, *cuts], [*cuts, WHOLE.end + 1], strict=True)]
+        cuts = sorted(
+            {self.dice.randrange(1, WHOLE.end) for _ in range(self.dice.randrange(4))}
+        )
+        ranges = [
+            KeyRange(start, stop - 1)
+            for start, stop in zip([0, *cuts], [*cuts, WHOLE.end + 1], strict=True)
+        ]
         self.owners = []
         self.owners = [Owner(key_range, self) for key_range in ranges]
 
@@ -173,10 +206,16 @@ class Group:
             for offset in range(LENGTH)
             if HASHES[offset] in segment.key_range and done_in(segment, offset)
         }
-        assert seen <= self.processed, f"covered and not processed: {sorted(seen - self.processed)}"
-        assert self.complete <= seen, f"a complete commit was lost: {sorted(self.complete - seen)}"
+        assert seen <= self.processed, (
+            f"covered and not processed: {sorted(seen - self.processed)}"
+        )
+        assert self.complete <= seen, (
+            f"a complete commit was lost: {sorted(self.complete - seen)}"
+        )
         if self.plain is not None:
-            assert set(range(self.plain.offset)) <= self.processed, "the plain offset is ahead of somebody"
+            assert set(range(self.plain.offset)) <= self.processed, (
+                "the plain offset is ahead of somebody"
+            )
 
 
 def done_in(segment: Segment, offset: int) -> bool:

@@ -30,14 +30,26 @@ class Member:
     """A consumer, and its machine."""
 
     def __init__(
-        self, members: Members, name: str, settings: dict[str, Any], dropped: RecordFilter | None = None
+        self,
+        members: Members,
+        name: str,
+        settings: dict[str, Any],
+        dropped: RecordFilter | None = None,
     ) -> None:
         self.machine = Machine(members.scheduler, name)
-        self.client = MachineClient(members.cluster, self.machine, Random(name), 0.001, lambda *_: None)
+        self.client = MachineClient(
+            members.cluster, self.machine, Random(name), 0.001, lambda *_: None
+        )
         self._group = members.group
-        wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), lambda _: self._coordinator)
+        wiring = Wiring(
+            self.machine,
+            lambda *_: MachineLog(self.client),
+            lambda _: self._coordinator,
+        )
         self.consumer = CooperativeConsumer(
-            {"bootstrap.servers": "nowhere:1", "group.id": GROUP, **settings}, filter=dropped, wiring=wiring
+            {"bootstrap.servers": "nowhere:1", "group.id": GROUP, **settings},
+            filter=dropped,
+            wiring=wiring,
         )
 
     def producer(self) -> Producer:
@@ -46,25 +58,44 @@ class Member:
         producer.init_transactions()
         return producer
 
-    def _coordinator(self, name: str, _: str | None, timings: Timings, hooks: Hooks, __: str) -> SimCoordinator:
+    def _coordinator(
+        self, name: str, _: str | None, timings: Timings, hooks: Hooks, __: str
+    ) -> SimCoordinator:
         return SimCoordinator(self.client, self._group, name, timings, hooks)
 
 
 class Members:
     """A cluster with two topics of one partition, which may be shared, and a group."""
 
-    def __init__(self, keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> None:
+    def __init__(
+        self, keys: Sequence[bytes], plan: Plan | None = None, **settings: Any
+    ) -> None:
         """`keys`: of the records of the first topic. `settings`: of all consumers, with `_` for each dot."""
         self.scheduler = Scheduler(Random(0))
         self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(GROUP))
-        self.cluster = MachineCluster(self.scheduler, plan or NoFaults(), self.group.check, transaction_timeout_s=15.0)
-        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.cluster = MachineCluster(
+            self.scheduler,
+            plan or NoFaults(),
+            self.group.check,
+            transaction_timeout_s=15.0,
+        )
+        self._settings = {
+            name.replace("_", "."): value for name, value in settings.items()
+        }
         self._machines: list[Machine] = []
         self._writer = MemoryWriter(self.cluster.state, None)
-        for spec in (*(TopicSpec(name, 1) for name in ("in", "more", "out")), policy.topic_spec()):
+        for spec in (
+            *(TopicSpec(name, 1) for name in ("in", "more", "out")),
+            policy.topic_spec(),
+        ):
             self.cluster.state.create_topic(spec)
         for name in ("in", "more"):
-            self._writer.append(policy.TOPIC, [orjson.dumps(["accept.range.fetch", name])], [b"true"], [0])
+            self._writer.append(
+                policy.TOPIC,
+                [orjson.dumps(["accept.range.fetch", name])],
+                [b"true"],
+                [0],
+            )
         self.write("in", *keys)
 
     def write(self, topic: str, *keys: bytes) -> None:
@@ -90,7 +121,9 @@ class Members:
 
 
 @contextmanager
-def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> Iterator[Members]:
+def members(
+    keys: Sequence[bytes], plan: Plan | None = None, **settings: Any
+) -> Iterator[Members]:
     """Return a group without members."""
     with closing(Members(keys, plan, **settings)) as group:
         yield group
@@ -98,5 +131,9 @@ def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) ->
 
 def keys_of(key_range: KeyRange, count: int) -> list[bytes]:
     """Return this many keys of a key range."""
-    found = (key for number in range(10_000) if key_hash(key := b"key-%d" % number) in key_range)
+    found = (
+        key
+        for number in range(10_000)
+        if key_hash(key := b"key-%d" % number) in key_range
+    )
     return [next(found) for _ in range(count)]

@@ -10,7 +10,10 @@ from coopstreams.log.kafka.share import AcquiredRecord
 
 
 def records(count: int) -> list[AcquiredRecord]:
-    return [AcquiredRecord("work", 0, offset, None, b"", 1, None, 1) for offset in range(count)]
+    return [
+        AcquiredRecord("work", 0, offset, None, b"", 1, None, 1)
+        for offset in range(count)
+    ]
 
 
 def test_a_record_is_finished_once_and_not_after_it_was_given_up() -> None:
@@ -42,9 +45,15 @@ def test_a_record_of_an_earlier_delivery_is_not_this_one() -> None:
 
 @given(
     st.integers(0, 20),
-    st.lists(st.tuples(st.sampled_from(["hand out", "done", "release", "tell"]), st.integers(0, 20))),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["hand out", "done", "release", "tell"]), st.integers(0, 20)
+        )
+    ),
 )
-def test_every_record_is_finished_or_given_up(count: int, does: list[tuple[str, int]]) -> None:
+def test_every_record_is_finished_or_given_up(
+    count: int, does: list[tuple[str, int]]
+) -> None:
     acquired, batch = Acquired(), records(count)
     acquired.take(batch)
     out: list[AcquiredRecord] = []
@@ -56,7 +65,14 @@ def test_every_record_is_finished_or_given_up(count: int, does: list[tuple[str, 
             told += [record for record, _ in acquired.finished()]
         elif out:
             assert acquired.finish(out.pop(n % len(out)), done=step == "done")
-    assert acquired.idle == (count == len(told) + len(out) + len(rest := [record for record, _ in acquired.finished()]))
+    assert acquired.idle == (
+        count
+        == len(told)
+        + len(out)
+        + len(rest := [record for record, _ in acquired.finished()])
+    )
     left = acquired.give_up()
-    assert sorted(record.offset for record in [*told, *rest, *left]) == list(range(count))
+    assert sorted(record.offset for record in [*told, *rest, *left]) == list(
+        range(count)
+    )
     assert acquired.empty

@@ -24,10 +24,14 @@ from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, check_t
 
 LOW, HIGH = KeyRange.split(2)
 
-everybody = pytest.mark.parametrize("assignor", list(ASSIGNORS.values()), ids=list(ASSIGNORS))
+everybody = pytest.mark.parametrize(
+    "assignor", list(ASSIGNORS.values()), ids=list(ASSIGNORS)
+)
 
 
-def group(*names: str, topics: str = "t", share: bool = True) -> dict[str, Subscription]:
+def group(
+    *names: str, topics: str = "t", share: bool = True
+) -> dict[str, Subscription]:
     return {name: Subscription(frozenset(topics.split()), share) for name in names}
 
 
@@ -38,13 +42,19 @@ def readers(given_: Mapping[str, Held]) -> dict[str, list[str]]:
         for topic, pieces in held.items():
             for partition, piece in pieces:
                 found.setdefault(f"{topic}p{partition}", []).append((piece, member))
-    return {at: [member for _, member in sorted(row)] for at, row in sorted(found.items())}
+    return {
+        at: [member for _, member in sorted(row)] for at, row in sorted(found.items())
+    }
 
 
-def again(members: Mapping[str, Subscription], given_: Mapping[str, Held], generation: int) -> dict[str, Subscription]:
+def again(
+    members: Mapping[str, Subscription], given_: Mapping[str, Held], generation: int
+) -> dict[str, Subscription]:
     """Return the members after all hand-overs."""
     return {
-        id_: Subscription(m.topics, m.allow_key_share, given_[id_], given_[id_], generation)
+        id_: Subscription(
+            m.topics, m.allow_key_share, given_[id_], given_[id_], generation
+        )
         for id_, m in members.items()
         if id_ in given_
     }
@@ -54,7 +64,9 @@ def again(members: Mapping[str, Subscription], given_: Mapping[str, Held], gener
 
 
 @pytest.mark.parametrize("assignor", [key_range_round_robin, sticky])
-def test_five_consumers_of_three_partitions_are_dealt_as_the_proposal_has_it(assignor: Assignor) -> None:
+def test_five_consumers_of_three_partitions_are_dealt_as_the_proposal_has_it(
+    assignor: Assignor,
+) -> None:
     assert assignor({"t": 3}, group("M1", "M2", "M3", "M4", "M5"), {"t"}) == {
         "M1": {"t": ((0, LOW),)},
         "M2": {"t": ((1, LOW),)},
@@ -64,8 +76,14 @@ def test_five_consumers_of_three_partitions_are_dealt_as_the_proposal_has_it(ass
     }
 
 
-def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assigned() -> None:
-    given_ = key_range_range({"t1": 2, "t2": 3}, group("c1", "c2", "c3", "c4", "c5", topics="t1 t2"), {"t1", "t2"})
+def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assigned() -> (
+    None
+):
+    given_ = key_range_range(
+        {"t1": 2, "t2": 3},
+        group("c1", "c2", "c3", "c4", "c5", topics="t1 t2"),
+        {"t1", "t2"},
+    )
     assert readers(given_) == {
         "t1p0": ["c1", "c2", "c3"],
         "t1p1": ["c4", "c5"],
@@ -80,7 +98,9 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
 
 
 def test_range_gives_neighbouring_partitions_as_kafka_does() -> None:
-    given_ = key_range_range({"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"})
+    given_ = key_range_range(
+        {"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"}
+    )
     assert readers(given_) == {
         "t0p0": ["c0"],
         "t0p1": ["c0"],
@@ -92,7 +112,9 @@ def test_range_gives_neighbouring_partitions_as_kafka_does() -> None:
 
 
 def test_round_robin_gives_partition_after_partition_as_kafka_does() -> None:
-    given_ = key_range_round_robin({"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"})
+    given_ = key_range_round_robin(
+        {"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"}
+    )
     assert readers(given_) == {
         "t0p0": ["c0"],
         "t0p1": ["c1"],
@@ -104,7 +126,11 @@ def test_round_robin_gives_partition_after_partition_as_kafka_does() -> None:
 
 
 def test_round_robin_passes_by_who_does_not_subscribe_as_kafka_does() -> None:
-    members = group("c0", topics="t0") | group("c1", topics="t0 t1") | group("c2", topics="t0 t1 t2")
+    members = (
+        group("c0", topics="t0")
+        | group("c1", topics="t0 t1")
+        | group("c2", topics="t0 t1 t2")
+    )
     given_ = key_range_round_robin({"t0": 1, "t1": 2, "t2": 3}, members, ())
     assert readers(given_) == {
         "t0p0": ["c0"],
@@ -120,16 +146,22 @@ def test_round_robin_passes_by_who_does_not_subscribe_as_kafka_does() -> None:
 
 
 @everybody
-def test_a_topic_that_may_not_be_shared_keeps_its_partitions_whole(assignor: Assignor) -> None:
+def test_a_topic_that_may_not_be_shared_keeps_its_partitions_whole(
+    assignor: Assignor,
+) -> None:
     given_ = assignor({"no": 1, "yes": 1}, group("a", "b", topics="no yes"), {"yes"})
     assert len(readers(given_)["nop0"]) == 1
     assert len(readers(given_)["yesp0"]) == 2
 
 
 @everybody
-def test_who_does_not_share_gets_nothing_of_a_topic_that_others_share(assignor: Assignor) -> None:
+def test_who_does_not_share_gets_nothing_of_a_topic_that_others_share(
+    assignor: Assignor,
+) -> None:
     members = group("a", "b", "c") | group("alone", share=False)
-    assert {id_: bool(held) for id_, held in assignor({"t": 2}, members, {"t"}).items()} == {
+    assert {
+        id_: bool(held) for id_, held in assignor({"t": 2}, members, {"t"}).items()
+    } == {
         "a": True,
         "b": True,
         "c": True,
@@ -138,25 +170,36 @@ def test_who_does_not_share_gets_nothing_of_a_topic_that_others_share(assignor: 
 
 
 @everybody
-def test_too_few_sharers_leave_partitions_whole_for_everybody(assignor: Assignor) -> None:
+def test_too_few_sharers_leave_partitions_whole_for_everybody(
+    assignor: Assignor,
+) -> None:
     members = group("a", "b") | group("alone", share=False)
     given_ = assignor({"t": 2}, members, {"t"})
-    assert all(piece.is_whole for held in given_.values() for _, piece in held.get("t", ()))
+    assert all(
+        piece.is_whole for held in given_.values() for _, piece in held.get("t", ())
+    )
     assert sorted(readers(given_)) == ["tp0", "tp1"]
 
 
 @everybody
-def test_a_topic_that_nobody_reads_or_that_has_no_partitions_is_left_out(assignor: Assignor) -> None:
-    assert assignor({"t": 1, "other": 2, "empty": 0}, group("a", topics="t empty missing"), {"t"}) == {
-        "a": {"t": ((0, WHOLE),)}
-    }
+def test_a_topic_that_nobody_reads_or_that_has_no_partitions_is_left_out(
+    assignor: Assignor,
+) -> None:
+    assert assignor(
+        {"t": 1, "other": 2, "empty": 0}, group("a", topics="t empty missing"), {"t"}
+    ) == {"a": {"t": ((0, WHOLE),)}}
     assert assignor({"t": 1}, {}, {"t"}) == {}
 
 
 @everybody
-def test_more_sharers_than_key_groups_leave_the_last_ones_idle(assignor: Assignor) -> None:
+def test_more_sharers_than_key_groups_leave_the_last_ones_idle(
+    assignor: Assignor,
+) -> None:
     given_ = assignor({"t": 1}, group(*(f"m{i:03}" for i in range(GROUPS + 2))), {"t"})
-    assert sorted(len(held.get("t", ())) for held in given_.values()) == [0, 0] + [1] * GROUPS
+    assert (
+        sorted(len(held.get("t", ())) for held in given_.values())
+        == [0, 0] + [1] * GROUPS
+    )
 
 
 # --- what is checked ------------------------------------------------------------
@@ -171,48 +214,79 @@ def test_more_sharers_than_key_groups_leave_the_last_ones_idle(assignor: Assigno
         ),
         ({"a": {"t": ((0, LOW),)}}, "t/0: no key range has the hashes"),
         ({}, "t/0: no key range has the hashes"),
-        ({"a": {"t": ((0, WHOLE),)}, "b": {"t": ((1, WHOLE),)}}, "b is assigned t/1; t has 1 partitions"),
+        (
+            {"a": {"t": ((0, WHOLE),)}, "b": {"t": ((1, WHOLE),)}},
+            "b is assigned t/1; t has 1 partitions",
+        ),
         ({"x": {"t": ((0, WHOLE),)}}, "x, which is no member"),
-        ({"a": {"u": ((0, WHOLE),), "t": ((0, WHOLE),)}}, "a is assigned u/0, and did not subscribe to u"),
+        (
+            {"a": {"u": ((0, WHOLE),), "t": ((0, WHOLE),)}},
+            "a is assigned u/0, and did not subscribe to u",
+        ),
         (
             {"a": {"t": ((0, LOW),)}, "alone": {"t": ((0, HIGH),)}},
             "alone is assigned the part 128..255 of t/0, and it does not share",
         ),
     ],
 )
-def test_a_wrong_assignment_is_an_error_that_says_where(assigned: Mapping[str, Held], problem: str) -> None:
+def test_a_wrong_assignment_is_an_error_that_says_where(
+    assigned: Mapping[str, Held], problem: str
+) -> None:
     members = group("a", "b") | group("alone", share=False)
     with pytest.raises(AssignmentError, match=problem):
         checked({"t": 1, "u": 1}, members, {"t"}, assigned)
 
 
 def test_a_part_of_a_topic_that_does_not_share_is_an_error() -> None:
-    with pytest.raises(AssignmentError, match=r"the part 0\.\.127 of t/0, and t does not share"):
-        checked({"t": 1}, group("a", "b"), (), {"a": {"t": ((0, LOW),)}, "b": {"t": ((0, HIGH),)}})
+    with pytest.raises(
+        AssignmentError, match=r"the part 0\.\.127 of t/0, and t does not share"
+    ):
+        checked(
+            {"t": 1},
+            group("a", "b"),
+            (),
+            {"a": {"t": ((0, LOW),)}, "b": {"t": ((0, HIGH),)}},
+        )
 
 
 # --- laws -----------------------------------------------------------------------
 
-topics = st.dictionaries(st.sampled_from(["t0", "t1", "t2"]), st.integers(1, 9), min_size=1)
+topics = st.dictionaries(
+    st.sampled_from(["t0", "t1", "t2"]), st.integers(1, 9), min_size=1
+)
 subscriptions = st.builds(
     Subscription,
     st.frozensets(st.sampled_from(["t0", "t1", "t2"]), min_size=1),
     st.sampled_from([True, True, True, False]),
 )
-groups = st.dictionaries(st.sampled_from([f"m{i}" for i in range(14)]), subscriptions, min_size=1)
+groups = st.dictionaries(
+    st.sampled_from([f"m{i}" for i in range(14)]), subscriptions, min_size=1
+)
 policies = st.frozensets(st.sampled_from(["t0", "t1", "t2"]))
 
 
 @given(st.sampled_from(list(ASSIGNORS.values())), topics, groups, policies)
 def test_every_hash_of_what_is_read_has_one_reader(
-    assignor: Assignor, partitions: dict[str, int], members: dict[str, Subscription], shareable: frozenset[str]
+    assignor: Assignor,
+    partitions: dict[str, int],
+    members: dict[str, Subscription],
+    shareable: frozenset[str],
 ) -> None:
     given_ = assignor(partitions, members, shareable)
     assert set(given_) == set(members)
-    read = {topic for topic in partitions if any(topic in m.topics for m in members.values())}
+    read = {
+        topic
+        for topic in partitions
+        if any(topic in m.topics for m in members.values())
+    }
     for topic in read:
         for partition in range(partitions[topic]):
-            pieces = [piece for held in given_.values() for at, piece in held.get(topic, ()) if at == partition]
+            pieces = [
+                piece
+                for held in given_.values()
+                for at, piece in held.get(topic, ())
+                if at == partition
+            ]
             check_tiling(pieces, topic)
             assert topic in shareable or pieces == [WHOLE]
     assert {topic for held in given_.values() for topic in held} == read
@@ -220,16 +294,27 @@ def test_every_hash_of_what_is_read_has_one_reader(
 
 @given(st.sampled_from(list(ASSIGNORS.values())), topics, groups, policies)
 def test_the_members_that_read_a_topic_have_alike_much_of_it(
-    assignor: Assignor, partitions: dict[str, int], members: dict[str, Subscription], shareable: frozenset[str]
+    assignor: Assignor,
+    partitions: dict[str, int],
+    members: dict[str, Subscription],
+    shareable: frozenset[str],
 ) -> None:
     """In parts of a partition, their shares differ by the one more member of some partitions, and by the grain of key
     groups.
     """
     given_ = assignor(partitions, members, shareable)
     for topic, count in partitions.items():
-        sharers = [id_ for id_, m in members.items() if topic in m.topics and m.allow_key_share]
+        sharers = [
+            id_ for id_, m in members.items() if topic in m.topics and m.allow_key_share
+        ]
         if topic in shareable and len(sharers) > count:
-            sizes = [sum(Fraction(p.end - p.start + 1, MAX_HASH + 1) for _, p in given_[id_][topic]) for id_ in sharers]
+            sizes = [
+                sum(
+                    Fraction(p.end - p.start + 1, MAX_HASH + 1)
+                    for _, p in given_[id_][topic]
+                )
+                for id_ in sharers
+            ]
             fewest = len(sharers) // count
             assert Fraction(GROUPS // (fewest + 1), GROUPS) <= min(sizes)
             assert max(sizes) <= Fraction(-(-GROUPS // fewest), GROUPS)
@@ -237,7 +322,10 @@ def test_the_members_that_read_a_topic_have_alike_much_of_it(
 
 @given(st.sampled_from(list(ASSIGNORS.values())), topics, groups, policies)
 def test_the_same_group_is_dealt_the_same_again(
-    assignor: Assignor, partitions: dict[str, int], members: dict[str, Subscription], shareable: frozenset[str]
+    assignor: Assignor,
+    partitions: dict[str, int],
+    members: dict[str, Subscription],
+    shareable: frozenset[str],
 ) -> None:
     given_ = assignor(partitions, members, shareable)
     assert assignor(partitions, again(members, given_, 1), shareable) == given_
@@ -279,6 +367,11 @@ def test_sticky_believes_the_newer_of_two_claims() -> None:
     mine: Held = {"t": ((0, WHOLE), (1, WHOLE))}
     members = {
         "away": Subscription(topic, True, mine, mine, 3),
-        "here": Subscription(topic, True, {"t": ((0, WHOLE),)}, {"t": ((0, WHOLE),)}, 7),
+        "here": Subscription(
+            topic, True, {"t": ((0, WHOLE),)}, {"t": ((0, WHOLE),)}, 7
+        ),
     }
-    assert sticky({"t": 2}, members, ()) == {"away": {"t": ((1, WHOLE),)}, "here": {"t": ((0, WHOLE),)}}
+    assert sticky({"t": 2}, members, ()) == {
+        "away": {"t": ((1, WHOLE),)},
+        "here": {"t": ((0, WHOLE),)},
+    }

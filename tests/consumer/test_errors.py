@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.topology import errors
-from coopstreams.topology.errors import CoopStreamsError, IndividualCommitError, IndividualCommitTooOldError
+from coopstreams.topology.errors import (
+    CoopStreamsError,
+    IndividualCommitError,
+    IndividualCommitTooOldError,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,4 +30,7 @@ def test_an_exception_of_the_proposal_has_its_code(code: int, name: str) -> None
 
 
 def test_a_commit_that_is_too_old_says_where_to_go_on() -> None:
-    assert IndividualCommitTooOldError("behind", last_stable_offset=47).last_stable_offset == 47
+    assert (
+        IndividualCommitTooOldError("behind", last_stable_offset=47).last_stable_offset
+        == 47
+    )

@@ -35,7 +35,12 @@ class Counted:
     """A reader that counts its fetches."""
 
     def __init__(self, reader: Reader) -> None:
-        self.assign, self.route, self.hold, self.close = reader.assign, reader.route, reader.hold, reader.close
+        self.assign, self.route, self.hold, self.close = (
+            reader.assign,
+            reader.route,
+            reader.hold,
+            reader.close,
+        )
         self.wake = reader.wake
         self.fetches = 0
         self._fetch = reader.fetch
@@ -48,7 +53,9 @@ class Counted:
 class Scene:
     """A partition of 120 records, read by some key ranges, the first of which have done more than the others."""
 
-    def __init__(self, positions: Sequence[int], in_flight: int, cache_bytes: int, reserves: bool) -> None:
+    def __init__(
+        self, positions: Sequence[int], in_flight: int, cache_bytes: int, reserves: bool
+    ) -> None:
         self.log = log = MemoryLog()
         log.create_topics([TopicSpec("orders", 1)])
         writer = log.writer()
@@ -61,15 +68,24 @@ class Scene:
         self.due: dict[KeyRange, list[int]] = {}
         self.out: list[ConsumerRecord] = []
         self.shares = []
-        for key_range, position in zip(KeyRange.split(len(positions)), positions, strict=True):
-            opening = PartitionStart(1, (Segment(key_range, position),), None, claim=False)
+        for key_range, position in zip(
+            KeyRange.split(len(positions)), positions, strict=True
+        ):
+            opening = PartitionStart(
+                1, (Segment(key_range, position),), None, claim=False
+            )
             share = Share(
-                TaskId(0, 0, key_range), Progress(key_range, {AT: opening}, Author("g", 1, "t")), 1, in_flight
+                TaskId(0, 0, key_range),
+                Progress(key_range, {AT: opening}, Author("g", 1, "t")),
+                1,
+                in_flight,
             )
             self.shares.append(share)
             self.fetching.open(share)
             self.got[key_range] = []
-            self.due[key_range] = [n for n in range(position, RECORDS) if key_hash(KEYS[n]) in key_range]
+            self.due[key_range] = [
+                n for n in range(position, RECORDS) if key_hash(KEYS[n]) in key_range
+            ]
 
     def reader(self) -> Reader:
         self.readers.append(Counted(self.log.reader()))
@@ -87,7 +103,9 @@ class Scene:
         for share in self.shares:
             share.stand_before()
             told = min(segment.position for segment in share.progress.segments(AT))
-            assert told >= share.first(), "with commit.order=offset, others wait for all from here on"
+            assert told >= share.first(), (
+                "with commit.order=offset, others wait for all from here on"
+            )
 
     def finish(self, which: slice) -> None:
         """Finish some of the records that are out, and commit them."""
@@ -98,7 +116,10 @@ class Scene:
 
 
 steps = st.lists(
-    st.sampled_from(["turn", "turn", "turn", "finish oldest", "finish newest", "pause", "resume"]), max_size=40
+    st.sampled_from(
+        ["turn", "turn", "turn", "finish oldest", "finish newest", "pause", "resume"]
+    ),
+    max_size=40,
 )
 
 
@@ -114,7 +135,12 @@ steps = st.lists(
 # the reader goes back for a sibling, and returns with the records that wait here
 @example([0, 0, 0], 1, 300, False, 5, [])
 def test_each_key_range_gets_its_records_in_order_once(
-    positions: list[int], in_flight: int, cache_bytes: int, reserves: bool, most: int, does: list[str]
+    positions: list[int],
+    in_flight: int,
+    cache_bytes: int,
+    reserves: bool,
+    most: int,
+    does: list[str],
 ) -> None:
     scene = Scene(positions, in_flight, cache_bytes, reserves)
     for step in does:
@@ -164,7 +190,12 @@ def test_a_partition_that_cannot_be_read_yet_is_read_once_it_can_be() -> None:
     scene = Scene([0], RECORDS, 1 << 20, reserves=True)
     later = TopicPartition("later", 0)
     opening = PartitionStart(1, (Segment(WHOLE, 0),), None, claim=False)
-    share = Share(TaskId(1, 0, WHOLE), Progress(WHOLE, {later: opening}, Author("g", 1, "t")), 1, RECORDS)
+    share = Share(
+        TaskId(1, 0, WHOLE),
+        Progress(WHOLE, {later: opening}, Author("g", 1, "t")),
+        1,
+        RECORDS,
+    )
     scene.fetching.open(share)
     for _ in range(2):
         with pytest.raises(UnknownTopicError):
@@ -172,7 +203,10 @@ def test_a_partition_that_cannot_be_read_yet_is_read_once_it_can_be() -> None:
     scene.log.create_topics([TopicSpec("later", 1)])
     scene.log.writer().append("later", [b"k"], [b"v"], [1], partitions=0)
     scene.fetching.fetch(RECORDS + 1, 0)
-    assert {record.topic for record in scene.fetching.records(RECORDS + 1)} == {"orders", "later"}
+    assert {record.topic for record in scene.fetching.records(RECORDS + 1)} == {
+        "orders",
+        "later",
+    }
 
 
 def test_a_seek_goes_past_records_that_retention_has_deleted() -> None:
@@ -184,10 +218,14 @@ def test_a_seek_goes_past_records_that_retention_has_deleted() -> None:
     for share in scene.shares:
         share.seek(50)
     scene.turn(RECORDS)
-    assert scene.got == {key_range: [n for n in due if n >= 50] for key_range, due in scene.due.items()}
+    assert scene.got == {
+        key_range: [n for n in due if n >= 50] for key_range, due in scene.due.items()
+    }
 
 
-def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its_cache_is_evicted_once_sent() -> None:
+def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its_cache_is_evicted_once_sent() -> (
+    None
+):
     for reserves in (True, False):
         scene = slow_and_fast(reserves=reserves)
         slow = scene.shares[0]
@@ -238,9 +276,21 @@ def test_values_are_read_again_by_batches() -> None:
     assert scene.shares[0].waiting.bytes == 0
 
 
-@given(st.booleans(), st.integers(1, 30), st.integers(1, 50), st.sampled_from([0, 300, 2000, 1 << 20]), steps, steps)
+@given(
+    st.booleans(),
+    st.integers(1, 30),
+    st.integers(1, 50),
+    st.sampled_from([0, 300, 2000, 1 << 20]),
+    steps,
+    steps,
+)
 def test_what_was_compacted_meanwhile_is_passed_over_and_all_that_is_left_is_handed_out(
-    reserves: bool, in_flight: int, most: int, cache_bytes: int, before: list[str], after: list[str]
+    reserves: bool,
+    in_flight: int,
+    most: int,
+    cache_bytes: int,
+    before: list[str],
+    after: list[str],
 ) -> None:
     scene = Scene([0, 20], in_flight, cache_bytes, reserves)
     for does in (before, after):
@@ -260,7 +310,9 @@ def test_what_was_compacted_meanwhile_is_passed_over_and_all_that_is_left_is_han
         assert share.inflight.next == RECORDS, "what is gone counts as done"
 
 
-def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_until_somebody_seeks() -> None:
+def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_until_somebody_seeks() -> (
+    None
+):
     scene = slow_and_fast(reserves=False)
     scene.log.delete_before(AT, RECORDS - 5)
     scene.finish(slice(None))
@@ -273,11 +325,17 @@ def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_
         scene.turn(50)
         scene.finish(slice(None))
     due = scene.due[slow.id.key_range]
-    assert scene.got[slow.id.key_range] == due[:5] + [n for n in due if n >= RECORDS - 5]
+    assert scene.got[slow.id.key_range] == due[:5] + [
+        n for n in due if n >= RECORDS - 5
+    ]
 
 
-@given(st.lists(st.integers(0, 50 * JUMP), min_size=1, unique=True).map(sorted), st.data())
-def test_neighbours_are_read_in_one_go_and_large_gaps_are_jumped_over(offsets: list[int], data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 50 * JUMP), min_size=1, unique=True).map(sorted), st.data()
+)
+def test_neighbours_are_read_in_one_go_and_large_gaps_are_jumped_over(
+    offsets: list[int], data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, offsets[-1]))
     read: list[int] = []
     while start <= offsets[-1]:

@@ -39,5 +39,10 @@ def test_the_purgatory_of_the_proposal() -> None:
     assert behind({"tp": 45}, {"tp": 45}) == {}, "then B does"
 
 
-def test_a_commit_waits_for_each_of_its_partitions_and_for_those_of_which_nothing_is_known() -> None:
-    assert behind({"a": 5, "b": 5, "c": 5}, {"a": 9, "b": 4, "c": None}) == {"b": 4, "c": None}
+def test_a_commit_waits_for_each_of_its_partitions_and_for_those_of_which_nothing_is_known() -> (
+    None
+):
+    assert behind({"a": 5, "b": 5, "c": 5}, {"a": 9, "b": 4, "c": None}) == {
+        "b": 4,
+        "c": None,
+    }

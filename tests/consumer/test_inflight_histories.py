@@ -13,12 +13,16 @@ from tests.consumer.history import Group
 
 @pytest.mark.ci
 @given(st.randoms(use_true_random=False), st.booleans())
-def test_no_complete_commit_is_lost_and_nothing_is_covered_that_was_not_processed(dice: Random, alone: bool) -> None:
+def test_no_complete_commit_is_lost_and_nothing_is_covered_that_was_not_processed(
+    dice: Random, alone: bool
+) -> None:
     live(dice, alone)
 
 
 @pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.integers(0, 2**64), st.booleans())
 def test_ten_thousand_histories(seed: int, alone: bool) -> None:
     live(Random(seed), alone)

@@ -26,7 +26,12 @@ def test_what_others_were_granted_by_an_old_claim_is_lost_and_not_committed() ->
             return lambda ranges: told.extend((name, what) for _ in ranges)
 
         def body(member: Member) -> None:
-            member.consumer.subscribe(["in"], on_assign=say("opens"), on_revoke=say("gives up"), on_lost=say("loses"))
+            member.consumer.subscribe(
+                ["in"],
+                on_assign=say("opens"),
+                on_revoke=say("gives up"),
+                on_lost=say("loses"),
+            )
             while True:
                 member.consumer.consume(10, 0.1)
 

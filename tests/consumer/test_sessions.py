@@ -22,7 +22,9 @@ def test_a_consumer_that_waits_for_records_for_long_stays_in_the_group() -> None
 
     def body(member: Member) -> None:
         member.consumer.subscribe(
-            ["in"], on_assign=lambda _: told.append("opens"), on_lost=lambda _: told.append("loses")
+            ["in"],
+            on_assign=lambda _: told.append("opens"),
+            on_lost=lambda _: told.append("loses"),
         )
         member.consumer.consume(1, 60.0)
 
@@ -62,7 +64,9 @@ def test_a_key_range_whose_revocation_failed_is_given_up_in_the_next_poll() -> N
         assert opened == ["failed", "other"]
 
 
-def test_a_key_range_is_given_up_also_if_the_user_raises_because_another_is_lost() -> None:
+def test_a_key_range_is_given_up_also_if_the_user_raises_because_another_is_lost() -> (
+    None
+):
     """Nobody else could have it: it was on no list any more, and still held."""
     opened: list[TopicPartition] = []
 
@@ -101,7 +105,9 @@ def test_a_key_range_is_given_up_also_if_the_user_raises_because_another_is_lost
         assert {at.topic for at in opened} == {"in", "more"}
 
 
-def test_a_key_range_is_opened_once_its_first_commit_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_range_is_opened_once_its_first_commit_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[str] = []
     denied = [AccessDeniedError("WRITE on the commit topic is not allowed")] * 3
     begin = SimulatedWriter.begin
@@ -127,7 +133,9 @@ def test_a_key_range_is_opened_once_its_first_commit_is_allowed(monkeypatch: pyt
         assert told == [*["denied"] * 3, "opens", "record"]
 
 
-def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commit() -> None:
+def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commit() -> (
+    None
+):
     found: list[OffsetAndRanges | None] = []
 
     def body(member: Member) -> None:

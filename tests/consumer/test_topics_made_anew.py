@@ -32,7 +32,9 @@ def remake(group: Members, *keys: bytes) -> None:
     group.write("in", *keys)
 
 
-@pytest.mark.parametrize(("reset", "handed"), [("earliest", list(range(15))), ("latest", [])])
+@pytest.mark.parametrize(
+    ("reset", "handed"), [("earliest", list(range(15))), ("latest", [])]
+)
 def test_commits_in_the_topic_before_do_not_count_in_the_new_one(
     reset: str, handed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -59,14 +61,21 @@ def test_commits_in_the_topic_before_do_not_count_in_the_new_one(
             group.start("after", read_all)
             group.run(30.0)
         assert got == handed
-        assert found == [OffsetAndRanges(15, "", (), found[0].key_ranges if found[0] else ())]
-        assert "in-0[0..255]: the topic was deleted and made anew since group 'readers' committed in it" in caplog.text
+        assert found == [
+            OffsetAndRanges(15, "", (), found[0].key_ranges if found[0] else ())
+        ]
+        assert (
+            "in-0[0..255]: the topic was deleted and made anew since group 'readers' committed in it"
+            in caplog.text
+        )
         assert f"auto.offset.reset={reset}" in caplog.text
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("more", [0, 5, 20])
-def test_a_consumer_whose_topic_is_made_anew_loses_its_key_ranges_and_opens_them_in_the_new_topic(more: int) -> None:
+def test_a_consumer_whose_topic_is_made_anew_loses_its_key_ranges_and_opens_them_in_the_new_topic(
+    more: int,
+) -> None:
     """It read on at its position: an error, or the records from there on only."""
     got: dict[str, list[int]] = {"a": [], "b": []}
     told: list[str] = []
@@ -78,7 +87,9 @@ def test_a_consumer_whose_topic_is_made_anew_loses_its_key_ranges_and_opens_them
             told.append(f"{name} {what} {sum(map(len, ranges.values()))}")
 
         member.consumer.subscribe(
-            ["in"], on_assign=lambda ranges: note("opens", ranges), on_lost=lambda ranges: note("loses", ranges)
+            ["in"],
+            on_assign=lambda ranges: note("opens", ranges),
+            on_lost=lambda ranges: note("loses", ranges),
         )
         while True:
             for record in member.consumer.consume(100, 0.1):
@@ -100,7 +111,9 @@ def test_a_consumer_whose_topic_is_made_anew_loses_its_key_ranges_and_opens_them
         assert sorted(told) == ["a loses 1", "a opens 1", "b loses 1", "b opens 1"]
         again = sorted(got["a"] + got["b"])
         assert sorted(set(again)) == list(range(more))
-        assert len(again) <= more + max(0, more - 10), "twice: only what was read before it was noticed"
+        assert len(again) <= more + max(0, more - 10), (
+            "twice: only what was read before it was noticed"
+        )
         remake(group, *KEYS)
         group.run(40.0)
         assert sorted(set(got["a"] + got["b"])) == list(range(max(more, 10)))

@@ -32,9 +32,17 @@ def one_by_one(done: list[int]) -> Callable[[Member], None]:
 
 
 @pytest.mark.parametrize(
-    "keys", [[LOW[0], LOW[1], HIGH[0]], [*LOW], [HIGH[0], *LOW], [LOW[0], HIGH[0], LOW[1], HIGH[1]]]
+    "keys",
+    [
+        [LOW[0], LOW[1], HIGH[0]],
+        [*LOW],
+        [HIGH[0], *LOW],
+        [LOW[0], HIGH[0], LOW[1], HIGH[1]],
+    ],
 )
-def test_in_offset_order_nobody_waits_for_a_sibling_that_has_nothing_before(keys: list[bytes]) -> None:
+def test_in_offset_order_nobody_waits_for_a_sibling_that_has_nothing_before(
+    keys: list[bytes],
+) -> None:
     done: list[int] = []
     with members([], commit_order="offset") as group:
         group.start("a", one_by_one(done))
@@ -45,7 +53,9 @@ def test_in_offset_order_nobody_waits_for_a_sibling_that_has_nothing_before(keys
         assert done == list(range(len(keys)))
 
 
-def test_siblings_that_wait_for_each_other_on_two_partitions_go_on_after_one_attempt() -> None:
+def test_siblings_that_wait_for_each_other_on_two_partitions_go_on_after_one_attempt() -> (
+    None
+):
     failed: list[str] = []
     done: set[tuple[str, int]] = set()
 
@@ -53,7 +63,10 @@ def test_siblings_that_wait_for_each_other_on_two_partitions_go_on_after_one_att
         producer = member.producer()
         member.consumer.subscribe(["in", "more"])
         while True:
-            records = [*member.consumer.consume(1, 0.1), *member.consumer.consume(1, 0.1)]
+            records = [
+                *member.consumer.consume(1, 0.1),
+                *member.consumer.consume(1, 0.1),
+            ]
             if not records:
                 continue
             try:
@@ -82,11 +95,17 @@ class Unfinished(Producer):
 
     def begin_transaction(self) -> None:
         if not self.finished:
-            raise KafkaException(KafkaError(KafkaError._STATE, "commit_transaction has to be called again"))
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._STATE, "commit_transaction has to be called again"
+                )
+            )
         super().begin_transaction()
 
 
-def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begin() -> None:
+def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begin() -> (
+    None
+):
     handed: list[list[int]] = []
     said: set[str] = set()
 
@@ -112,7 +131,9 @@ def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begi
     assert [some for some in handed if some] == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_a_consumer_that_is_closed_within_a_transaction_commits_nothing_beside_it() -> None:
+def test_a_consumer_that_is_closed_within_a_transaction_commits_nothing_beside_it() -> (
+    None
+):
     """A handler of SIGTERM may close it: what was done was committed, and its results were aborted."""
     found: list[OffsetAndRanges | None] = []
 
@@ -128,7 +149,9 @@ def test_a_consumer_that_is_closed_within_a_transaction_commits_nothing_beside_i
                 consumer.done(records[0])
                 consumer.close()
 
-        with pytest.raises(GroupError, match="end it before you consume, commit or close"):
+        with pytest.raises(
+            GroupError, match="end it before you consume, commit or close"
+        ):
             work()
         found.extend(consumer.committed([("in", 0)]).values())
 

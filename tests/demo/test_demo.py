@@ -38,7 +38,13 @@ PLANES = [Plane("N1", 1999, "fixed", "BOEING", "737", 2, 100)]
 
 by_key = st.dictionaries(
     st.text(max_size=3),
-    st.builds(Delay, st.text(max_size=2), st.integers(1, 9), st.integers(-99, 99), st.integers(0, 99)),
+    st.builds(
+        Delay,
+        st.text(max_size=2),
+        st.integers(1, 9),
+        st.integers(-99, 99),
+        st.integers(0, 99),
+    ),
 )
 
 
@@ -47,8 +53,12 @@ def data() -> FlightsData:
     return flights_data()
 
 
-def departure(carrier: str, tail: str | None, minutes: float | None, time_ms: int = 0) -> Departure:
-    return Departure(time_ms, carrier, 1, tail, "EWR", "IAH", minutes, None, None, 100.0)
+def departure(
+    carrier: str, tail: str | None, minutes: float | None, time_ms: int = 0
+) -> Departure:
+    return Departure(
+        time_ms, carrier, 1, tail, "EWR", "IAH", minutes, None, None, 100.0
+    )
 
 
 def tallied(*departures: Departure) -> Answers:
@@ -65,18 +75,30 @@ def test_delays_are_counted_by_aircraft_and_by_carrier_and_hour() -> None:
         departure("UA", "N2", 3.0, HOUR_MS),
         departure("B6", "N2", 60.0, HOUR_MS),
     )
-    assert found.by_aircraft == {"N1": Delay("737", 2, 6.0, 10.0), "N2": Delay("unknown", 2, 63.0, 60.0)}
+    assert found.by_aircraft == {
+        "N1": Delay("737", 2, 6.0, 10.0),
+        "N2": Delay("unknown", 2, 63.0, 60.0),
+    }
     assert found.by_hour == {
         ("UA", 0): Delay("United", 2, 6.0, 10.0),
         ("UA", HOUR_MS): Delay("United", 1, 3.0, 3.0),
         ("B6", HOUR_MS): Delay("JetBlue", 1, 60.0, 60.0),
     }
-    assert found.by_carrier() == {"UA": Delay("United", 3, 9.0, 10.0), "B6": Delay("JetBlue", 1, 60.0, 60.0)}
+    assert found.by_carrier() == {
+        "UA": Delay("United", 3, 9.0, 10.0),
+        "B6": Delay("JetBlue", 1, 60.0, 60.0),
+    }
     assert found.by_aircraft["N1"].mean == 3.0
 
 
-def test_a_departure_that_never_left_an_unknown_aircraft_and_an_unknown_carrier_do_not_count() -> None:
-    found = tallied(departure("UA", "N1", None), departure("UA", None, 5.0), departure("??", "N1", 7.0))
+def test_a_departure_that_never_left_an_unknown_aircraft_and_an_unknown_carrier_do_not_count() -> (
+    None
+):
+    found = tallied(
+        departure("UA", "N1", None),
+        departure("UA", None, 5.0),
+        departure("??", "N1", 7.0),
+    )
     assert found.by_aircraft == {"N1": Delay("737", 1, 7.0, 7.0)}
     assert found.by_hour == {("UA", 0): Delay("United", 1, 5.0, 5.0)}
 
@@ -84,11 +106,16 @@ def test_a_departure_that_never_left_an_unknown_aircraft_and_an_unknown_carrier_
 @pytest.mark.ci
 @given(by_key)
 def test_equal_answers_have_no_differences(delays: dict[str, Delay]) -> None:
-    assert differences(delays, {key: replace(delay) for key, delay in delays.items()}) == []
+    assert (
+        differences(delays, {key: replace(delay) for key, delay in delays.items()})
+        == []
+    )
 
 
 @given(by_key.filter(bool), st.data())
-def test_one_planted_difference_is_found_and_no_other(delays: dict[str, Delay], draw: st.DataObject) -> None:
+def test_one_planted_difference_is_found_and_no_other(
+    delays: dict[str, Delay], draw: st.DataObject
+) -> None:
     key = draw.draw(st.sampled_from(sorted(delays)))
     right = delays[key]
     wrong = draw.draw(
@@ -101,7 +128,9 @@ def test_one_planted_difference_is_found_and_no_other(delays: dict[str, Delay], 
             ]
         )
     )
-    found = {other: delay for other, delay in delays.items() if other != key} | ({key: wrong} if wrong else {})
+    found = {other: delay for other, delay in delays.items() if other != key} | (
+        {key: wrong} if wrong else {}
+    )
     assert differences(delays, found) == [(key, right, wrong)]
     assert differences(found, delays) == [(key, wrong, right)]
 
@@ -117,14 +146,17 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
     said = screen.getvalue()
     assert "NOT EQUAL: 1 of 2 aircraft" in said
     assert (
-        "N2: HTTP unknown: 1 departures, mean 6.00, longest 6; CSV unknown: 1 departures, mean 5.00, longest 5" in said
+        "N2: HTTP unknown: 1 departures, mean 6.00, longest 6; CSV unknown: 1 departures, mean 5.00, longest 5"
+        in said
     )
     assert "equal: 2 aircraft" in said
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
+def test_the_example_computes_what_plain_loops_compute(
+    data: FlightsData, ranges: int
+) -> None:
     departures = list(itertools.islice(data.departures(), 0, 33_600, 28))
     tally = DepartureTally(data.airlines(), data.planes())
     with TopologyTestDriver(load_topology(str(demo.PROGRAM)), ranges=ranges) as driver:
@@ -139,8 +171,14 @@ def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges
             flights.send(one.tail_number, departure_value(one), one.time_ms)
             tally.add(one)
         found = Answers(
-            {row.key: like(row.value) for row in driver.store("delays-by-aircraft").all()},
-            {(row.key.key, row.key.start_ms): like(row.value) for row in driver.store("delays-by-carrier").all()},
+            {
+                row.key: like(row.value)
+                for row in driver.store("delays-by-aircraft").all()
+            },
+            {
+                (row.key.key, row.key.start_ms): like(row.value)
+                for row in driver.store("delays-by-carrier").all()
+            },
         )
     assert differences(tally.answers.by_aircraft, found.by_aircraft) == []
     assert differences(tally.answers.by_hour, found.by_hour) == []
@@ -159,19 +197,36 @@ def test_the_demo_knows_what_the_example_reads() -> None:
 
 def report(*instances: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
-        "instances": [{"state": "running", "url": f"http://{number}", **one} for number, one in enumerate(instances)]
+        "instances": [
+            {"state": "running", "url": f"http://{number}", **one}
+            for number, one in enumerate(instances)
+        ]
     }
 
 
-def task(subtopology: int, key_range: str, state: str | None = "running", **committed: int) -> Mapping[str, Any]:
+def task(
+    subtopology: int, key_range: str, state: str | None = "running", **committed: int
+) -> Mapping[str, Any]:
     sources = [{"topic": topic, "committed": at} for topic, at in committed.items()]
-    return {"subtopology": subtopology, "key_range": key_range, "state": state, "sources": sources}
+    return {
+        "subtopology": subtopology,
+        "key_range": key_range,
+        "state": state,
+        "sources": sources,
+    }
 
 
-def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it() -> None:
+def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it() -> (
+    None
+):
     positions = HighestPositions()
     assert not positions.done(0, {"a": 0})
-    positions.take(report({"tasks": [task(0, "0..127", a=100, b=3)]}, {"tasks": [task(0, "128..255", a=60, b=3)]}))
+    positions.take(
+        report(
+            {"tasks": [task(0, "0..127", a=100, b=3)]},
+            {"tasks": [task(0, "128..255", a=60, b=3)]},
+        )
+    )
     assert positions.records(0, "a") == 80
     assert not positions.done(0, {"a": 100, "b": 3})
     positions.take(report({"tasks": []}, {"tasks": [task(0, "128..255", a=100, b=3)]}))
@@ -183,7 +238,12 @@ def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it
 def test_a_process_that_does_not_answer_has_nothing_and_takes_nothing_away() -> None:
     positions = HighestPositions()
     positions.take(report({"tasks": [task(0, "0..255", a=10)]}))
-    gone = report({"state": "unreachable", "tasks": [{"subtopology": 0, "key_range": "0..255", "state": None}]})
+    gone = report(
+        {
+            "state": "unreachable",
+            "tasks": [{"subtopology": 0, "key_range": "0..255", "state": None}],
+        }
+    )
     positions.take(gone)
     assert positions.records(0, "a") == 10
     assert owned(gone) == {"http://0": []}
@@ -191,19 +251,37 @@ def test_a_process_that_does_not_answer_has_nothing_and_takes_nothing_away() -> 
 
 def test_a_partition_is_shared_when_all_processes_run_all_of_every_stage() -> None:
     parts = owned(
-        report({"tasks": [task(0, "0..127"), task(1, "0..99")]}, {"tasks": [task(0, "128..255"), task(1, "100..255")]})
+        report(
+            {"tasks": [task(0, "0..127"), task(1, "0..99")]},
+            {"tasks": [task(0, "128..255"), task(1, "100..255")]},
+        )
     )
     assert parts["http://0"][0] == RunningRange(0, 0, 127, "running")
     assert shared(parts, ["http://0", "http://1"], [0, 1])
     assert not shared(parts, ["http://0"], [0, 1])
     assert not shared(parts, ["http://0", "http://1", "http://2"], [0, 1])
-    restoring = owned(report({"tasks": [task(0, "0..127")]}, {"tasks": [task(0, "128..255", "restoring")]}))
+    restoring = owned(
+        report(
+            {"tasks": [task(0, "0..127")]},
+            {"tasks": [task(0, "128..255", "restoring")]},
+        )
+    )
     assert not shared(restoring, ["http://0", "http://1"], [0])
 
 
 def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "examples.demo.scenes", "--once", "--data", str(folder), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    command = [
+        sys.executable,
+        "-m",
+        "examples.demo.scenes",
+        "--once",
+        "--data",
+        str(folder),
+        *options,
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=280
+    )
 
 
 @pytest.mark.ci
@@ -218,9 +296,20 @@ def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path: Path) -> None:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no chromium here: apt-get install chromium")
-def test_the_story_leaves_its_pictures_and_begins_with_the_address_of_the_page(tmp_path: Path) -> None:
-    done = run_demo(tmp_path / "demo", "--departures", "60000", "--screenshots", str(tmp_path / "pictures"))
+@pytest.mark.skipif(
+    not any(map(shutil.which, NAMES)),
+    reason="no chromium here: apt-get install chromium",
+)
+def test_the_story_leaves_its_pictures_and_begins_with_the_address_of_the_page(
+    tmp_path: Path,
+) -> None:
+    done = run_demo(
+        tmp_path / "demo",
+        "--departures",
+        "60000",
+        "--screenshots",
+        str(tmp_path / "pictures"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The page to watch it on" in done.stdout.split("Kafka")[0]
     for name in PICTURES:
@@ -231,7 +320,9 @@ def test_the_pictures_in_the_readme_are_those_of_the_demo() -> None:
     root = Path(__file__).resolve().parents[2]
     shown = re.findall(r"docs/images/(\w+)\.png", (root / "README.md").read_text())
     assert set(shown) <= PICTURES.keys()
-    assert {file.stem for file in (root / "docs" / "images").glob("*.png")} == PICTURES.keys()
+    assert {
+        file.stem for file in (root / "docs" / "images").glob("*.png")
+    } == PICTURES.keys()
     for name in PICTURES:
         assert_is_a_small_picture(root / "docs" / "images" / f"{name}.png")
 
@@ -244,7 +335,9 @@ def assert_is_a_small_picture(path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
     done = run_demo(tmp_path / "demo", "--departures", "30000")
     assert done.returncode == 0, done.stdout + done.stderr
     for said in (
@@ -256,5 +349,7 @@ def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_n
         assert said in done.stdout
     assert done.stdout.count("\nequal: ") == 2
     assert "NO" not in done.stdout
-    left = subprocess.run(["ps", "-eo", "command"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(
+        ["ps", "-eo", "command"], capture_output=True, text=True, check=True
+    ).stdout
     assert str(tmp_path) not in left

@@ -12,7 +12,9 @@ import pytest
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_half_by_spark_and_half_live_give_equal_answers_and_leave_nothing_running(tmp_path: Path) -> None:
+def test_half_by_spark_and_half_live_give_equal_answers_and_leave_nothing_running(
+    tmp_path: Path,
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -23,10 +25,14 @@ def test_half_by_spark_and_half_live_give_equal_answers_and_leave_nothing_runnin
         "--departures",
         "20000",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=550
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Spark took " in done.stdout
     assert "10,000 departures are in Kafka" in done.stdout
     assert done.stdout.count("\nequal: ") == 2
-    left = subprocess.run(["ps", "-eo", "command"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(
+        ["ps", "-eo", "command"], capture_output=True, text=True, check=True
+    ).stdout
     assert str(tmp_path) not in left

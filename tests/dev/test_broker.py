@@ -21,7 +21,11 @@ BrokerFactory = Callable[..., KafkaBroker]
 
 
 def topics(bootstrap: str) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": bootstrap, "log_level": 2}).list_topics(timeout=60).topics)
+    return set(
+        AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+        .list_topics(timeout=60)
+        .topics
+    )
 
 
 def make_topic(bootstrap: str, name: str) -> None:
@@ -30,7 +34,10 @@ def make_topic(bootstrap: str, name: str) -> None:
 
 
 def test_the_shared_broker_makes_topics_with_names_of_their_own(kafka: Kafka) -> None:
-    first, second = kafka.topic("same", partitions=3), kafka.topic("same", cleanup_policy="compact")
+    first, second = (
+        kafka.topic("same", partitions=3),
+        kafka.topic("same", cleanup_policy="compact"),
+    )
     assert first != second
     assert {first, second} <= topics(kafka.bootstrap)
 
@@ -48,18 +55,25 @@ def test_a_running_broker_is_used_as_it_is(shared_broker: KafkaBroker) -> None:
     assert second.running == shared_broker.running
 
 
-def test_another_port_than_the_running_one_is_an_error(shared_broker: KafkaBroker) -> None:
+def test_another_port_than_the_running_one_is_an_error(
+    shared_broker: KafkaBroker,
+) -> None:
     with pytest.raises(DevError, match=r"already runs on .* at port"):
         KafkaBroker(shared_broker.folder, port=1, console=Console(quiet=True)).start()
 
 
 def test_settings_reach_the_broker(shared_broker: KafkaBroker) -> None:
-    assert "log.cleaner.backoff.ms=1000" in (shared_broker.folder / "server.properties").read_text().splitlines()
+    assert (
+        "log.cleaner.backoff.ms=1000"
+        in (shared_broker.folder / "server.properties").read_text().splitlines()
+    )
     assert "log.cleaner.backoff.ms = 1000" in shared_broker.log_file.read_text()
 
 
 @pytest.mark.slow
-def test_a_broker_that_another_process_has_stopped_is_no_longer_there(broker_of_own: BrokerFactory) -> None:
+def test_a_broker_that_another_process_has_stopped_is_no_longer_there(
+    broker_of_own: BrokerFactory,
+) -> None:
     first = broker_of_own()
     assert KafkaBroker(first.folder, console=Console(quiet=True)).stop() is True
     assert first.running is None
@@ -67,7 +81,9 @@ def test_a_broker_that_another_process_has_stopped_is_no_longer_there(broker_of_
 
 
 @pytest.mark.slow
-def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFactory) -> None:
+def test_topics_and_address_outlive_stop_kill_and_pause(
+    broker_of_own: BrokerFactory,
+) -> None:
     broker = broker_of_own()
     address = broker.bootstrap
     make_topic(address, "kept")
@@ -91,7 +107,9 @@ def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFac
 
 
 @pytest.mark.slow
-def test_the_record_of_a_process_that_is_gone_does_not_count(broker_of_own: BrokerFactory) -> None:
+def test_the_record_of_a_process_that_is_gone_does_not_count(
+    broker_of_own: BrokerFactory,
+) -> None:
     broker = broker_of_own()
     left = recorded(broker.folder)
     assert left is not None
@@ -110,7 +128,9 @@ def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
             KafkaBroker(tmp_path, port=port, console=Console(quiet=True)).start()
 
 
-def test_settings_of_another_broker_are_not_written_over(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
+def test_settings_of_another_broker_are_not_written_over(
+    broker_of_own: BrokerFactory, tmp_path: Path
+) -> None:
     config = tmp_path / "server.properties"
     config.write_text("log.dirs=/var/lib/kafka\n")
     with pytest.raises(DevError, match=r"server\.properties is not of coopstreams dev"):
@@ -119,24 +139,33 @@ def test_settings_of_another_broker_are_not_written_over(broker_of_own: BrokerFa
 
 
 @pytest.mark.ci
-def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
+def test_a_broker_that_ends_at_once_says_why(
+    broker_of_own: BrokerFactory, tmp_path: Path
+) -> None:
     with pytest.raises(DevError, match=r"num\.io\.threads"):
         broker_of_own(tmp_path, num_io_threads="none")
 
 
-def test_a_broker_without_security_does_not_become_a_secured_one(shared_broker: KafkaBroker, tmp_path: Path) -> None:
+def test_a_broker_without_security_does_not_become_a_secured_one(
+    shared_broker: KafkaBroker, tmp_path: Path
+) -> None:
     (tmp_path / "log").mkdir()
     shutil.copy(shared_broker.folder / "log" / "meta.properties", tmp_path / "log")
-    with pytest.raises(DevError, match="has the data of a broker without security, which has no users"):
+    with pytest.raises(
+        DevError, match="has the data of a broker without security, which has no users"
+    ):
         KafkaBroker(tmp_path, console=Console(quiet=True), secure=True).start()
 
 
 @pytest.mark.slow  # downloads another Kafka
-def test_a_folder_that_a_newer_kafka_wrote_is_refused_with_the_cure(broker_of_own: BrokerFactory) -> None:
+def test_a_folder_that_a_newer_kafka_wrote_is_refused_with_the_cure(
+    broker_of_own: BrokerFactory,
+) -> None:
     newer = broker_of_own(version="4.3.0")
     newer.stop()
     with pytest.raises(
-        DevError, match=r"4\.2\.1 ended while it started: .*A newer Kafka wrote .*: delete it, or use another folder"
+        DevError,
+        match=r"4\.2\.1 ended while it started: .*A newer Kafka wrote .*: delete it, or use another folder",
     ):
         broker_of_own(newer.folder)
 

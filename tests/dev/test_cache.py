@@ -8,7 +8,9 @@ import pytest
 from coopstreams.dev.cache import cache_folder, locked
 
 
-def test_the_cache_folder_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("COOPSTREAMS_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")

@@ -45,7 +45,9 @@ class Repository(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def put(self, artifact: str, content: bytes) -> None:
-        path = self.folder / "org" / "example" / artifact / "1.0" / f"{artifact}-1.0.jar"
+        path = (
+            self.folder / "org" / "example" / artifact / "1.0" / f"{artifact}-1.0.jar"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
@@ -100,7 +102,10 @@ def test_all_files_of_a_version_come_from_the_repository_and_nothing_else_is_lef
     assert {path.name: path.read_bytes() for path in jars.iterdir()} == {
         f"{name}-1.0.jar": content for name, content in CONTENTS.items()
     }
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [f"kafka-{VERSION}", f"kafka-{VERSION}.lock"]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        f"kafka-{VERSION}",
+        f"kafka-{VERSION}.lock",
+    ]
 
 
 def test_a_file_with_another_content_is_not_used_and_the_next_download_fetches_only_what_is_missing(
@@ -109,7 +114,8 @@ def test_a_file_with_another_content_is_not_used_and_the_next_download_fetches_o
     repository.put("part-7", CONTENTS["part-7"][:-1] + b"?")
     repository.put("part-8", CONTENTS["part-8"][:-1])
     with pytest.raises(
-        DevError, match=f"part-[78]-1.0.jar from {repository.url} has not the content that is pinned"
+        DevError,
+        match=f"part-[78]-1.0.jar from {repository.url} has not the content that is pinned",
     ) as raised:
         kafka_jars(CONSOLE, repository.url, VERSION)
     assert REPOSITORY in str(raised.value)
@@ -120,7 +126,9 @@ def test_a_file_with_another_content_is_not_used_and_the_next_download_fetches_o
     assert {path.name: path.read_bytes() for path in jars.iterdir()} == {
         f"{name}-1.0.jar": content for name, content in CONTENTS.items()
     }
-    assert len(set(first)) + len(repository.asked) < 2 * len(CONTENTS), "files that were right came twice"
+    assert len(set(first)) + len(repository.asked) < 2 * len(CONTENTS), (
+        "files that were right came twice"
+    )
     assert {"part-7-1.0.jar", "part-8-1.0.jar"} <= set(repository.asked)
 
 
@@ -137,7 +145,9 @@ def test_a_repository_without_a_file_is_named_with_the_file_and_the_cure(
         kafka_jars(CONSOLE, version=VERSION)
 
 
-def test_without_a_network_the_error_has_the_cause_and_the_cure(repository: Repository, tmp_path: Path) -> None:
+def test_without_a_network_the_error_has_the_cause_and_the_cure(
+    repository: Repository, tmp_path: Path
+) -> None:
     with pytest.raises(DevError) as raised:
         kafka_jars(CONSOLE, NOBODY, VERSION)
     message = str(raised.value)
@@ -149,12 +159,29 @@ def test_without_a_network_the_error_has_the_cause_and_the_cure(repository: Repo
 
 
 @pytest.mark.ci
-def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_download_at_once_and_in_one_line(
+    repository: Repository, tmp_path: Path
+) -> None:
     repository.trickles.set()
-    environment = os.environ | {"COOPSTREAMS_CACHE": str(tmp_path / "cache"), REPOSITORY: repository.url}
-    command = [sys.executable, "-m", "coopstreams", "dev", "--data", str(tmp_path / "data")]
+    environment = os.environ | {
+        "COOPSTREAMS_CACHE": str(tmp_path / "cache"),
+        REPOSITORY: repository.url,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "dev",
+        "--data",
+        str(tmp_path / "data"),
+    ]
     with subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         while not repository.asked:
             assert process.poll() is None
@@ -168,12 +195,16 @@ def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, 
     assert "Traceback" not in said
 
 
-def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(repository: Repository) -> None:
+def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(
+    repository: Repository,
+) -> None:
     """The signal is pending, and the main thread is in a wait that no system call interrupts."""
     repository.trickles.set()
 
     def interrupt() -> None:
-        while len(repository.asked) < 8:  # all workers: the main thread has begun to wait
+        while (
+            len(repository.asked) < 8
+        ):  # all workers: the main thread has begun to wait
             time.sleep(0.01)
         time.sleep(0.1)
         _thread.interrupt_main()
@@ -183,20 +214,27 @@ def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(repository: Reposito
         kafka_jars(CONSOLE, repository.url, VERSION)
 
 
-def test_jars_that_are_there_need_no_network(repository: Repository, tmp_path: Path) -> None:
+def test_jars_that_are_there_need_no_network(
+    repository: Repository, tmp_path: Path
+) -> None:
     jars = tmp_path / "cache" / f"kafka-{VERSION}"
     jars.mkdir(parents=True)
     assert kafka_jars(CONSOLE, NOBODY, VERSION) == jars
 
 
-def test_a_version_that_is_not_pinned_says_which_are_and_how_to_pin_it(repository: Repository) -> None:
+def test_a_version_that_is_not_pinned_says_which_are_and_how_to_pin_it(
+    repository: Repository,
+) -> None:
     with pytest.raises(
-        DevError, match=rf"Kafka 8.8 is not pinned, only {VERSION}. In a checkout, run: make pin KAFKA=8.8"
+        DevError,
+        match=rf"Kafka 8.8 is not pinned, only {VERSION}. In a checkout, run: make pin KAFKA=8.8",
     ):
         kafka_jars(CONSOLE, repository.url, "8.8")
 
 
-def test_the_pinned_files_of_the_version_in_use_are_a_broker_with_all_it_needs() -> None:
+def test_the_pinned_files_of_the_version_in_use_are_a_broker_with_all_it_needs() -> (
+    None
+):
     files = pins.pins(KAFKA)
     assert f"kafka_{pins.SCALA}-{KAFKA}.jar" in {pin.file for pin in files}
     assert len({pin.file for pin in files}) == len(files) == 46

@@ -48,9 +48,15 @@ class Block:
     def commands(self) -> list[tuple[str, list[str]]]:
         """The commands of a console or shell block, each with its expected output lines."""
         if self.language == "sh":
-            lines = [line.partition(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines()]
+            lines = [
+                line.partition(" #")[0].strip()
+                for line in self.text.replace("\\\n", " ").splitlines()
+            ]
             return [
-                (part.strip(), []) for line in lines if line and not line.startswith("#") for part in line.split(" && ")
+                (part.strip(), [])
+                for line in lines
+                if line and not line.startswith("#")
+                for part in line.split(" && ")
             ]
         commands: list[tuple[str, list[str]]] = []
         for line in self.text.splitlines():
@@ -102,15 +108,29 @@ def relinked(page: Path, target: Callable[[Link], str]) -> str:
     def linked(match: re.Match[str]) -> str:
         path, _, anchor = match["target"].partition("#")
         here = "://" not in match["target"]
-        return f"[{match['text']}]({target(Link(page, match['text'], path, anchor))})" if here else match[0]
+        return (
+            f"[{match['text']}]({target(Link(page, match['text'], path, anchor))})"
+            if here
+            else match[0]
+        )
 
-    return "\n".join(line if fenced else _LINK.sub(linked, line) for fenced, line in _lines(page)) + "\n"
+    return (
+        "\n".join(
+            line if fenced else _LINK.sub(linked, line) for fenced, line in _lines(page)
+        )
+        + "\n"
+    )
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page: its headings, as GitHub writes them."""
-    headings = [line.lstrip("#").strip() for line in prose(page) if re.match(r"#+ ", line)]
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    headings = [
+        line.lstrip("#").strip() for line in prose(page) if re.match(r"#+ ", line)
+    ]
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 def tables(page: Path) -> list[list[list[str]]]:
@@ -119,7 +139,10 @@ def tables(page: Path) -> list[list[list[str]]]:
     inside = False
     for line in prose(page):
         if line.startswith("|"):
-            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+            cells = [
+                cell.strip().replace("\\|", "|")
+                for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            ]
             if not inside:
                 found.append([])
             if not all(set(cell) <= set("-:") for cell in cells):
@@ -164,6 +187,8 @@ def _blocks(page: Path) -> Iterator[Block]:
             opened, lines = (number + 1, line.removeprefix("```")), []
         else:
             language, *words = opened[1].split() or [""]
-            yield Block(page, opened[0], language, tuple(words), "\n".join(lines) + "\n")
+            yield Block(
+                page, opened[0], language, tuple(words), "\n".join(lines) + "\n"
+            )
             opened = None
     assert opened is None, f"{page}:{opened} is not closed"

@@ -28,7 +28,9 @@ class Reader:
     machine.
     """
 
-    def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, commands: dict[str, str], addresses: dict[str, str]
+    ) -> None:
         self._folder = folder
         self._commands = commands
         self._addresses = addresses
@@ -42,7 +44,9 @@ class Reader:
         """Run the commands of a console block, each to its end; or save the file of a Python block."""
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.text))
-        terminal = next((word for word in block.words if word.startswith("terminal-")), None)
+        terminal = next(
+            (word for word in block.words if word.startswith("terminal-")), None
+        )
         for command, shown in block.commands if block.language == "console" else ():
             wanted = [self._here(line) for line in shown if line.strip("… ")]
             typed = self._commands.get(command) or self._here(command)
@@ -84,12 +88,16 @@ class Reader:
             return printed[0]
 
         if not _soon(wanted, prints):
-            logs = "\n".join(f"--- {terminal}\n{self.log(terminal)}" for terminal in self._terminals)
+            logs = "\n".join(
+                f"--- {terminal}\n{self.log(terminal)}" for terminal in self._terminals
+            )
             raise AssertionError(
                 f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{printed[0]}\n{logs}"
             )
 
-    def _begin(self, where: str, terminal: str, command: str, wanted: list[str]) -> None:
+    def _begin(
+        self, where: str, terminal: str, command: str, wanted: list[str]
+    ) -> None:
         self._end(terminal)
         with (self._folder / f"{terminal}.log").open("wb") as log:
             self._terminals[terminal] = subprocess.Popen(
@@ -114,7 +122,9 @@ class Reader:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise AssertionError(f"{terminal} did not end after Ctrl-C\n{self.log(terminal)}") from None
+            raise AssertionError(
+                f"{terminal} did not end after Ctrl-C\n{self.log(terminal)}"
+            ) from None
 
 
 def free_ports(count: int) -> int:
@@ -127,7 +137,12 @@ def free_ports(count: int) -> int:
 
 def matches(shown: str, printed: str) -> bool:
     """Whether a line matches the shown one, except for spaces at the end."""
-    return re.fullmatch(".*".join(map(re.escape, shown.rstrip().split("…"))), printed.rstrip()) is not None
+    return (
+        re.fullmatch(
+            ".*".join(map(re.escape, shown.rstrip().split("…"))), printed.rstrip()
+        )
+        is not None
+    )
 
 
 def _soon(wanted: list[str], printed: Callable[[], str]) -> bool:

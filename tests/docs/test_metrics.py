@@ -21,7 +21,16 @@ _SERIES = re.compile(r"coopstreams_\w+")
 _LABELS = re.compile(r"by \(([\w, ]+)\)")
 _ADDED = {"le", "partition", "job", "instance"}
 """Labels of histograms, of an expression itself, and of Prometheus."""
-NO_ALERT = {"calls-pause", "closing", "not-shared", "paused", "resting", "restoring", "share-group", "waiting"}
+NO_ALERT = {
+    "calls-pause",
+    "closing",
+    "not-shared",
+    "paused",
+    "resting",
+    "restoring",
+    "share-group",
+    "waiting",
+}
 """Reasons that somebody wanted, that end by themselves, or that others report as well."""
 
 
@@ -29,7 +38,11 @@ def known() -> dict[str, set[str]]:
     """Return the labels of each series of an instance."""
     found: dict[str, set[str]] = {}
     for row in reference.metrics():
-        name, kind, labels = row[0].strip("`"), row[1], set(re.findall(r"`(\w+)`", row[2]))
+        name, kind, labels = (
+            row[0].strip("`"),
+            row[1],
+            set(re.findall(r"`(\w+)`", row[2])),
+        )
         endings = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         found |= {name + ending: labels for ending in endings}
     return found
@@ -48,7 +61,11 @@ def dashboard() -> dict[str, Any]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def labels_in(expression: str) -> set[str]:
@@ -56,7 +73,11 @@ def labels_in(expression: str) -> set[str]:
     series = _SERIES.findall(expression)
     assert series
     assert set(series) <= known().keys()
-    labels = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
+    labels = {
+        label.strip()
+        for group in _LABELS.findall(expression)
+        for label in group.split(",")
+    }
     assert labels <= set.union(_ADDED, *(known()[name] for name in series))
     assert expression.count("(") == expression.count(")")
     return labels
@@ -78,7 +99,9 @@ def test_an_alert_asks_for_metrics_and_labels_that_exist(rule: dict[str, Any]) -
 
 def test_a_reason_that_ends_by_no_restart_has_an_alert() -> None:
     asked = re.findall(r'code=~?"([^"]+)"', " ".join(rule["expr"] for rule in alerts()))
-    assert {code for codes in asked for code in codes.split("|")} == set(HEALTH_CODES) - NO_ALERT
+    assert {code for codes in asked for code in codes.split("|")} == set(
+        HEALTH_CODES
+    ) - NO_ALERT
 
 
 def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
@@ -95,12 +118,18 @@ def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
     }
     shown = set(_SERIES.findall(DASHBOARD.read_text()))
     names = {row[0].strip("`") for row in reference.metrics()}
-    assert {name for name in names if not any(one.startswith(name) for one in shown)} == without
+    assert {
+        name for name in names if not any(one.startswith(name) for one in shown)
+    } == without
 
 
 def test_the_codes_of_the_metric_of_health_are_those_of_the_page() -> None:
     """Those of one instance: that it does not answer is seen by others only."""
-    codes = [code for row in table_headed(OPERATING, "reason", "means", "live") for code in code_words(row[0])]
+    codes = [
+        code
+        for row in table_headed(OPERATING, "reason", "means", "live")
+        for code in code_words(row[0])
+    ]
     assert sorted(codes) == sorted([*HEALTH_CODES, "unreachable"])
 
 
@@ -119,6 +148,11 @@ def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None
 
 def test_metrics_that_kafka_streams_metrics_are_mapped_to_exist() -> None:
     rows = table_headed(OPERATING, "Kafka Streams", "here")
-    named = {word for row in rows for word in code_words(row[1]) if word.startswith("coopstreams_")}
+    named = {
+        word
+        for row in rows
+        for word in code_words(row[1])
+        if word.startswith("coopstreams_")
+    }
     assert len(rows) > 15
     assert named <= known().keys() | {row[0].strip("`") for row in reference.metrics()}

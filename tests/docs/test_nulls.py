@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from coopstreams import JoinWindows, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams import (
+    JoinWindows,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+)
 from coopstreams.testing import TopologyTestDriver
 from tests.docs.pages import ROOT, table_headed
 
@@ -44,7 +51,9 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
     "the same, in `TimeWindows`": counted(TimeWindows(milliseconds=10)),
     "the same, in `SlidingWindows`": counted(SlidingWindows(milliseconds=10)),
     "the same, in `SessionWindows`": counted(SessionWindows(milliseconds=10)),
-    "stream with table": lambda builder: stream(builder).join(table(builder, "other"), pair, value=serdes.json),
+    "stream with table": lambda builder: stream(builder).join(
+        table(builder, "other"), pair, value=serdes.json
+    ),
     "stream with global table": lambda builder: stream(builder).join(
         builder.global_table("other", key=serdes.text, value=serdes.int64),
         pair,
@@ -52,9 +61,14 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
         value=serdes.json,
     ),
     "stream with stream": lambda builder: stream(builder).join(
-        stream(builder, "other"), pair, windows=JoinWindows(milliseconds=5), value=serdes.json
+        stream(builder, "other"),
+        pair,
+        windows=JoinWindows(milliseconds=5),
+        value=serdes.json,
     ),
-    "table with table": lambda builder: table(builder).join(table(builder, "other"), pair, value=serdes.json),
+    "table with table": lambda builder: table(builder).join(
+        table(builder, "other"), pair, value=serdes.json
+    ),
     "`foreign_key=`": lambda builder: table(builder).join(
         table(builder, "other"), pair, foreign_key=str, value=serdes.json
     ),
@@ -63,7 +77,8 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
 
 @pytest.mark.parametrize("operator", PROGRAMS)
 @pytest.mark.parametrize(
-    ("column", "record", "reason"), [(1, (None, 1, 20), "null-key"), (2, ("a", None, 20), "null-value")]
+    ("column", "record", "reason"),
+    [(1, (None, 1, 20), "null-key"), (2, ("a", None, 20), "null-value")],
 )
 def test_what_the_table_says_is_dropped_is_counted_as_dropped(
     operator: str, column: int, record: tuple[Any, Any, int], reason: str

@@ -22,7 +22,10 @@ from coopstreams.topology.dsl.grouped import KGroupedStream, KGroupedTable
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.topology_builder import TopologyBuilder
-from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream
+from coopstreams.topology.dsl.windowed import (
+    SessionWindowedKStream,
+    TimeWindowedKStream,
+)
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed, tables
 
@@ -55,35 +58,56 @@ OPERATORS = [
     ],
     ids=["settings", "metrics", "paths", "parameters", "topics"],
 )
-def test_a_table_of_the_operating_page_is_that_of_the_code(heading: Sequence[str], rows: list[list[str]]) -> None:
-    assert table_headed(OPERATING, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"
+def test_a_table_of_the_operating_page_is_that_of_the_code(
+    heading: Sequence[str], rows: list[list[str]]
+) -> None:
+    assert table_headed(OPERATING, *heading) == rows, (
+        f"paste this:\n{reference.markdown(heading, rows)}"
+    )
 
 
 @pytest.mark.parametrize(
     ("heading", "rows"),
-    [(reference.SETTING, reference.consumer_settings()), (reference.POLICY, reference.policies())],
+    [
+        (reference.SETTING, reference.consumer_settings()),
+        (reference.POLICY, reference.policies()),
+    ],
     ids=["settings", "policies"],
 )
-def test_a_table_of_the_consumer_page_is_that_of_the_code(heading: Sequence[str], rows: list[list[str]]) -> None:
-    assert table_headed(CONSUMER, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"
+def test_a_table_of_the_consumer_page_is_that_of_the_code(
+    heading: Sequence[str], rows: list[list[str]]
+) -> None:
+    assert table_headed(CONSUMER, *heading) == rows, (
+        f"paste this:\n{reference.markdown(heading, rows)}"
+    )
 
 
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
-    rows = table_headed(GUIDE / "operators.md", f"`{operators.__name__}`", "callback", "what comes out")
+    rows = table_headed(
+        GUIDE / "operators.md", f"`{operators.__name__}`", "callback", "what comes out"
+    )
     listed = [name for row in rows for name in code_words(row[0])]
     assert sorted(listed) == sorted(public(operators))
 
 
 def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
-    rows = table_headed(GUIDE / "processors.md", "`TopologyBuilder`", "callback", "what it adds")
-    assert sorted(name for row in rows for name in code_words(row[0])) == sorted(public(TopologyBuilder))
+    rows = table_headed(
+        GUIDE / "processors.md", "`TopologyBuilder`", "callback", "what it adds"
+    )
+    assert sorted(name for row in rows for name in code_words(row[0])) == sorted(
+        public(TopologyBuilder)
+    )
 
 
 def test_the_guide_lists_every_serde() -> None:
     rows = table_headed(GUIDE / "concepts.md", "serde", "bytes", "Java's counterpart")
-    listed = {re.split(r"[(\"]", word)[0] for row in rows for word in code_words(row[0])}
-    known = {name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)} | {
+    listed = {
+        re.split(r"[(\"]", word)[0] for row in rows for word in code_words(row[0])
+    }
+    known = {
+        name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)
+    } | {
         "avro",
         "json_schema",
         "protobuf",
@@ -94,35 +118,62 @@ def test_the_guide_lists_every_serde() -> None:
 
 
 def test_every_reason_of_ill_health_is_explained() -> None:
-    explained = {word for row in table_headed(OPERATING, "reason", "means", "live") for word in code_words(row[0])}
+    explained = {
+        word
+        for row in table_headed(OPERATING, "reason", "means", "live")
+        for word in code_words(row[0])
+    }
     told = ("instance/serving.py", "query/reports.py", "sharing/group.py")
     source = "".join((ROOT / "coopstreams" / module).read_text() for module in told)
-    codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
-    assert explained == codes | {state.value for state in State if state is not State.RUNNING}
+    codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(
+        re.findall(r'"code": "([\w-]+)"', source)
+    )
+    assert explained == codes | {
+        state.value for state in State if state is not State.RUNNING
+    }
 
 
 def test_every_public_name_has_one_line() -> None:
-    listed = {module: names_in(table) for table in tables(API) for module in [code_words(table[0][0])[0]]}
+    listed = {
+        module: names_in(table)
+        for table in tables(API)
+        for module in [code_words(table[0][0])[0]]
+    }
     assert listed["coopstreams"] == sorted(coopstreams.__all__)
     assert listed["coopstreams.spark"] == sorted(spark.__all__)
     assert listed["coopstreams.testing"] == sorted(testing.__all__)
-    assert listed["errors"] == sorted(name for name in vars(errors) if name.endswith("Error"))
+    assert listed["errors"] == sorted(
+        name for name in vars(errors) if name.endswith("Error")
+    )
     assert listed["coopstreams.consumer"] == sorted(consumer.__all__)
     classes = [QueryClient, CooperativeConsumer, CooperativeFetch]
     for described in classes:
         assert listed[described.__name__] == sorted(public(described))
-    modules = {"coopstreams", "coopstreams.consumer", "coopstreams.spark", "coopstreams.testing", "errors"}
+    modules = {
+        "coopstreams",
+        "coopstreams.consumer",
+        "coopstreams.spark",
+        "coopstreams.testing",
+        "errors",
+    }
     assert set(listed) == modules | {described.__name__ for described in classes}
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
-    words = [row[0].strip("*").lower() for row in table_headed(GLOSSARY, "word", "means", "Kafka Streams")]
+    words = [
+        row[0].strip("*").lower()
+        for row in table_headed(GLOSSARY, "word", "means", "Kafka Streams")
+    ]
     assert words == sorted(set(words))
 
 
 def public(kind: type) -> list[str]:
     """Return the public methods of a class, inherited ones too."""
-    return [name for name in dir(kind) if callable(getattr(kind, name)) and not name.startswith("_")]
+    return [
+        name
+        for name in dir(kind)
+        if callable(getattr(kind, name)) and not name.startswith("_")
+    ]
 
 
 def names_in(table: list[list[str]]) -> list[str]:

@@ -20,7 +20,11 @@ FIGURES = [
     ("ranges", "level", "passed", "explained", "total", "backend"),
     [
         # tests/conformance has them on the other store. Four ranges show what seven, which are uneven, and sixteen do.
-        pytest.param(*row, backend, marks=[pytest.mark.slow] * (backend == "rocksdb" or row[0] > 4))
+        pytest.param(
+            *row,
+            backend,
+            marks=[pytest.mark.slow] * (backend == "rocksdb" or row[0] > 4),
+        )
         for row in FIGURES
         for backend in ("memory", "rocksdb")
     ],
@@ -28,17 +32,29 @@ FIGURES = [
 def test_as_many_cases_pass_as_the_page_says_and_those_that_do_not_are_named(
     ranges: int, level: Level, passed: int, explained: int, total: int, backend: Backend
 ) -> None:
-    outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES]
-    others = [outcome for outcome in outcomes if outcome.explained is not None and not outcome.passed]
-    assert (sum(outcome.passed for outcome in outcomes), len(others), len(outcomes)) == (passed, explained, total)
+    outcomes = [
+        run(case, ranges=ranges, level=level, backend=backend) for case in CASES
+    ]
+    others = [
+        outcome
+        for outcome in outcomes
+        if outcome.explained is not None and not outcome.passed
+    ]
+    assert (
+        sum(outcome.passed for outcome in outcomes),
+        len(others),
+        len(outcomes),
+    ) == (passed, explained, total)
     named = [
         code_words(row[0])[0]
         for row in table_headed(SEMANTICS, "case", "level", "what is different")
         if level in code_words(row[1])
     ]
-    assert [outcome.name for outcome in outcomes if not outcome.passed and outcome.explained is None] == (
-        named if ranges > 1 else []
-    )
+    assert [
+        outcome.name
+        for outcome in outcomes
+        if not outcome.passed and outcome.explained is None
+    ] == (named if ranges > 1 else [])
 
 
 def test_the_page_names_the_number_of_families_and_every_tagged_case() -> None:
@@ -51,7 +67,13 @@ def test_the_page_names_the_number_of_families_and_every_tagged_case() -> None:
 
 
 def test_every_test_that_the_page_names_is_there() -> None:
-    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    named = [name for row in table_headed(SEMANTICS, "behaviour", "shown by") for name in code_words(row[1])]
+    written = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+    )
+    named = [
+        name
+        for row in table_headed(SEMANTICS, "behaviour", "shown by")
+        for name in code_words(row[1])
+    ]
     assert len(named) >= 25
     assert [name for name in named if f"def {name}(" not in written] == []

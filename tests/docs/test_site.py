@@ -22,21 +22,33 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_navigation_once_and_nothing_else() -> None:
-    named = list(named_in(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    named = list(
+        named_in(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
+    )
     reference = [f"reference/{module}.md" for module in MODULES]
-    assert sorted(named) == sorted([*reference, *(site_page(page).as_posix() for page in PAGES)])
+    assert sorted(named) == sorted(
+        [*reference, *(site_page(page).as_posix() for page in PAGES)]
+    )
 
 
 def test_every_link_of_the_site_leads_to_one_of_its_pages(pages: Path) -> None:
     written = [page for page in pages.rglob("*.md") if "source" not in page.parts]
-    lost = [f"{page}: {link.path}" for page in written for link in links(page) if not link.file.is_file()]
+    lost = [
+        f"{page}: {link.path}"
+        for page in written
+        for link in links(page)
+        if not link.file.is_file()
+    ]
     assert lost == []
     assert sum(len(links(page)) for page in written) > 300
 
 
 def test_a_block_names_its_language_alone(pages: Path) -> None:
     fences = [
-        line for page in pages.glob("**/*.md") for line in page.read_text().splitlines() if re.match("```\\w", line)
+        line
+        for page in pages.glob("**/*.md")
+        for line in page.read_text().splitlines()
+        if re.match("```\\w", line)
     ]
     assert len(fences) > 50
     assert [fence for fence in fences if " " in fence] == []
@@ -45,7 +57,9 @@ def test_a_block_names_its_language_alone(pages: Path) -> None:
 def test_the_reference_has_every_public_name(pages: Path) -> None:
     shown = re.findall(
         r"^::: ([\w.]+)$",
-        "\n".join((pages / "reference" / f"{module}.md").read_text() for module in MODULES),
+        "\n".join(
+            (pages / "reference" / f"{module}.md").read_text() for module in MODULES
+        ),
         re.MULTILINE,
     )
     assert {

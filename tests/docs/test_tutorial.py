@@ -16,14 +16,19 @@ START = ROOT / "docs" / "start.md"
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_the_tutorial_prints_what_it_says_it_prints(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_tutorial_prints_what_it_says_it_prints(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     download_kafka(request)
     kafka, http, data = free_ports(1), free_ports(3), tmp_path / "kafka"
     commands = {
         "coopstreams dev": f"coopstreams dev --data {data} --port {kafka}",
         "coopstreams dev stop": f"coopstreams dev stop --data {data}",
     }
-    addresses = {"localhost:9092": f"127.0.0.1:{kafka}", "127.0.0.1:9092": f"127.0.0.1:{kafka}"}
+    addresses = {
+        "localhost:9092": f"127.0.0.1:{kafka}",
+        "127.0.0.1:9092": f"127.0.0.1:{kafka}",
+    }
     addresses |= {f"127.0.0.1:808{i}": f"127.0.0.1:{http + i}" for i in range(3)}
     reader = Reader(tmp_path, commands, addresses)
     try:

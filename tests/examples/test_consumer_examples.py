@@ -62,7 +62,9 @@ class Seen:
 
 
 def committed(orders: Orders, group: str) -> int:
-    found = list_consumer_group_offsets({"bootstrap.servers": orders.kafka.bootstrap}, group, [orders.at])[orders.at]
+    found = list_consumer_group_offsets(
+        {"bootstrap.servers": orders.kafka.bootstrap}, group, [orders.at]
+    )[orders.at]
     assert found is not None
     return found.offset
 
@@ -73,7 +75,12 @@ def test_processes_that_are_told_their_key_ranges(orders: Orders) -> None:
     def one(number: int) -> None:
         mine = len(orders.offsets_of(KeyRange.split(3)[number]))
         example.run(
-            orders.kafka.bootstrap, orders.topic, number, 3, seen[number].work, lambda: len(seen[number].records) < mine
+            orders.kafka.bootstrap,
+            orders.topic,
+            number,
+            3,
+            seen[number].work,
+            lambda: len(seen[number].records) < mine,
         )
 
     with ThreadPoolExecutor(3) as pool:
@@ -85,13 +92,24 @@ def test_processes_that_are_told_their_key_ranges(orders: Orders) -> None:
 def test_a_group_that_shares_a_partition(orders: Orders) -> None:
     example, seen = load("consumer_group"), Seen()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: example.run(orders.kafka.bootstrap, orders.topic, seen.work, seen.running), range(2)))
+        list(
+            pool.map(
+                lambda _: example.run(
+                    orders.kafka.bootstrap, orders.topic, seen.work, seen.running
+                ),
+                range(2),
+            )
+        )
     assert seen.offsets == set(range(COUNT))
-    assert all(key_hash(record.key or b"") in record.key_range for record in seen.records)
+    assert all(
+        key_hash(record.key or b"") in record.key_range for record in seen.records
+    )
 
 
 @pytest.mark.ci
-def test_slow_work_is_committed_in_the_order_in_which_it_is_finished(orders: Orders) -> None:
+def test_slow_work_is_committed_in_the_order_in_which_it_is_finished(
+    orders: Orders,
+) -> None:
     example, seen = load("consumer_asyncio"), Seen()
     order: list[int] = []
 
@@ -121,10 +139,22 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         return lambda: me() and seen.running()
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(example.run, orders.kafka.bootstrap, orders.topic, slow, running(lambda: True))
+        first = pool.submit(
+            example.run,
+            orders.kafka.bootstrap,
+            orders.topic,
+            slow,
+            running(lambda: True),
+        )
         while len(seen.offsets) < COUNT - 1:
             time.sleep(0.05)
-        second = pool.submit(example.run, orders.kafka.bootstrap, orders.topic, slow, running(lambda: True))
+        second = pool.submit(
+            example.run,
+            orders.kafka.bootstrap,
+            orders.topic,
+            slow,
+            running(lambda: True),
+        )
         time.sleep(
             2
             # the second one has joined, and waits for its half, because the first keeps the partition for the slow
@@ -133,4 +163,6 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         blocked.set()
         first.result(200)
         second.result(200)
-    assert Counter(record.offset for record in seen.records) == Counter(range(COUNT)), "nothing was done twice"
+    assert Counter(record.offset for record in seen.records) == Counter(range(COUNT)), (
+        "nothing was done twice"
+    )

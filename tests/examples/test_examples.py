@@ -27,7 +27,11 @@ def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
     of_the_guide = {"guide", "shop"}
-    assert {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("consumer_")} == {
+    assert {
+        path.stem
+        for path in EXAMPLES.glob("*.py")
+        if not path.stem.startswith("consumer_")
+    } == {
         "flights",
         "machines",
         "payments",
@@ -44,7 +48,16 @@ def test_words_are_counted(example: ModuleType, ranges: int) -> None:
         lines.send(b"", "To be or not to be")
         lines.send(b"", "that is the question")
         counts = driver.output("word-counts", serdes.text, serdes.int64)
-        assert counts.latest() == {"to": 2, "be": 2, "or": 1, "not": 1, "that": 1, "is": 1, "the": 1, "question": 1}
+        assert counts.latest() == {
+            "to": 2,
+            "be": 2,
+            "or": 1,
+            "not": 1,
+            "that": 1,
+            "is": 1,
+            "the": 1,
+            "question": 1,
+        }
         assert driver.store("counts").get("to") == 2
 
 
@@ -60,7 +73,9 @@ def departures(example: ModuleType) -> list[Any]:
         ("UA", 7, "N2", 0.0, 5),
     ]
     return [
-        example.Flight(carrier, flight, tail, "EWR", "BOS", delay, NEW_YEAR + minute * 60_000)
+        example.Flight(
+            carrier, flight, tail, "EWR", "BOS", delay, NEW_YEAR + minute * 60_000
+        )
         for carrier, flight, tail, delay, minute in rows
     ]
 
@@ -79,11 +94,16 @@ def fly(example: ModuleType, driver: TopologyTestDriver) -> None:
 
 @pytest.mark.parametrize("example", ["flights"], indirect=True)
 @pytest.mark.parametrize("ranges", [1, 2, 3, 8])
-def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(example: ModuleType, ranges: int) -> None:
+def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(
+    example: ModuleType, ranges: int
+) -> None:
     with TopologyTestDriver(example.topology, ranges) as driver:
         fly(example, driver)
 
-        by_aircraft = {row.key: dataclasses.astuple(row.value) for row in driver.store("delays-by-aircraft").all()}
+        by_aircraft = {
+            row.key: dataclasses.astuple(row.value)
+            for row in driver.store("delays-by-aircraft").all()
+        }
         assert by_aircraft == {
             "N1": ("737-824", 2, 8.0, 6.0),
             "N2": ("A320-232", 2, 40.0, 40.0),
@@ -91,7 +111,9 @@ def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(example: ModuleTy
         }
 
         by_hour = {
-            (row.key.key, (row.key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(row.value)
+            (row.key.key, (row.key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(
+                row.value
+            )
             for row in driver.store("delays-by-carrier").all()
         }
         assert by_hour == {
@@ -100,13 +122,21 @@ def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(example: ModuleTy
             ("UA", 1): ("United", 1, 6.0, 6.0),
             ("AA", 1): ("American", 1, 9.0, 9.0),
         }
-        assert driver.store("delays-by-carrier").fetch("UA", NEW_YEAR, NEW_YEAR)[0].value.mean == 14.0
+        assert (
+            driver.store("delays-by-carrier")
+            .fetch("UA", NEW_YEAR, NEW_YEAR)[0]
+            .value.mean
+            == 14.0
+        )
 
         written = driver.output(
-            "delays-by-hour", serdes.windowed(serdes.text, HOUR), serdes.json(example.Delay)
+            "delays-by-hour",
+            serdes.windowed(serdes.text, HOUR),
+            serdes.json(example.Delay),
         ).latest()
         assert {
-            (key.key, (key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(delay) for key, delay in written.items()
+            (key.key, (key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(delay)
+            for key, delay in written.items()
         } == by_hour
         assert driver.dropped == {}
 
@@ -118,4 +148,6 @@ def test_an_aircraft_that_is_not_known_keeps_its_delays(example: ModuleType) -> 
             "N9", example.Flight("B6", 1, "N9", "JFK", "SFO", 5.0, NEW_YEAR)
         )
         assert driver.store("delays-by-aircraft").get("N9").name == "unknown"
-        assert driver.store("delays-by-carrier").all() == [], "its airline is not known either"
+        assert driver.store("delays-by-carrier").all() == [], (
+            "its airline is not known either"
+        )

@@ -32,7 +32,13 @@ def example() -> Iterator[Any]:
 def readings(number: int) -> list[tuple[str, dict[str, float]]]:
     chance = np.random.default_rng(7)
     return [
-        (f"m{i % MACHINES}", {"temperature": float(chance.uniform(40, 110)), "vibration": float(chance.uniform(0, 4))})
+        (
+            f"m{i % MACHINES}",
+            {
+                "temperature": float(chance.uniform(40, 110)),
+                "vibration": float(chance.uniform(0, 4)),
+            },
+        )
         for i in range(number)
     ]
 
@@ -40,7 +46,11 @@ def readings(number: int) -> list[tuple[str, dict[str, float]]]:
 def alarms_of(example: Any, some: list[tuple[str, dict[str, float]]]) -> Counter[str]:
     """Return the number of a machine's readings that the model, called once for all, judges as failures."""
     verdicts = example.judged([reading for _, reading in some])
-    return Counter(machine for (machine, _), said in zip(some, verdicts, strict=True) if said["failing"] > 0.5)
+    return Counter(
+        machine
+        for (machine, _), said in zip(some, verdicts, strict=True)
+        if said["failing"] > 0.5
+    )
 
 
 @pytest.mark.ci
@@ -55,7 +65,9 @@ def test_the_alarms_are_those_of_the_model(example: Any, ranges: int) -> None:
 
 @pytest.mark.ci
 @pytest.mark.broker
-def test_on_kafka_the_model_is_asked_for_many_at_once(example: Any, kafka: Kafka, tmp_path: Path) -> None:
+def test_on_kafka_the_model_is_asked_for_many_at_once(
+    example: Any, kafka: Kafka, tmp_path: Path
+) -> None:
     topics = {name: kafka.topic(name) for name in ("readings", "judgements", "alarms")}
     source = EXAMPLE.read_text()
     for name, topic in {**topics, "machines": kafka.unique("machines")}.items():
@@ -71,12 +83,25 @@ def test_on_kafka_the_model_is_asked_for_many_at_once(example: Any, kafka: Kafka
 
     names["model"].predict_proba = counted
     some = readings(RECORDS)
-    kafka.write(topics["readings"], ((machine, json.dumps(reading)) for machine, reading in some))
-    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", auto_offset_reset="earliest")
+    kafka.write(
+        topics["readings"],
+        ((machine, json.dumps(reading)) for machine, reading in some),
+    )
+    settings = kafka.config(
+        tmp_path, processing_guarantee="exactly_once_v2", auto_offset_reset="earliest"
+    )
     with CoopStreams(names["topology"], settings):
-        eventually(lambda: len(read_topic(kafka.bootstrap, topics["judgements"])) >= RECORDS, 90, lambda: str(sizes))
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, topics["judgements"])) >= RECORDS,
+            90,
+            lambda: str(sizes),
+        )
         expected = alarms_of(example, some)
-        eventually(lambda: latest(kafka, topics["alarms"]) == expected, 90, lambda: "other alarms")
+        eventually(
+            lambda: latest(kafka, topics["alarms"]) == expected,
+            90,
+            lambda: "other alarms",
+        )
     assert sum(sizes) == RECORDS
     assert max(sizes) > 10, "one of each machine that came meanwhile"
 

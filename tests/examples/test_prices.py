@@ -81,8 +81,14 @@ def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
     expected: Counter[str] = Counter()
     with TopologyTestDriver(example.topology, ranges) as driver:
         for number in range(40):
-            customer, article, pieces = f"c{number % 5}", list(PRICES)[number % 3], number % 4
-            driver.input("orders").send(customer, {"article": article, "pieces": pieces})
+            customer, article, pieces = (
+                f"c{number % 5}",
+                list(PRICES)[number % 3],
+                number % 4,
+            )
+            driver.input("orders").send(
+                customer, {"article": article, "pieces": pieces}
+            )
             expected[customer] += int(PRICES[article] * pieces)
         assert driver.output("spent").latest() == expected
     assert Service.asked[200] == 40
@@ -91,18 +97,28 @@ def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(example: Any, kafka: Any, tmp_path: Path) -> None:
+def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(
+    example: Any, kafka: Any, tmp_path: Path
+) -> None:
     """Two key ranges of one partition under exactly-once, stopped in the middle and restarted."""
     orders, spent = kafka.topic("orders"), kafka.topic("spent")
     topology = topology_between(example, kafka.unique("prices"), orders, spent)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     expected: Counter[str] = Counter()
     for number in range(300):
-        customer, article, pieces = f"c{number % 50}", list(PRICES)[number % 3], 1 + number % 4
-        producer.produce(orders, json.dumps({"article": article, "pieces": pieces}), customer)
+        customer, article, pieces = (
+            f"c{number % 50}",
+            list(PRICES)[number % 3],
+            1 + number % 4,
+        )
+        producer.produce(
+            orders, json.dumps({"article": article, "pieces": pieces}), customer
+        )
         expected[customer] += int(PRICES[article] * pieces)
     assert producer.flush(60) == 0
-    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", ranges_per_partition=2)
+    settings = kafka.config(
+        tmp_path, processing_guarantee="exactly_once_v2", ranges_per_partition=2
+    )
     with CoopStreams(topology, settings):
         eventually(lambda: Service.asked[200] >= 100, 90, lambda: str(Service.asked))
     assert Service.asked[200] < 200, "it was stopped in the middle"
@@ -110,22 +126,38 @@ def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(example: Any, ka
 
     def found() -> dict[str, int]:
         return {
-            (key or b"").decode(): int(float(value or b"0")) for key, value, *_ in read_topic(kafka.bootstrap, spent)
+            (key or b"").decode(): int(float(value or b"0"))
+            for key, value, *_ in read_topic(kafka.bootstrap, spent)
         }
 
     with CoopStreams(topology, settings):
-        eventually(lambda: found() == expected, 90, lambda: f"{found()} is not {dict(expected)}")
+        eventually(
+            lambda: found() == expected,
+            90,
+            lambda: f"{found()} is not {dict(expected)}",
+        )
 
 
-def topology_between(example: Any, application: str, orders: str, spent: str) -> Topology:
+def topology_between(
+    example: Any, application: str, orders: str, spent: str
+) -> Topology:
     """Return the example's program for other topics."""
     builder = StreamsBuilder(application)
-    builder.stream(orders, key=serdes.text, value=serdes.json(example.Order)).map_values_async(
+    builder.stream(
+        orders, key=serdes.text, value=serdes.json(example.Order)
+    ).map_values_async(
         example.cost_of,
         value=serdes.json(float),
         max_in_flight=50,
-        retry=example.Retry(times=5, backoff=example.timedelta(milliseconds=20), on=(example.httpx.HTTPError,)),
+        retry=example.Retry(
+            times=5,
+            backoff=example.timedelta(milliseconds=20),
+            on=(example.httpx.HTTPError,),
+        ),
     ).group_by_key().aggregate(
-        lambda: 0.0, lambda _, cost, total: total + cost, value=serdes.json(float), store="spent"
+        lambda: 0.0,
+        lambda _, cost, total: total + cost,
+        value=serdes.json(float),
+        store="spent",
     ).to_stream().to(spent)
     return builder.build()

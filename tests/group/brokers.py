@@ -19,7 +19,11 @@ from typing import Any, TypeAlias, cast
 
 from kafka.protocol import admin, consumer, metadata, producer
 from kafka.protocol.api_header import ResponseClassRegistry
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+)
 
 from coopstreams.topology.columns import TopicPartition
 
@@ -49,7 +53,9 @@ class Brokers:
         self.coordinator = 1
         self.named: dict[int, int] = {}
         """The coordinator that a broker names, where it names another one."""
-        self.known = {number: set(range(1, count + 1)) for number in range(1, count + 1)}
+        self.known = {
+            number: set(range(1, count + 1)) for number in range(1, count + 1)
+        }
         """The brokers that each one knows."""
         self.views: dict[int, dict[TopicPartition, Fields]] = defaultdict(dict)
         """The fields of partitions' metadata, by broker; `lead` sets those of all."""
@@ -67,10 +73,22 @@ class Brokers:
         """Answer the next requests of this kind with these errors."""
         self._refusals[request.__name__] += codes
 
-    def lead(self, at: TopicPartition, leader: int, epoch: int = 1, *replicas: int, by: int | None = None) -> None:
+    def lead(
+        self,
+        at: TopicPartition,
+        leader: int,
+        epoch: int = 1,
+        *replicas: int,
+        by: int | None = None,
+    ) -> None:
         """Make all brokers, or one, know this leader of a partition."""
         everybody = list(replicas) or sorted(self.known)
-        fields = {"leader_id": leader, "leader_epoch": epoch, "replica_nodes": everybody, "isr_nodes": everybody}
+        fields = {
+            "leader_id": leader,
+            "leader_epoch": epoch,
+            "replica_nodes": everybody,
+            "isr_nodes": everybody,
+        }
         for number in self.known if by is None else [by]:
             self.views[number][at] = fields
 
@@ -87,7 +105,9 @@ class Brokers:
 
     def start(self) -> None:
         for server in self._servers.values():
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, args=(0.01,), daemon=True
+            ).start()
 
     def close(self) -> None:
         self.ended.set()
@@ -96,28 +116,51 @@ class Brokers:
             server.server_close()
 
     def _versions(self, number: int, request: Any) -> Fields:
-        keys = [{"api_key": key, "min_version": 0, "max_version": one.max_version} for key, one in _REQUESTS.items()]
-        feature = {"name": "metadata.version", "min_version": 0, "max_version": self.metadata_version}
+        keys = [
+            {"api_key": key, "min_version": 0, "max_version": one.max_version}
+            for key, one in _REQUESTS.items()
+        ]
+        feature = {
+            "name": "metadata.version",
+            "min_version": 0,
+            "max_version": self.metadata_version,
+        }
         return {"api_keys": keys, "supported_features": [feature]}
 
     def _metadata(self, number: int, request: Any) -> Fields:
-        wanted = None if request.topics is None else {topic.name for topic in request.topics}
+        wanted = (
+            None if request.topics is None else {topic.name for topic in request.topics}
+        )
         topics: dict[str, list[Fields]] = {}
         for at, fields in self.views[number].items():
             if wanted is None or at.topic in wanted:
-                topics.setdefault(at.topic, []).append({"partition_index": at.partition, **fields})
+                topics.setdefault(at.topic, []).append(
+                    {"partition_index": at.partition, **fields}
+                )
         return {
             "controller_id": 1,
-            "brokers": [self._address(one, "node_id") for one in sorted(self.known[number])],
-            "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+            "brokers": [
+                self._address(one, "node_id") for one in sorted(self.known[number])
+            ],
+            "topics": [
+                {"name": name, "partitions": partitions}
+                for name, partitions in topics.items()
+            ],
         }
 
     def _coordinator(self, number: int, request: Any) -> Fields:
         place = self._address(self.named.get(number, self.coordinator), "node_id")
-        return {**place, "coordinators": [{"key": key, **place} for key in request.coordinator_keys]}
+        return {
+            **place,
+            "coordinators": [{"key": key, **place} for key in request.coordinator_keys],
+        }
 
     def _address(self, number: int, name: str) -> dict[str, Any]:
-        return {name: number, "host": "127.0.0.1", "port": self._servers[number].server_address[1]}
+        return {
+            name: number,
+            "host": "127.0.0.1",
+            "port": self._servers[number].server_address[1],
+        }
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -153,7 +196,11 @@ def _made(kind: Any, fields: Fields, version: int) -> Any:
     for name, value in fields.items():
         field = kind.fields[name]
         nested = field.is_struct_array()
-        values[name] = [_made(field.data_class, each, version) for each in value] if nested else value
+        values[name] = (
+            [_made(field.data_class, each, version) for each in value]
+            if nested
+            else value
+        )
     return kind(version=version, **values)
 
 

@@ -18,7 +18,14 @@ from coopstreams.dev.process import wait_until
 from coopstreams.group.assignor import assign
 from coopstreams.group.coordinator import connector
 from coopstreams.group.members import Cluster, MemberInfo
-from coopstreams.group.membership import Assigned, GroupEvent, GroupMember, Lost, Refused, Timings
+from coopstreams.group.membership import (
+    Assigned,
+    GroupEvent,
+    GroupMember,
+    Lost,
+    Refused,
+    Timings,
+)
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AssignmentError
@@ -64,10 +71,15 @@ class Ledger:
         with self.lock:
             tasks = [task for mine in self.open.values() for task in mine]
             idle = [name for name in names if not self.open.get(name)]
-            strangers = [name for name, mine in self.open.items() if mine and name not in names]
+            strangers = [
+                name for name, mine in self.open.items() if mine and name not in names
+            ]
         try:
             for partition in range(self.partitions):
-                check_tiling([task.key_range for task in tasks if task.partition == partition], str(partition))
+                check_tiling(
+                    [task.key_range for task in tasks if task.partition == partition],
+                    str(partition),
+                )
         except AssignmentError:
             return False
         return not idle and not strangers
@@ -110,7 +122,9 @@ class Instance:
             timings=timings,
             host=machine,
         )
-        self._control = threading.Thread(target=self._run, name=f"control-{name}", daemon=True)
+        self._control = threading.Thread(
+            target=self._run, name=f"control-{name}", daemon=True
+        )
         self._control.start()
         self.member.start()
 
@@ -130,7 +144,10 @@ class Instance:
     @property
     def assigned(self) -> Assigned | None:
         """The last assignment that was handled."""
-        return next((event for event in reversed(self.events) if isinstance(event, Assigned)), None)
+        return next(
+            (event for event in reversed(self.events) if isinstance(event, Assigned)),
+            None,
+        )
 
     @property
     def generation(self) -> int:
@@ -175,14 +192,19 @@ class Application:
     instances: dict[str, Instance] = field(default_factory=dict)
 
     def start(self, name: str, **options: Any) -> Instance:
-        self.instances[name] = Instance(self.bootstrap, self.group, name, self.ledger, **options)
+        self.instances[name] = Instance(
+            self.bootstrap, self.group, name, self.ledger, **options
+        )
         return self.instances[name]
 
     def complete(self, *names: str) -> None:
         """Wait until these instances own everything."""
         assert wait_until(lambda: self.ledger.complete(*names), PATIENCE_S), (
             {name: sorted(map(str, tasks)) for name, tasks in self.ledger.open.items()},
-            {name: instance.member.problem for name, instance in self.instances.items()},
+            {
+                name: instance.member.problem
+                for name, instance in self.instances.items()
+            },
         )
 
 
@@ -207,7 +229,9 @@ def later(generation: int, *instances: Instance) -> bool:
     return all(instance.generation > generation for instance in instances)
 
 
-def commit(instance: Instance, partition: TopicPartition, offset: int, metadata: str = "") -> GroupFence:
+def commit(
+    instance: Instance, partition: TopicPartition, offset: int, metadata: str = ""
+) -> GroupFence:
     with instance.member.fence(instance.member.epoch) as fence:
         instance.member.commit({partition: (offset, metadata)}, fence)
     return fence

@@ -15,7 +15,12 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from coopstreams.group.assignor import assign
-from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
+from coopstreams.group.codec import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignments,
+    encode_subscription,
+)
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.topology.task_id import TaskId
@@ -65,7 +70,11 @@ class Process:
         self._open()
 
     def _open(self) -> None:
-        self.open |= {task for task in self.wanted if not any(task.conflicts(other) for other in self.open | self.owed)}
+        self.open |= {
+            task
+            for task in self.wanted
+            if not any(task.conflicts(other) for other in self.open | self.owed)
+        }
 
 
 @dataclass
@@ -81,7 +90,9 @@ class Group:
 
     def join(self, threads: int) -> None:
         self._names += 1
-        self.members[f"member-{self._names}"] = Process(f"process-{self._names}", threads)
+        self.members[f"member-{self._names}"] = Process(
+            f"process-{self._names}", threads
+        )
 
     def crash(self, which: int) -> None:
         if len(self.members) > 1:
@@ -90,7 +101,9 @@ class Group:
     def expel(self, which: int) -> None:
         """The session of a member times out; it does not know yet, and continues."""
         if len(self.members) > 1:
-            self.zombies.append(self.members.pop(sorted(self.members)[which % len(self.members)]))
+            self.zombies.append(
+                self.members.pop(sorted(self.members)[which % len(self.members)])
+            )
 
     def wake(self) -> None:
         """A zombie's next heartbeat is refused: it forgets everything and joins under a new member id."""
@@ -119,27 +132,41 @@ class Group:
         self.generation += 1
         told = {}
         for number, (id_, process) in enumerate(sorted(self.members.items())):
-            request = encode_subscription(*process.holdings.state(self.info(process)), ["t"], {0: ["t"]})
+            request = encode_subscription(
+                *process.holdings.state(self.info(process)), ["t"], {0: ["t"]}
+            )
             process.answered = number != late or not process.request
             told[id_] = request if process.answered else process.request
             process.request = request
         states = {id_: decode_subscription(data, id_) for id_, data in told.items()}
         given_ = encode_assignments(self.assign(states), {0: ["t"]})
         for number, (id_, process) in enumerate(sorted(self.members.items())):
-            if process.answered and (void := process.holdings.answered(self.generation)) is not None:
+            if (
+                process.answered
+                and (void := process.holdings.answered(self.generation)) is not None
+            ):
                 process.inbox.append(void)
             if process.answered and number != deaf:
                 process.inbox.append(
-                    process.holdings.assigned(self.generation, decode_assignment(given_[id_], "leader"))
+                    process.holdings.assigned(
+                        self.generation, decode_assignment(given_[id_], "leader")
+                    )
                 )
 
     def check(self) -> None:
         """Check that no key has two owners among the members of the current generation."""
         aware = [
-            p for p in self.members.values() if p.answered and all(isinstance(event, Assigned) for event in p.inbox)
+            p
+            for p in self.members.values()
+            if p.answered and all(isinstance(event, Assigned) for event in p.inbox)
         ]
         for one, other in combinations(aware, 2):
-            clashes = [(str(a), str(b)) for a in one.open for b in other.open if self.clash(one, a, other, b)]
+            clashes = [
+                (str(a), str(b))
+                for a in one.open
+                for b in other.open
+                if self.clash(one, a, other, b)
+            ]
             assert not clashes, (one.name, other.name, clashes)
         for process in aware:
             assert process.open <= {*process.holdings.held}
@@ -173,7 +200,9 @@ class Group:
                     self.check()
                 process.release()
                 self.check()
-            if rounds and not any(p.holdings.wants_rebalance for p in self.members.values()):
+            if rounds and not any(
+                p.holdings.wants_rebalance for p in self.members.values()
+            ):
                 self.check_rest()
                 return rounds
             self.rebalance()
@@ -192,7 +221,15 @@ class Group:
 
 
 EVENTS = (
-    st.tuples(st.sampled_from(["crash", "expel", "deaf", "late", "handle", "release"]), st.integers(0, 9)),
-    st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(["crash", "expel", "deaf", "late", "handle", "release"]),
+        st.integers(0, 9),
+    ),
+    st.tuples(
+        st.sampled_from(
+            ["wake", "rebalance", "rebalance", "all handle", "all release"]
+        ),
+        st.just(0),
+    ),
 )
 """Events of the members of a group."""

@@ -51,7 +51,9 @@ class OneMember:
         self.generation, self.members, self.committed = 0, 0, list[tuple[int, int]]()
         kafka.answers |= {
             JoinGroupRequest: self.join,
-            SyncGroupRequest: lambda _, request: {"assignment": request.assignments[0].assignment},
+            SyncGroupRequest: lambda _, request: {
+                "assignment": request.assignments[0].assignment
+            },
             HeartbeatRequest: lambda *_: {},
             LeaveGroupRequest: lambda *_: {},
             OffsetCommitRequest: self.commit,
@@ -67,14 +69,18 @@ class OneMember:
             "protocol_name": request.protocols[0].name,
             "leader": member,
             "member_id": member,
-            "members": [{"member_id": member, "metadata": request.protocols[0].metadata}],
+            "members": [
+                {"member_id": member, "metadata": request.protocols[0].metadata}
+            ],
         }
 
     def commit(self, broker: int, request: Any) -> Mapping[str, Any]:
         topics = []
         for topic in request.topics:
             self.committed += [(broker, at.committed_offset) for at in topic.partitions]
-            partitions = [{"partition_index": at.partition_index} for at in topic.partitions]
+            partitions = [
+                {"partition_index": at.partition_index} for at in topic.partitions
+            ]
             topics.append({"name": topic.name, "partitions": partitions})
         return {"topics": topics}
 
@@ -96,19 +102,27 @@ def app(kafka: Brokers, group: OneMember) -> Iterator[Application]:
         yield app
 
 
-def test_a_member_joins_has_the_tasks_commits_and_leaves(kafka: Brokers, group: OneMember, app: Application) -> None:
+def test_a_member_joins_has_the_tasks_commits_and_leaves(
+    kafka: Brokers, group: OneMember, app: Application
+) -> None:
     a = app.start("a", timings=OFTEN)
     app.complete("a")
     eventually(lambda: a.member.problem == "")
     fence = commit(a, AT, 7, "positions")
-    assert (fence.generation, fence.member, fence.coordinator) == (a.generation, "member-1", 1)
+    assert (fence.generation, fence.member, fence.coordinator) == (
+        a.generation,
+        "member-1",
+        1,
+    )
     assert group.committed == [(1, 7)]
     eventually(lambda: a.member.sure(0, a.generation))
     a.close()
     assert kafka.count(LeaveGroupRequest) == 1
 
 
-def test_a_rebalance_is_a_new_generation_of_the_same_membership(kafka: Brokers, app: Application) -> None:
+def test_a_rebalance_is_a_new_generation_of_the_same_membership(
+    kafka: Brokers, app: Application
+) -> None:
     a = app.start("a", timings=OFTEN)
     app.complete("a")
     kafka.refuse(HeartbeatRequest, RebalanceInProgressError.errno)
@@ -116,7 +130,9 @@ def test_a_rebalance_is_a_new_generation_of_the_same_membership(kafka: Brokers, 
     assert (a.member.epoch, a.member.id, a.heard(Lost)) == (0, "member-1", False)
 
 
-def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(kafka: Brokers, app: Application) -> None:
+def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(
+    kafka: Brokers, app: Application
+) -> None:
     """The group goes on without a member that does not join again in time, whatever heartbeats it sends meanwhile."""
     a = app.start("a", timings=OFTEN)
     app.complete("a")
@@ -128,7 +144,9 @@ def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(kafka: Broke
 
     confirm()
     with a.member.fence(0):  # the join waits for this commit
-        kafka.answers[HeartbeatRequest] = lambda *_: {"error_code": RebalanceInProgressError.errno}
+        kafka.answers[HeartbeatRequest] = lambda *_: {
+            "error_code": RebalanceInProgressError.errno
+        }
         confirm()
         sure_until = coordinator.sure_until
         confirm()
@@ -138,7 +156,9 @@ def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(kafka: Broke
     eventually(lambda: coordinator.sure_until > sure_until)
 
 
-def test_a_commit_waits_for_no_join_that_is_over(kafka: Brokers, app: Application) -> None:
+def test_a_commit_waits_for_no_join_that_is_over(
+    kafka: Brokers, app: Application
+) -> None:
     """A join closes the gate for commits; its end opens it, whether the group has taken this member or not."""
     a = app.start("a", timings=OFTEN)
     app.complete("a")
@@ -166,7 +186,9 @@ def test_a_member_that_the_group_has_put_out_joins_under_another_epoch(
     assert commit(a, AT, 3).generation >= 2
 
 
-def test_a_commit_goes_to_the_coordinator_that_has_moved(kafka: Brokers, group: OneMember, app: Application) -> None:
+def test_a_commit_goes_to_the_coordinator_that_has_moved(
+    kafka: Brokers, group: OneMember, app: Application
+) -> None:
     a = app.start("a", timings=OFTEN)
     app.complete("a")
     first = group.commit
@@ -185,12 +207,17 @@ def test_a_commit_goes_to_the_coordinator_that_has_moved(kafka: Brokers, group: 
     assert not a.heard(Lost)
 
 
-def test_a_member_that_another_process_has_fenced_is_refused_for_good(kafka: Brokers, app: Application) -> None:
+def test_a_member_that_another_process_has_fenced_is_refused_for_good(
+    kafka: Brokers, app: Application
+) -> None:
     a = app.start("a", timings=OFTEN, instance_id="one")
     app.complete("a")
     kafka.refuse(HeartbeatRequest, FencedInstanceIdError.errno)
     eventually(lambda: a.heard(Refused))
-    assert "another process has taken over group.instance.id 'one' in group app" in a.member.problem
+    assert (
+        "another process has taken over group.instance.id 'one' in group app"
+        in a.member.problem
+    )
     assert kafka.count(LeaveGroupRequest) == 0, "its place belongs to the other process"
 
 
@@ -203,26 +230,34 @@ def test_a_member_that_another_process_has_fenced_is_refused_for_good(kafka: Bro
         (GroupAuthorizationFailedError, "--operation Read --group app"),
     ],
 )
-def test_a_join_that_is_refused_for_good_says_why(kafka: Brokers, app: Application, error: Any, said: str) -> None:
+def test_a_join_that_is_refused_for_good_says_why(
+    kafka: Brokers, app: Application, error: Any, said: str
+) -> None:
     kafka.refuse(JoinGroupRequest, error.errno)
     a = app.start("a", timings=OFTEN)
     eventually(lambda: a.heard(Refused))
     assert said in a.member.problem
 
 
-def test_a_refused_commit_makes_a_zombie_look_at_once(kafka: Brokers, group: OneMember, app: Application) -> None:
+def test_a_refused_commit_makes_a_zombie_look_at_once(
+    kafka: Brokers, group: OneMember, app: Application
+) -> None:
     """With a heartbeat every ten minutes it would otherwise continue for long."""
     a = app.start("a", timings=Timings(session=1_800_000, heartbeat=600_000))
     app.complete("a")
     error = {"partition_index": AT.partition, "error_code": UnknownMemberIdError.errno}
-    kafka.answers[OffsetCommitRequest] = lambda *_: {"topics": [{"name": AT.topic, "partitions": [error]}]}
+    kafka.answers[OffsetCommitRequest] = lambda *_: {
+        "topics": [{"name": AT.topic, "partitions": [error]}]
+    }
     kafka.refuse(HeartbeatRequest, UnknownMemberIdError.errno)
     with pytest.raises(MembershipLostError):
         commit(a, AT, 2)
     eventually(lambda: a.heard(Lost) and later(1, a))
 
 
-def test_a_process_without_progress_leaves_and_comes_back(kafka: Brokers, app: Application) -> None:
+def test_a_process_without_progress_leaves_and_comes_back(
+    kafka: Brokers, app: Application
+) -> None:
     moving = threading.Event()
     moving.set()
     a = app.start("a", timings=OFTEN, alive=moving.is_set)
@@ -252,7 +287,9 @@ def test_a_member_rests_between_its_steps(kafka: Brokers, app: Application) -> N
     assert len(asked) - steps < 10 + 4 * (time.monotonic() - begun)
 
 
-def test_a_dead_predecessor_leaves_before_the_member_joins(kafka: Brokers, app: Application) -> None:
+def test_a_dead_predecessor_leaves_before_the_member_joins(
+    kafka: Brokers, app: Application
+) -> None:
     app.start("a", timings=OFTEN, predecessor="member-of-the-dead")
     app.complete("a")
     names = [name for _, name in kafka.asked]
@@ -284,7 +321,11 @@ def test_open_transactions_are_those_of_all_brokers_that_answer(
     """A broker that hangs is asked once, and left out."""
 
     def listed(broker: int, _: Any) -> Mapping[str, Any] | None:
-        state = {"transactional_id": f"app-{broker}", "producer_id": broker, "transaction_state": "Ongoing"}
+        state = {
+            "transactional_id": f"app-{broker}",
+            "producer_id": broker,
+            "transaction_state": "Ongoing",
+        }
         return {"transaction_states": [state]} if broker not in hanging else None
 
     hanging: set[int] = set()
@@ -316,11 +357,16 @@ def test_heartbeats_go_on_while_a_name_server_does_not_answer(
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     heard = kafka.count(HeartbeatRequest)
-    assert a.member.open_transactions(timeout_ms=50) == frozenset(), "no broker of the list is connected"
+    assert a.member.open_transactions(timeout_ms=50) == frozenset(), (
+        "no broker of the list is connected"
+    )
     eventually(lambda: kafka.count(HeartbeatRequest) > heard + 10)
     answers.set()
 
     def listed() -> bool:
-        return a.member.open_transactions(timeout_ms=100) == frozenset() and kafka.count(ListTransactionsRequest) >= 2
+        return (
+            a.member.open_transactions(timeout_ms=100) == frozenset()
+            and kafka.count(ListTransactionsRequest) >= 2
+        )
 
     eventually(listed)

@@ -34,7 +34,10 @@ class Leaders:
     def __init__(self, kafka: Brokers) -> None:
         self.kafka = kafka
         self.ends: dict[tuple[int, TopicPartition], int] = {}
-        kafka.answers |= {ListOffsetsRequest: self.offsets, DescribeConfigsRequest: self.min_isr}
+        kafka.answers |= {
+            ListOffsetsRequest: self.offsets,
+            DescribeConfigsRequest: self.min_isr,
+        }
 
     def offsets(self, broker: int, request: Any) -> Fields:
         topics = []
@@ -43,15 +46,27 @@ class Leaders:
             for asked in topic.partitions:
                 at = TopicPartition(topic.name, asked.partition_index)
                 known = self.kafka.views[broker][at]
-                leads = (known["leader_id"], known["leader_epoch"]) == (broker, asked.current_leader_epoch)
-                told = {"offset": self.ends[broker, at]} if leads else {"error_code": FencedLeaderEpochError.errno}
+                leads = (known["leader_id"], known["leader_epoch"]) == (
+                    broker,
+                    asked.current_leader_epoch,
+                )
+                told = (
+                    {"offset": self.ends[broker, at]}
+                    if leads
+                    else {"error_code": FencedLeaderEpochError.errno}
+                )
                 partitions.append({"partition_index": at.partition, **told})
             topics.append({"name": topic.name, "partitions": partitions})
         return {"topics": topics}
 
     def min_isr(self, _: int, request: Any) -> Fields:
         config = {"name": "min.insync.replicas", "value": "2"}
-        return {"results": [{"resource_name": one.resource_name, "configs": [config]} for one in request.resources]}
+        return {
+            "results": [
+                {"resource_name": one.resource_name, "configs": [config]}
+                for one in request.resources
+            ]
+        }
 
 
 @pytest.fixture
@@ -72,13 +87,20 @@ def ends(kafka: Brokers, leaders: Leaders) -> Iterator[Ends]:
     connection.close()
 
 
-def test_the_end_is_that_of_the_leader_of_the_highest_epoch(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
+def test_the_end_is_that_of_the_leader_of_the_highest_epoch(
+    kafka: Brokers, leaders: Leaders, ends: Ends
+) -> None:
     kafka.lead(A, 2, 4)
     kafka.lead(A, 1, 3, by=1)  # it was paused, and still acts as the leader
     kafka.lead(B, 3, 0)
     leaders.ends = {(1, A): 5, (2, A): 15, (3, B): 7}
     answer = ends.ask([A, B], PATIENCE_S)
-    assert (answer.ends, answer.reasons, answer.unknown, answer.heard) == ({A: 15, B: 7}, {}, frozenset(), True)
+    assert (answer.ends, answer.reasons, answer.unknown, answer.heard) == (
+        {A: 15, B: 7},
+        {},
+        frozenset(),
+        True,
+    )
 
 
 def test_an_end_is_not_known_where_the_leader_refuses_or_there_is_none(
@@ -88,33 +110,49 @@ def test_an_end_is_not_known_where_the_leader_refuses_or_there_is_none(
     kafka.lead(A, 2, 3, by=2)
     kafka.lead(B, -1, 3)
     answer = ends.ask([A, B], PATIENCE_S)
-    assert answer.reasons == {A: "FencedLeaderEpochError of its leader", B: "it has no leader"}
+    assert answer.reasons == {
+        A: "FencedLeaderEpochError of its leader",
+        B: "it has no leader",
+    }
     assert answer.ends == {}
 
 
-def test_a_leader_that_hangs_is_named(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
+def test_a_leader_that_hangs_is_named(
+    kafka: Brokers, leaders: Leaders, ends: Ends
+) -> None:
     kafka.lead(A, 2)
     kafka.answers[ListOffsetsRequest] = lambda *_: None
     silent = "its leader, broker 2, does not answer: it is silent"
     eventually(lambda: ends.ask([A], SHORT_S).reasons == {A: silent})
 
 
-def test_a_partition_that_no_broker_knows_is_unknown(kafka: Brokers, ends: Ends) -> None:
+def test_a_partition_that_no_broker_knows_is_unknown(
+    kafka: Brokers, ends: Ends
+) -> None:
     answer = ends.ask([A], PATIENCE_S)
     assert (answer.ends, answer.unknown, answer.heard) == ({}, frozenset({A}), True)
 
 
-def test_a_topic_that_this_principal_may_not_describe_is_an_error_with_the_cure(kafka: Brokers, ends: Ends) -> None:
+def test_a_topic_that_this_principal_may_not_describe_is_an_error_with_the_cure(
+    kafka: Brokers, ends: Ends
+) -> None:
     def hidden(broker: int, request: Any) -> Fields:
         told = kafka._metadata(broker, request)
-        return {**told, "topics": [{"name": "a", "error_code": TopicAuthorizationFailedError.errno}]}
+        return {
+            **told,
+            "topics": [
+                {"name": "a", "error_code": TopicAuthorizationFailedError.errno}
+            ],
+        }
 
     kafka.answers[MetadataRequest] = hidden
     with pytest.raises(CoopStreamsError, match=r"--operation Describe --topic a"):
         ends.ask([A], PATIENCE_S)
 
 
-def test_a_broker_that_has_joined_since_is_asked_as_well(kafka: Brokers, leaders: Leaders) -> None:
+def test_a_broker_that_has_joined_since_is_asked_as_well(
+    kafka: Brokers, leaders: Leaders
+) -> None:
     """With `min.insync.replicas` of 2 the answers of two replicas are needed; one broker was known at the start."""
     for number in kafka.known:
         kafka.known[number] = {1}
@@ -151,5 +189,7 @@ def test_silent_replicas_are_named(kafka: Brokers, ends: Ends) -> None:
     kafka.lead(A, 1)
     assert ends.silent([A], PATIENCE_S) == {}
     answers = kafka.answers[MetadataRequest]
-    kafka.answers[MetadataRequest] = lambda broker, request: None if broker == 3 else answers(broker, request)
+    kafka.answers[MetadataRequest] = lambda broker, request: (
+        None if broker == 3 else answers(broker, request)
+    )
     eventually(lambda: ends.silent([A], SHORT_S) == {A: {3}})

@@ -8,10 +8,25 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 
-from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
-from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState, Runs
+from coopstreams.group.codec import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignments,
+    encode_subscription,
+)
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    Member,
+    MemberInfo,
+    MemberState,
+    Runs,
+)
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import MAX_HASH, KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -19,8 +34,12 @@ from coopstreams.topology.task_id import TaskId
 SOURCES = {0: ["orders", "customers"], 1: ["app-by-customer-repartition"]}
 
 ranges = st.one_of(
-    st.integers(0, 255).flatmap(lambda a: st.integers(a, 255).map(lambda b: KeyRange.of_groups(a, b))),
-    st.integers(0, MAX_HASH).flatmap(lambda a: st.integers(a, MAX_HASH).map(lambda b: KeyRange(a, b))),
+    st.integers(0, 255).flatmap(
+        lambda a: st.integers(a, 255).map(lambda b: KeyRange.of_groups(a, b))
+    ),
+    st.integers(0, MAX_HASH).flatmap(
+        lambda a: st.integers(a, MAX_HASH).map(lambda b: KeyRange(a, b))
+    ),
 )
 tasks = st.builds(TaskId, st.integers(0, 3), st.integers(0, 2000), ranges)
 sorted_tasks = st.lists(tasks, max_size=5).map(lambda some: tuple(sorted(some)))
@@ -33,25 +52,38 @@ infos = st.builds(
     transactional_ids=st.lists(st.text(), max_size=3).map(tuple),
     allow_key_share=st.booleans(),
     ending=st.text(),
-    topology=st.lists(st.builds(Runs, st.text(), st.integers(0, 2000), st.booleans()), max_size=3).map(tuple),
+    topology=st.lists(
+        st.builds(Runs, st.text(), st.integers(0, 2000), st.booleans()), max_size=3
+    ).map(tuple),
 )
-states = st.builds(MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks)
+states = st.builds(
+    MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks
+)
 clusters = st.builds(
     Cluster,
-    members=st.lists(st.builds(Member, st.text(), infos, sorted_tasks), max_size=3).map(tuple),
+    members=st.lists(st.builds(Member, st.text(), infos, sorted_tasks), max_size=3).map(
+        tuple
+    ),
     partitions=st.dictionaries(st.integers(0, 9), st.integers(1, 99), max_size=3),
 )
 
 
 @given(states, st.integers(0, 99))
 def test_a_subscription_says_what_was_put_in(state: MemberState, nonce: int) -> None:
-    assert decode_subscription(encode_subscription(state, nonce, ["t"], SOURCES), "m") == state
+    assert (
+        decode_subscription(encode_subscription(state, nonce, ["t"], SOURCES), "m")
+        == state
+    )
 
 
 @pytest.mark.ci
 @given(states, st.integers(0, 99))
-def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberState, nonce: int) -> None:
-    twin = MemberState(replace(state.info), state.tasks[::-1], state.generation, state.target)
+def test_equal_states_are_equal_bytes_and_another_nonce_is_not(
+    state: MemberState, nonce: int
+) -> None:
+    twin = MemberState(
+        replace(state.info), state.tasks[::-1], state.generation, state.target
+    )
     once = encode_subscription(state, nonce, ["b", "a"], SOURCES)
     assert once == encode_subscription(twin, nonce, ["a", "b", "a"], SOURCES)
     assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
@@ -66,11 +98,20 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
     st.text(),
 )
 def test_an_assignment_says_what_was_put_in(
-    cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str, waits: str
+    cluster: Cluster,
+    given_: dict[str, tuple[TaskId, ...]],
+    settled: bool,
+    error: str,
+    waits: str,
 ) -> None:
-    assignments = {m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits) for m, tasks in given_.items()}
+    assignments = {
+        m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits)
+        for m, tasks in given_.items()
+    }
     encoded = encode_assignments(assignments, SOURCES)
-    assert {m: decode_assignment(data, "leader") for m, data in encoded.items()} == assignments
+    assert {
+        m: decode_assignment(data, "leader") for m, data in encoded.items()
+    } == assignments
 
 
 def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
@@ -80,7 +121,9 @@ def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
         TaskId(1, 1, KeyRange.of_groups(5, 9)),
     )
     state = MemberState(MemberInfo("p"), held, 5)
-    wrapper = ConsumerProtocolSubscription.decode(encode_subscription(state, 0, ["orders", "__commits"], SOURCES))
+    wrapper = ConsumerProtocolSubscription.decode(
+        encode_subscription(state, 0, ["orders", "__commits"], SOURCES)
+    )
     assert (wrapper.topics, wrapper.generation_id) == (["__commits", "orders"], 5)
     assert [(t.topic, t.partitions) for t in wrapper.owned_partitions] == [
         ("app-by-customer-repartition", [1]),
@@ -88,7 +131,10 @@ def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
         ("orders", [1, 2]),
     ]
     encoded = encode_assignments({"m": Assignment("p", held)}, SOURCES)["m"]
-    assert [(t.topic, t.partitions) for t in ConsumerProtocolAssignment.decode(encoded).assigned_partitions][2] == (
+    assert [
+        (t.topic, t.partitions)
+        for t in ConsumerProtocolAssignment.decode(encoded).assigned_partitions
+    ][2] == (
         "orders",
         [1, 2],
     )
@@ -97,11 +143,18 @@ def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
 def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -> None:
     """The broker keeps everything in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
     members = tuple(
-        Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100)
+        Member(
+            f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()
+        )
+        for i in range(100)
     )
     cluster = Cluster(members, {0: 12})
     sizes = map(
-        len, encode_assignments({m.id: Assignment(m.info.process, cluster=cluster) for m in members}, SOURCES).values()
+        len,
+        encode_assignments(
+            {m.id: Assignment(m.info.process, cluster=cluster) for m in members},
+            SOURCES,
+        ).values(),
     )
     assert sum(sizes) < 300_000
 
@@ -109,7 +162,12 @@ def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -
 def subscription(user_data: bytes | None) -> bytes:
     return bytes(
         ConsumerProtocolSubscription(
-            version=3, topics=["t"], user_data=user_data, owned_partitions=[], generation_id=-1, rack_id=None
+            version=3,
+            topics=["t"],
+            user_data=user_data,
+            owned_partitions=[],
+            generation_id=-1,
+            rack_id=None,
         ).encode()
     )
 
@@ -127,33 +185,52 @@ def subscription(user_data: bytes | None) -> bytes:
         subscription(b"CS2" + zlib.compress(b'{"process": 5}')),
         subscription(b"CS2" + zlib.compress(b'{"process": "p", "threads": 0}')),
         subscription(b"CS2" + zlib.compress(b'{"process": "p", "tasks": [[0, 0]]}')),
-        subscription(b"CS2" + zlib.compress(b'{"process": "p", "tasks": [[0, 0, 9, 3]]}')),
+        subscription(
+            b"CS2" + zlib.compress(b'{"process": "p", "tasks": [[0, 0, 9, 3]]}')
+        ),
     ],
 )
 def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
     with pytest.raises(
-        GroupError, match=r"member sarama-7 of this group is not an instance of this application .*application\.id"
+        GroupError,
+        match=r"member sarama-7 of this group is not an instance of this application .*application\.id",
     ):
         decode_subscription(data, "sarama-7")
 
 
 def test_another_version_is_told_apart_from_a_stranger() -> None:
     with pytest.raises(
-        GroupError, match=r"member m speaks version b'3' .* this process b'2'.* stop all its processes, then start them"
+        GroupError,
+        match=r"member m speaks version b'3' .* this process b'2'.* stop all its processes, then start them",
     ):
         decode_subscription(subscription(b"CS3whatever"), "m")
 
 
-def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
+def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> (
+    None
+):
     """Members of version 1 do not announce their topology, and as leaders assign the tasks of their own."""
     old = b"CS1" + zlib.compress(
         b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}'
     )
     state = decode_subscription(subscription(old), "m")
-    assert (state.tasks, state.info.topology) == ((TaskId(0, 1, KeyRange.of_groups(0, 127)),), ())
-    given_ = b"CS1" + zlib.compress(b'{"process":"p","tasks":[[0,1,0,127]]}') + zlib.compress(b"{}")
-    wrapped = bytes(ConsumerProtocolAssignment(version=3, assigned_partitions=[], user_data=given_).encode())
-    with pytest.raises(GroupError, match=r"member leader speaks version b'1' .* this process b'2'"):
+    assert (state.tasks, state.info.topology) == (
+        (TaskId(0, 1, KeyRange.of_groups(0, 127)),),
+        (),
+    )
+    given_ = (
+        b"CS1"
+        + zlib.compress(b'{"process":"p","tasks":[[0,1,0,127]]}')
+        + zlib.compress(b"{}")
+    )
+    wrapped = bytes(
+        ConsumerProtocolAssignment(
+            version=3, assigned_partitions=[], user_data=given_
+        ).encode()
+    )
+    with pytest.raises(
+        GroupError, match=r"member leader speaks version b'1' .* this process b'2'"
+    ):
         decode_assignment(wrapped, "leader")
 
 

@@ -19,26 +19,55 @@ SERVERS = {"bootstrap.servers": "a:9092"}
 @pytest.mark.parametrize(
     ("setting", "value", "argument", "translated"),
     [
-        ("bootstrap.servers", "a:9092, b:9093", "bootstrap_servers", ["a:9092", "b:9093"]),
-        ("bootstrap.servers", "SASL_SSL://a:9092,ssl://b:1", "bootstrap_servers", ["a:9092", "b:1"]),
-        ("bootstrap.servers", ["a:9092", "[::1]:9092"], "bootstrap_servers", ["a:9092", "[::1]:9092"]),
+        (
+            "bootstrap.servers",
+            "a:9092, b:9093",
+            "bootstrap_servers",
+            ["a:9092", "b:9093"],
+        ),
+        (
+            "bootstrap.servers",
+            "SASL_SSL://a:9092,ssl://b:1",
+            "bootstrap_servers",
+            ["a:9092", "b:1"],
+        ),
+        (
+            "bootstrap.servers",
+            ["a:9092", "[::1]:9092"],
+            "bootstrap_servers",
+            ["a:9092", "[::1]:9092"],
+        ),
         ("metadata.broker.list", "a:9092", "bootstrap_servers", ["a:9092"]),
         ("client.id", "me", "client_id", "me"),
-        ("client.dns.lookup", "use_all_dns_ips", "client_dns_lookup", "use_all_dns_ips"),
+        (
+            "client.dns.lookup",
+            "use_all_dns_ips",
+            "client_dns_lookup",
+            "use_all_dns_ips",
+        ),
         ("socket.timeout.ms", "5000", "request_timeout_ms", 5000),
-        ("socket.connection.setup.timeout.ms", 3000, "socket_connection_setup_timeout_ms", 3000),
+        (
+            "socket.connection.setup.timeout.ms",
+            3000,
+            "socket_connection_setup_timeout_ms",
+            3000,
+        ),
         ("connections.max.idle.ms", 60000, "connections_max_idle_ms", 60000),
         ("reconnect.backoff.ms", 20, "reconnect_backoff_ms", 20),
         ("reconnect.backoff.max.ms", 5000, "reconnect_backoff_max_ms", 5000),
         ("receive.message.max.bytes", 1000000, "receive_message_max_bytes", 1000000),
     ],
 )
-def test_a_setting_is_translated(setting: str, value: Any, argument: str, translated: Any) -> None:
+def test_a_setting_is_translated(
+    setting: str, value: Any, argument: str, translated: Any
+) -> None:
     assert kafka_python_settings({**SERVERS, setting: value})[argument] == translated
 
 
 def test_every_translation_is_an_argument_that_kafka_python_knows() -> None:
-    assert {argument for argument, _ in TRANSLATED.values()} <= KafkaConnectionManager.DEFAULT_CONFIG.keys()
+    assert {
+        argument for argument, _ in TRANSLATED.values()
+    } <= KafkaConnectionManager.DEFAULT_CONFIG.keys()
 
 
 def test_socket_options_are_set_as_librdkafka_would() -> None:
@@ -59,7 +88,12 @@ def test_socket_options_are_set_as_librdkafka_would() -> None:
 
 
 def test_connections_that_may_be_idle_for_ever() -> None:
-    assert kafka_python_settings({**SERVERS, "connections.max.idle.ms": 0})["connections_max_idle_ms"] > 10**12
+    assert (
+        kafka_python_settings({**SERVERS, "connections.max.idle.ms": 0})[
+            "connections_max_idle_ms"
+        ]
+        > 10**12
+    )
 
 
 def test_what_does_not_connect_is_ignored() -> None:
@@ -86,10 +120,18 @@ def test_an_address_family_is_refused_with_a_cure() -> None:
 
 
 def test_security_settings_become_arguments_that_kafka_python_knows() -> None:
-    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
+    login = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "p",
+    }
     arguments = kafka_python_settings({**SERVERS, **login})
     assert arguments.keys() - {"login"} <= KafkaConnectionManager.DEFAULT_CONFIG.keys()
-    assert (arguments["security_protocol"], arguments["sasl_plain_username"]) == ("SASL_SSL", "u")
+    assert (arguments["security_protocol"], arguments["sasl_plain_username"]) == (
+        "SASL_SSL",
+        "u",
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,6 +150,8 @@ def test_security_settings_become_arguments_that_kafka_python_knows() -> None:
         ({**SERVERS, "client.dns.lookup": "guess"}, "client.dns.lookup: 'guess'"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(settings: dict[str, Any], message: str) -> None:
+def test_a_value_that_cannot_be_used_is_named(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         kafka_python_settings(settings)

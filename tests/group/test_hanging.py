@@ -27,28 +27,47 @@ def told(state: str, epoch: int = 3) -> TransactionDescription:
     return TransactionDescription(state, 66, epoch)
 
 
-@pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", True), ("CompleteAbort", False), ("Empty", False)])
-def test_a_partition_lacks_the_marker_that_the_coordinator_decided_on(state: str, commit: bool) -> None:
-    open_ = {HERE: (Open(66, 3, 5, 100), Open(67, 0, 0, 200)), THERE: (Open(67, 3, 0, 0),)}
+@pytest.mark.parametrize(
+    ("state", "commit"),
+    [("CompleteCommit", True), ("CompleteAbort", False), ("Empty", False)],
+)
+def test_a_partition_lacks_the_marker_that_the_coordinator_decided_on(
+    state: str, commit: bool
+) -> None:
+    open_ = {
+        HERE: (Open(66, 3, 5, 100), Open(67, 0, 0, 200)),
+        THERE: (Open(67, 3, 0, 0),),
+    }
     assert missing_markers(told(state), open_) == {HERE: Marker(66, 3, 5, commit)}
 
 
-def test_a_producer_that_no_coordinator_has_written_to_gets_the_first_epoch_of_one() -> None:
-    assert missing_markers(told("CompleteCommit"), {HERE: (Open(66, 3, -1, 0),)}) == {HERE: Marker(66, 3, 0, True)}
+def test_a_producer_that_no_coordinator_has_written_to_gets_the_first_epoch_of_one() -> (
+    None
+):
+    assert missing_markers(told("CompleteCommit"), {HERE: (Open(66, 3, -1, 0),)}) == {
+        HERE: Marker(66, 3, 0, True)
+    }
 
 
 def test_an_open_transaction_of_an_epoch_that_was_fenced_is_the_last_one_too() -> None:
     """An abort by time-out or by `InitProducerId` raises the epoch first."""
-    assert missing_markers(told("CompleteAbort", epoch=4), {HERE: (Open(66, 3, 0, 0),)}) == {
-        HERE: Marker(66, 4, 0, False)
-    }
+    assert missing_markers(
+        told("CompleteAbort", epoch=4), {HERE: (Open(66, 3, 0, 0),)}
+    ) == {HERE: Marker(66, 4, 0, False)}
 
 
 @given(
     state=st.sampled_from(sorted(ENDED | ENDING | {ONGOING, "Dead"})),
     epoch=st.integers(0, 3),
     found=st.lists(
-        st.builds(Open, st.integers(65, 67), st.integers(0, 4), st.integers(-1, 3), st.integers(0, 9)), max_size=4
+        st.builds(
+            Open,
+            st.integers(65, 67),
+            st.integers(0, 4),
+            st.integers(-1, 3),
+            st.integers(0, 9),
+        ),
+        max_size=4,
     ),
 )
 def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_decided(
@@ -58,14 +77,20 @@ def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_dec
     markers = missing_markers(told(state, epoch), {HERE: found})
     assert bool(markers) == (state in ENDED and bool(ours))
     for marker in markers.values():
-        assert (marker.producer, marker.epoch, marker.commit) == (66, epoch, state == "CompleteCommit")
+        assert (marker.producer, marker.epoch, marker.commit) == (
+            66,
+            epoch,
+            state == "CompleteCommit",
+        )
         assert marker.coordinator_epoch >= 0
 
 
 def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
     open_ = {HERE: (Open(67, 0, 0, 4), Open(66, 3, 5, 100))}
     me, done, begun = Login("User:me", "PLAIN"), told("CompleteCommit"), told("Empty")
-    said = refusal("app-1", done, missing_markers(done, open_), open_, "not allowed", me)
+    said = refusal(
+        "app-1", done, missing_markers(done, open_), open_, "not allowed", me
+    )
     for part in (
         '"app-1"',
         "producer 66",
@@ -76,7 +101,9 @@ def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
         "Do not use",
     ):
         assert part in said
-    said = refusal("app-1", begun, missing_markers(begun, open_), open_, "not allowed", me)
+    said = refusal(
+        "app-1", begun, missing_markers(begun, open_), open_, "not allowed", me
+    )
     assert "double its records" in said
     assert (
         "Or, for each of these partitions: `kafka-transactions.sh --bootstrap-server … abort --topic here --partition "

@@ -14,10 +14,14 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.group.processes import Process
 
-A, B, C = (TaskId(0, 0, KeyRange.of_groups(first, first + 63)) for first in (0, 64, 128))
+A, B, C = (
+    TaskId(0, 0, KeyRange.of_groups(first, first + 63)) for first in (0, 64, 128)
+)
 
 
-def assignment(*tasks: TaskId, settled: bool = False, process: str = "me") -> Assignment:
+def assignment(
+    *tasks: TaskId, settled: bool = False, process: str = "me"
+) -> Assignment:
     return Assignment(process, tuple(sorted(tasks)), tuple(sorted(tasks)), settled)
 
 
@@ -78,7 +82,9 @@ def test_each_rebalance_that_is_asked_for_has_its_own_number() -> None:
     assert holdings.state(MemberInfo("me"))[1] == numbers[-1]
 
 
-def test_a_task_given_back_while_it_closes_is_opened_again_and_its_release_frees_nothing() -> None:
+def test_a_task_given_back_while_it_closes_is_opened_again_and_its_release_frees_nothing() -> (
+    None
+):
     holdings = holding(A)
     revoked = holdings.assigned(2, assignment())
     back = holdings.assigned(3, assignment(A))
@@ -87,12 +93,16 @@ def test_a_task_given_back_while_it_closes_is_opened_again_and_its_release_frees
     assert holdings.held == (A,)
 
 
-def test_a_late_release_does_not_free_a_task_that_was_given_back_and_revoked_again() -> None:
+def test_a_late_release_does_not_free_a_task_that_was_given_back_and_revoked_again() -> (
+    None
+):
     holdings = holding(A)
     first = holdings.assigned(2, assignment())
     holdings.assigned(3, assignment(A))
     second = holdings.assigned(4, assignment())
-    holdings.released([A], first.serial)  # the caller is about to open it, then to close it
+    holdings.released(
+        [A], first.serial
+    )  # the caller is about to open it, then to close it
     assert list(holdings.held) == [A]
     holdings.released([A], second.serial)
     assert not holdings.held
@@ -121,7 +131,9 @@ def test_what_is_held_is_void_when_a_generation_began_without_an_answer() -> Non
     event = holdings.answered(7)
     assert event is not None
     assert (event.epoch, event.tasks) == (1, (A, B, C))
-    assert holdings.wants_rebalance  # the answered request names them, so the leader assigns them to no other member
+    assert (
+        holdings.wants_rebalance
+    )  # the answered request names them, so the leader assigns them to no other member
     assert not holdings.held
 
 
@@ -131,7 +143,9 @@ def test_a_generation_that_ends_before_its_assignment_comes_voids_nothing() -> N
     assert holdings.answered(5) is None
     assert holdings.answered(6) is None
     assert holdings.answered(6) is None  # the same broker again
-    assert holdings.answered(5) is None  # another broker, which does not know the generations of the first one
+    assert (
+        holdings.answered(5) is None
+    )  # another broker, which does not know the generations of the first one
     assert holdings.held == (A,)
 
 
@@ -165,13 +179,18 @@ def test_an_assignment_made_for_a_predecessor_asks_for_a_new_one() -> None:
 
 
 tasks = st.sets(st.sampled_from([A, B, C]))
-steps = st.lists(st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "release"])), max_size=40)
+steps = st.lists(
+    st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "release"])),
+    max_size=40,
+)
 
 
 @pytest.mark.ci
 @settings(max_examples=500)
 @given(steps)
-def test_whatever_may_be_open_is_held_however_late_the_control_thread_is(history: list[set[TaskId] | str]) -> None:
+def test_whatever_may_be_open_is_held_however_late_the_control_thread_is(
+    history: list[set[TaskId] | str],
+) -> None:
     control = Process("me", 1)
     holdings = control.holdings
     for generation, step in enumerate(history):

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.leadership import NO_LEADER, BrokerView, Choice, choose, choose_each, silent_replicas
+from coopstreams.group.leadership import (
+    NO_LEADER,
+    BrokerView,
+    Choice,
+    choose,
+    choose_each,
+    silent_replicas,
+)
 from coopstreams.topology.columns import TopicPartition
 
 EVENTS, WEIGHTS = ("freeze", "wake", "fence", "back", "join"), (2, 1, 0.5, 2, 2)
@@ -30,15 +37,25 @@ class State:
     def without(self, broker: int, min_isr: int) -> State:
         """The controller fences a broker whose heartbeats have stopped."""
         isr = self.isr - {broker}
-        eligible = self.eligible | (self.isr - isr) if len(isr) < min_isr else frozenset[int]()
-        keep = isr or (self.isr if min_isr == 1 else isr)  # the last one stays, unless others are eligible
-        state = replace(self, isr=keep, offline=self.offline | {broker}, eligible=eligible)
+        eligible = (
+            self.eligible | (self.isr - isr) if len(isr) < min_isr else frozenset[int]()
+        )
+        keep = isr or (
+            self.isr if min_isr == 1 else isr
+        )  # the last one stays, unless others are eligible
+        state = replace(
+            self, isr=keep, offline=self.offline | {broker}, eligible=eligible
+        )
         return state.led() if broker == self.leader else state
 
     def led(self) -> State:
         """Elect another leader, in a new epoch."""
         isr = min(self.isr - self.offline, default=NO_LEADER)
-        leader = isr if isr != NO_LEADER else min(self.eligible - self.offline, default=NO_LEADER)
+        leader = (
+            isr
+            if isr != NO_LEADER
+            else min(self.eligible - self.offline, default=NO_LEADER)
+        )
         if leader == NO_LEADER:
             return replace(self, leader=NO_LEADER, epoch=self.epoch + 1)
         outside = leader not in self.isr
@@ -87,25 +104,50 @@ class Cluster:
             self.frozen.discard(broker)
         elif what == "fence" and broker not in state.offline:
             self.states.append(state.without(broker, self.min_isr))
-        elif what == "back" and awake and broker in state.offline and self.known[broker] == len(self.states) - 1:
+        elif (
+            what == "back"
+            and awake
+            and broker in state.offline
+            and self.known[broker] == len(self.states) - 1
+        ):
             back = replace(state, offline=state.offline - {broker})
             self.states.append(back if back.leader != NO_LEADER else back.led())
         elif what == "join" and self._leads(state.leader) and self._may_join(broker):
             isr = state.isr | {broker}
             self.states.append(
-                replace(state, isr=isr, eligible=state.eligible - isr if len(isr) < self.min_isr else frozenset())
+                replace(
+                    state,
+                    isr=isr,
+                    eligible=state.eligible - isr
+                    if len(isr) < self.min_isr
+                    else frozenset(),
+                )
             )
-        elif what == "acknowledge" and self._leads(state.leader) and len(state.isr) >= self.min_isr:
-            heard = all(self.seen(one).epoch == state.epoch and one not in self.frozen for one in state.isr)
+        elif (
+            what == "acknowledge"
+            and self._leads(state.leader)
+            and len(state.isr) >= self.min_isr
+        ):
+            heard = all(
+                self.seen(one).epoch == state.epoch and one not in self.frozen
+                for one in state.isr
+            )
             self.acknowledged = state.epoch if heard else self.acknowledged
 
     def _leads(self, broker: int) -> bool:
         """Whether the leader runs and knows that it leads."""
-        return broker != NO_LEADER and broker not in self.frozen and self.seen(broker).epoch == self.now.epoch
+        return (
+            broker != NO_LEADER
+            and broker not in self.frozen
+            and self.seen(broker).epoch == self.now.epoch
+        )
 
     def _may_join(self, broker: int) -> bool:
         """Whether a leader adds it to the ISR: it is alive in the leader's view, and fetches in its epoch."""
-        alive = broker not in self.now.offline and broker not in self.seen(self.now.leader).offline
+        alive = (
+            broker not in self.now.offline
+            and broker not in self.seen(self.now.leader).offline
+        )
         return (
             alive
             and broker not in self.now.isr
@@ -123,7 +165,10 @@ def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
     for _ in range(times):
         broker = rng.randrange(cluster.brokers)
         cluster.do(
-            "fence" if broker in cluster.frozen and rng.random() < 0.6 else rng.choices(EVENTS, WEIGHTS)[0], broker
+            "fence"
+            if broker in cluster.frozen and rng.random() < 0.6
+            else rng.choices(EVENTS, WEIGHTS)[0],
+            broker,
         )
         for hears in range(cluster.brokers):
             if rng.random() < 0.3:
@@ -134,7 +179,13 @@ def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
 
 @pytest.mark.ci
 @settings(max_examples=1000, deadline=None)
-@given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2**32), st.integers(5, 80), st.integers(1, 12))
+@given(
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.integers(0, 2**32),
+    st.integers(5, 80),
+    st.integers(1, 12),
+)
 def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_later(
     brokers: int, min_isr: int, seed: int, before: int, meanwhile: int
 ) -> None:
@@ -152,7 +203,9 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
     choice = choose(answers, cluster.min_isr)
     asked = choice is not None and not choice.why_not
     first = next(iter(answers.values()), None)
-    event(f"asked: {asked}, some broker is behind: {first is not None and first.epoch < acknowledged}")
+    event(
+        f"asked: {asked}, some broker is behind: {first is not None and first.epoch < acknowledged}"
+    )
     assert choice is None or not asked or choice.epoch >= acknowledged
 
 
@@ -161,7 +214,10 @@ def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
     """If all brokers that are not offline have answered, and records can be acknowledged, no other need answer."""
     min_isr = data.draw(st.integers(1, brokers))
     living = data.draw(
-        st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1))
+        st.sets(
+            st.integers(0, brokers - 1),
+            min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1),
+        )
     )
     everybody = frozenset(range(brokers))
     view = BrokerView(min(living), 7, everybody, everybody - living)
@@ -170,7 +226,10 @@ def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
     assert (choice.leader, choice.epoch, choice.why_not) == (min(living), 7, "")
 
 
-OLD, NEW = BrokerView(1, 4, frozenset({1, 2, 3})), BrokerView(2, 5, frozenset({1, 2, 3}), frozenset({1}))
+OLD, NEW = (
+    BrokerView(1, 4, frozenset({1, 2, 3})),
+    BrokerView(2, 5, frozenset({1, 2, 3}), frozenset({1})),
+)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +258,10 @@ def test_why_nobody_is_asked() -> None:
     assert choose({1: None, 2: None}, 1) is None
     for answers, why in [
         ({1: OLD}, "broker 2, 3 may know of a newer leader"),
-        ({1: replace(OLD, leader=NO_LEADER), 2: replace(OLD, leader=NO_LEADER)}, "it has no leader"),
+        (
+            {1: replace(OLD, leader=NO_LEADER), 2: replace(OLD, leader=NO_LEADER)},
+            "it has no leader",
+        ),
         ({1: replace(OLD, topic_id="x"), 2: NEW}, "do not agree which topic"),
     ]:
         choice = choose(answers, 2)
@@ -209,24 +271,43 @@ def test_why_nobody_is_asked() -> None:
 
 def test_the_end_of_a_partition_is_asked_for_only_if_its_leader_is_certain() -> None:
     led, doubtful, unknown = (TopicPartition("orders", number) for number in range(3))
-    choices = choose_each({2: {led: NEW, doubtful: OLD}, 3: {led: NEW}}, [led, doubtful, unknown], {"orders": 1})
+    choices = choose_each(
+        {2: {led: NEW, doubtful: OLD}, 3: {led: NEW}},
+        [led, doubtful, unknown],
+        {"orders": 1},
+    )
     assert choices.certain == {led: Choice(2, 5)}
-    assert choices.reasons == {doubtful: "broker 1 may know of a newer leader and has not answered"}
+    assert choices.reasons == {
+        doubtful: "broker 1 may know of a newer leader and has not answered"
+    }
     assert choices.unknown == {unknown}
 
 
-def test_where_nobody_tells_min_insync_replicas_the_only_silent_broker_may_have_taken_a_record_alone() -> None:
+def test_where_nobody_tells_min_insync_replicas_the_only_silent_broker_may_have_taken_a_record_alone() -> (
+    None
+):
     at = TopicPartition("orders", 0)
     views = {1: {at: OLD}, 3: {at: OLD}}
     assert choose_each(views, [at], {"orders": 2}).certain == {at: Choice(1, 4)}
-    assert choose_each(views, [at], {}).reasons == {at: "broker 2 may know of a newer leader and has not answered"}
+    assert choose_each(views, [at], {}).reasons == {
+        at: "broker 2 may know of a newer leader and has not answered"
+    }
 
 
 def test_a_record_waits_for_each_in_sync_replica_whose_broker_does_not_answer() -> None:
     led, other, unknown = (TopicPartition("orders", number) for number in range(3))
-    full, without = (replace(OLD, in_sync=frozenset(brokers)) for brokers in ({1, 2, 3}, {1, 3}))
+    full, without = (
+        replace(OLD, in_sync=frozenset(brokers)) for brokers in ({1, 2, 3}, {1, 3})
+    )
     partitions = [led, other, unknown]
     assert silent_replicas({}, partitions) == {}
-    assert silent_replicas({1: {led: full, other: without}, 3: {led: full}}, partitions) == {led: {2}}
-    assert silent_replicas({1: {led: full}, 3: {led: without}}, partitions) == {}, "one of them knows better"
-    assert silent_replicas({1: {led: full}, 2: {led: full}, 3: {led: full}}, partitions) == {}
+    assert silent_replicas(
+        {1: {led: full, other: without}, 3: {led: full}}, partitions
+    ) == {led: {2}}
+    assert silent_replicas({1: {led: full}, 3: {led: without}}, partitions) == {}, (
+        "one of them knows better"
+    )
+    assert (
+        silent_replicas({1: {led: full}, 2: {led: full}, 3: {led: full}}, partitions)
+        == {}
+    )

@@ -23,11 +23,26 @@ from coopstreams.group.coordinator import GroupCoordinator
 from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import (
+    FencedError,
+    GroupError,
+    LogError,
+    MembershipLostError,
+    UnknownTopicError,
+)
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.conftest import Kafka
-from tests.group.instances import CALM, PATIENCE_S, QUICK, Application, application, commit, eventually, later
+from tests.group.instances import (
+    CALM,
+    PATIENCE_S,
+    QUICK,
+    Application,
+    application,
+    commit,
+    eventually,
+    later,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -35,7 +50,9 @@ pytestmark = pytest.mark.broker
 # --- sharing and hand-over ------------------------------------------------------
 
 
-def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies(kafka: Kafka) -> None:
+def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies(
+    kafka: Kafka,
+) -> None:
     with application(kafka.bootstrap, kafka.unique("five"), 3) as app:
         for name in "abcde":
             app.start(name, timings=QUICK if name == "c" else CALM)
@@ -49,13 +66,19 @@ def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies
         app.complete(*"bdef")
         for instance in app.instances.values():
             clusters = {
-                event.generation: event.cluster for event in instance.events if not isinstance(event, (Lost, Refused))
+                event.generation: event.cluster
+                for event in instance.events
+                if not isinstance(event, (Lost, Refused))
             }
             for cluster in clusters.values():
-                check_granted({member.id: member.tasks for member in cluster.members}, {})
+                check_granted(
+                    {member.id: member.tasks for member in cluster.members}, {}
+                )
 
 
-def test_nobody_waits_for_a_dead_member_whose_successor_is_there(app: Application) -> None:
+def test_nobody_waits_for_a_dead_member_whose_successor_is_there(
+    app: Application,
+) -> None:
     long = replace(CALM, session=20 * 60_000)
     a = app.start("a", timings=long)
     app.complete("a")
@@ -73,7 +96,10 @@ def test_everybody_has_the_same_picture_of_the_group(app: Application) -> None:
     app.complete("a", "b")
     eventually(lambda: a.generation == b.generation)
     assert a.cluster == b.cluster
-    assert {member.info.process: (member.info.endpoint, member.tasks) for member in a.cluster.members} == {
+    assert {
+        member.info.process: (member.info.endpoint, member.tasks)
+        for member in a.cluster.members
+    } == {
         "a": ("a:1", a.tasks),
         "b": ("b:1", b.tasks),
     }
@@ -87,10 +113,14 @@ def test_kafkas_tools_see_who_reads_which_partition(app: Application) -> None:
     admin = AdminClient({"bootstrap.servers": app.bootstrap})
     group = admin.describe_consumer_groups([app.group])[app.group].result(PATIENCE_S)
     assert group.partition_assignor == "coopstreams"
-    assert [(t.topic, t.partition) for t in group.members[0].assignment.topic_partitions] == [(f"{app.group}-topic", 0)]
+    assert [
+        (t.topic, t.partition) for t in group.members[0].assignment.topic_partitions
+    ] == [(f"{app.group}-topic", 0)]
 
 
-def test_a_revoked_range_reaches_its_next_owner_only_when_it_was_released(app: Application) -> None:
+def test_a_revoked_range_reaches_its_next_owner_only_when_it_was_released(
+    app: Application,
+) -> None:
     a = app.start("a")
     app.complete("a")
     a.may_release.clear()
@@ -138,7 +168,9 @@ def test_a_follower_can_have_a_rebalance(app: Application) -> None:
 # --- fences ---------------------------------------------------------------------
 
 
-def test_a_commit_of_an_earlier_generation_is_refused(app: Application, partition: TopicPartition) -> None:
+def test_a_commit_of_an_earlier_generation_is_refused(
+    app: Application, partition: TopicPartition
+) -> None:
     a = app.start("a")
     app.complete("a")
     stale = commit(a, partition, 1)
@@ -158,7 +190,9 @@ def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes
     stale = commit(a, partition, 1)
     app.start("b")
     app.complete("a", "b")
-    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(f"{app.group}-transaction")
+    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(
+        f"{app.group}-transaction"
+    )
     writer.begin()
     with pytest.raises(FencedError), a.member.fence(0):
         writer.send_offsets({partition: (99, "")}, stale)
@@ -180,7 +214,9 @@ def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) ->
         commit(a, TopicPartition("no-such-topic", 0), 1)
 
 
-def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(app: Application, kafka: Kafka) -> None:
+def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(
+    app: Application, kafka: Kafka
+) -> None:
     """A broker learns of a topic after its controller has created it: a commit in between ended an application."""
     a = app.start("a")
     app.complete("a")
@@ -192,7 +228,9 @@ def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(app: 
     assert a.member.committed([partition]) == {partition: (1, "")}
 
 
-def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Application) -> None:
+def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(
+    app: Application,
+) -> None:
     a = app.start("a")
     app.complete("a")
     with pytest.raises(MembershipLostError, match="since epoch 5"), a.member.fence(5):
@@ -233,7 +271,9 @@ def test_commits_of_several_threads_go_on_while_members_come_and_go(
 
 
 @pytest.mark.ci
-def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Application, partition: TopicPartition) -> None:
+def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(
+    app: Application, partition: TopicPartition
+) -> None:
     short = Timings(session=6000, heartbeat=200)
     a, b = app.start("a", timings=short), app.start("b", timings=short)
     app.complete("a", "b")
@@ -249,15 +289,21 @@ def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Applicat
     app.complete("a")
 
 
-def test_committed_offsets_wait_for_a_transaction_that_is_open(app: Application, partition: TopicPartition) -> None:
+def test_committed_offsets_wait_for_a_transaction_that_is_open(
+    app: Application, partition: TopicPartition
+) -> None:
     a = app.start("a")
     app.complete("a")
     commit(a, partition, 1)
-    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(f"{app.group}-transaction")
+    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(
+        f"{app.group}-transaction"
+    )
     writer.begin()
     with a.member.fence(0) as fence:
         writer.send_offsets({partition: (2, "in doubt")}, fence)
-    with pytest.raises(LogError, match=rf"an open transaction has kept back {partition} for 2 s"):
+    with pytest.raises(
+        LogError, match=rf"an open transaction has kept back {partition} for 2 s"
+    ):
         a.member.committed([partition], timeout_ms=2000)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(a.member.committed, [partition])
@@ -280,9 +326,14 @@ def test_a_transaction_that_nobody_ends_is_ended_at_once_and_its_producer_fenced
         writer.begin()
         writer.append(partition.topic, [b"k"], [b"v"], [0], partitions=0)
         writer.flush(PATIENCE_S)
-    assert a.member.open_transactions(f"{app.group}-") == {f"{app.group}-dead", f"{app.group}-living"}
+    assert a.member.open_transactions(f"{app.group}-") == {
+        f"{app.group}-dead",
+        f"{app.group}-living",
+    }
     a.member.end_transaction(f"{app.group}-dead")
-    eventually(lambda: a.member.open_transactions(f"{app.group}-") == {f"{app.group}-living"})
+    eventually(
+        lambda: a.member.open_transactions(f"{app.group}-") == {f"{app.group}-living"}
+    )
     with pytest.raises(FencedError):
         dead.commit(PATIENCE_S)
     living.commit(PATIENCE_S)
@@ -310,11 +361,17 @@ def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(
     writer.append(partition.topic, [b"k"], [b"v"], [0], partitions=0)
     writer.flush(PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        brokers = cast(GroupCoordinator, a.member._coordinator)._connection._manager.cluster._brokers
+        brokers = cast(
+            GroupCoordinator, a.member._coordinator
+        )._connection._manager.cluster._brokers
         brokers[77] = copy.copy(next(iter(brokers.values())))
         brokers[77].node_id, brokers[77].port = 77, silent.getsockname()[1]
         for _ in range(3):
-            eventually(lambda: a.member.open_transactions(f"{app.group}-") == {f"{app.group}-open"})
+            eventually(
+                lambda: (
+                    a.member.open_transactions(f"{app.group}-") == {f"{app.group}-open"}
+                )
+            )
         brokers.pop(77, None)
     writer.close()
     log.close()
@@ -329,7 +386,9 @@ class Laptop(System):
         return super().elapsed() + self.asleep_s
 
 
-def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(app: Application) -> None:
+def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(
+    app: Application,
+) -> None:
     """The monotonic clock stops meanwhile; the clock that counts suspended time does not, nor does the broker's."""
     asleep, awake, laptop = threading.Event(), threading.Event(), Laptop()
     awake.set()

@@ -22,7 +22,15 @@ from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.group.settings import kafka_python_settings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, MembershipLostError
-from tests.group.instances import PATIENCE_S, QUICK, Application, Instance, application, commit, eventually
+from tests.group.instances import (
+    PATIENCE_S,
+    QUICK,
+    Application,
+    Instance,
+    application,
+    commit,
+    eventually,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -43,7 +51,9 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     stale = commit(z, partition, 1)
     assert z.member.sure(0)
     awake.clear()
-    eventually(lambda: any(task.key_range.is_whole for task in other.tasks), "nobody took over")
+    eventually(
+        lambda: any(task.key_range.is_whole for task in other.tasks), "nobody took over"
+    )
     assert not z.member.sure(0)
     assert z.member.epoch == 0
     app.ledger.died("z")  # from here on, its work is void
@@ -64,7 +74,9 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
 
 
 @pytest.mark.slow
-def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_to_break: KafkaBroker) -> None:
+def test_a_short_outage_of_the_broker_costs_nobody_the_membership(
+    broker_to_break: KafkaBroker,
+) -> None:
     with application(broker_to_break.bootstrap, "outage", 1) as app:
         a, b = app.start("a"), app.start("b")
         app.complete("a", "b")
@@ -95,16 +107,24 @@ def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_
     new = app.start("new", instance_id="one", endpoint="new:1")
     app.complete("a", "new")
     assert new.tasks == tasks
-    eventually(lambda: {member.info.endpoint for member in a.cluster.members} == {None, "new:1"})
+    eventually(
+        lambda: (
+            {member.info.endpoint for member in a.cluster.members} == {None, "new:1"}
+        )
+    )
     assert not a.heard(Lost)
 
 
-def test_of_two_processes_with_one_instance_id_the_older_one_stops(app: Application) -> None:
+def test_of_two_processes_with_one_instance_id_the_older_one_stops(
+    app: Application,
+) -> None:
     old = app.start("old", instance_id="one")
     app.complete("old")
     new = app.start("new", instance_id="one")
     eventually(lambda: old.heard(Refused))
-    assert "another process has taken over group.instance.id 'one'" in old.member.problem
+    assert (
+        "another process has taken over group.instance.id 'one'" in old.member.problem
+    )
     app.ledger.clashes.clear()  # it is fenced: its open tasks are void
     app.complete("new")
     assert not new.heard(Refused)
@@ -114,11 +134,17 @@ def test_of_two_processes_with_one_instance_id_the_older_one_stops(app: Applicat
 
 
 def refusal(instance: Instance) -> str:
-    eventually(lambda: instance.heard(Refused), f"not refused; {instance.member.problem}")
-    return next(str(event.error) for event in instance.events if isinstance(event, Refused))
+    eventually(
+        lambda: instance.heard(Refused), f"not refused; {instance.member.problem}"
+    )
+    return next(
+        str(event.error) for event in instance.events if isinstance(event, Refused)
+    )
 
 
-def test_a_group_that_other_consumers_use_is_named(app: Application, partition: TopicPartition) -> None:
+def test_a_group_that_other_consumers_use_is_named(
+    app: Application, partition: TopicPartition
+) -> None:
     consumer = Consumer({"bootstrap.servers": app.bootstrap, "group.id": app.group})
     consumer.subscribe([partition.topic])
     eventually(lambda: consumer.poll(0.05) is None and len(consumer.assignment()) == 1)
@@ -138,7 +164,9 @@ def test_a_broker_that_cannot_be_reached_is_named_with_the_reason() -> None:
 
 
 @pytest.mark.slow
-def test_a_broker_that_comes_up_late_is_found(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_a_broker_that_comes_up_late_is_found(
+    broker_of_own: Callable[..., KafkaBroker],
+) -> None:
     broker = broker_of_own()
     broker.stop()
     with application(broker.bootstrap, "late", 1) as app:
@@ -159,7 +187,9 @@ class Stranger:
 
     def subscription(self) -> bytes:
         return bytes(
-            ConsumerProtocolSubscription(version=1, topics=["t"], user_data=b"sticky", owned_partitions=[]).encode()
+            ConsumerProtocolSubscription(
+                version=1, topics=["t"], user_data=b"sticky", owned_partitions=[]
+            ).encode()
         )
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -182,16 +212,25 @@ class Stranger:
         raise AssertionError(error)
 
 
-def test_a_stranger_in_the_group_gets_nothing_and_stops_nobody(app: Application) -> None:
+def test_a_stranger_in_the_group_gets_nothing_and_stops_nobody(
+    app: Application,
+) -> None:
     app.start("a")
     app.complete("a")
     hooks = Stranger()
     stranger = GroupCoordinator(
-        kafka_python_settings({"bootstrap.servers": app.bootstrap}), app.group, None, QUICK, hooks
+        kafka_python_settings({"bootstrap.servers": app.bootstrap}),
+        app.group,
+        None,
+        QUICK,
+        hooks,
     )
     stranger.start()
     eventually(lambda: bool(hooks.given))
-    assert "is not an instance of this application" in decode_assignment(hooks.given[-1], "a").error
+    assert (
+        "is not an instance of this application"
+        in decode_assignment(hooks.given[-1], "a").error
+    )
     app.start("b")
     app.complete("a", "b")
     stranger.close(leave=True)

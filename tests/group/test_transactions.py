@@ -18,7 +18,11 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
 )
-from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
@@ -53,15 +57,29 @@ class Producers:
             DescribeProducersRequest: self.producers,
             WriteTxnMarkersRequest: self.write,
             ListTransactionsRequest: lambda *_: {
-                "transaction_states": [{"transactional_id": ID, "producer_id": PRODUCER}] * (self.state != "Ongoing")
+                "transaction_states": [
+                    {"transactional_id": ID, "producer_id": PRODUCER}
+                ]
+                * (self.state != "Ongoing")
             },
         }
 
     def described(self, broker: int, _: Any) -> Fields:
         if broker != self.kafka.coordinator:
-            return {"transaction_states": [{"transactional_id": ID, "error_code": NotCoordinatorError.errno}]}
-        topics = [{"topic": at.topic, "partitions": [at.partition]} for at in self.partitions]
-        told = {"transaction_state": self.state, "producer_id": PRODUCER, "producer_epoch": 3, "topics": topics}
+            return {
+                "transaction_states": [
+                    {"transactional_id": ID, "error_code": NotCoordinatorError.errno}
+                ]
+            }
+        topics = [
+            {"topic": at.topic, "partitions": [at.partition]} for at in self.partitions
+        ]
+        told = {
+            "transaction_state": self.state,
+            "producer_id": PRODUCER,
+            "producer_epoch": 3,
+            "topics": topics,
+        }
         return {"transaction_states": [{"transactional_id": ID, **told}]}
 
     def producers(self, _: int, request: Any) -> Fields:
@@ -70,9 +88,15 @@ class Producers:
             partitions = []
             for number in topic.partition_indexes:
                 start = self.open.get(TopicPartition(topic.name, number), -1)
-                of = {"producer_id": PRODUCER, "producer_epoch": 3, "coordinator_epoch": 5}
+                of = {
+                    "producer_id": PRODUCER,
+                    "producer_epoch": 3,
+                    "coordinator_epoch": 5,
+                }
                 active = [{**of, "current_txn_start_offset": start}]
-                partitions.append({"partition_index": number, "active_producers": active})
+                partitions.append(
+                    {"partition_index": number, "active_producers": active}
+                )
             topics.append({"name": topic.name, "partitions": partitions})
         return {"topics": topics}
 
@@ -85,7 +109,9 @@ class Producers:
                     at = TopicPartition(topic.name, number)
                     self.markers.append((broker, at, marker.transaction_result))
                     self.open.pop(at, None)
-                partitions = [{"partition_index": number} for number in topic.partition_indexes]
+                partitions = [
+                    {"partition_index": number} for number in topic.partition_indexes
+                ]
                 topics.append({"name": topic.name, "partitions": partitions})
             told.append({"producer_id": marker.producer_id, "topics": topics})
         return {"markers": told}
@@ -112,7 +138,9 @@ def transactions(kafka: Brokers) -> Iterator[Transactions]:
     made.close()
 
 
-@pytest.mark.parametrize(("state", "commits"), [("CompleteCommit", True), ("CompleteAbort", False)])
+@pytest.mark.parametrize(
+    ("state", "commits"), [("CompleteCommit", True), ("CompleteAbort", False)]
+)
 def test_a_hanging_transaction_gets_its_marker_from_the_leader(
     producers: Producers, transactions: Transactions, state: str, commits: bool
 ) -> None:
@@ -121,7 +149,9 @@ def test_a_hanging_transaction_gets_its_marker_from_the_leader(
     assert producers.markers == [(2, OUT, commits)]
 
 
-def test_what_has_ended_everywhere_needs_no_marker(producers: Producers, transactions: Transactions) -> None:
+def test_what_has_ended_everywhere_needs_no_marker(
+    producers: Producers, transactions: Transactions
+) -> None:
     assert transactions.settle(ID, [OUT, OFFSETS], PATIENCE_S) == frozenset()
     assert producers.markers == []
 
@@ -135,16 +165,25 @@ def test_an_ongoing_transaction_is_left_alone_and_its_partitions_are_returned(
     assert producers.markers == []
 
 
-def test_a_transaction_that_is_about_to_end_is_waited_for(producers: Producers, transactions: Transactions) -> None:
+def test_a_transaction_that_is_about_to_end_is_waited_for(
+    producers: Producers, transactions: Transactions
+) -> None:
     producers.state = "PrepareCommit"
-    with pytest.raises(CoopStreamsError, match="stays in state PrepareCommit: its markers are not written") as raised:
+    with pytest.raises(
+        CoopStreamsError,
+        match="stays in state PrepareCommit: its markers are not written",
+    ) as raised:
         transactions.settle(ID, [OUT], SHORT_S)
     assert raised.value.retryable  # type: ignore[attr-defined]
 
 
-def test_an_id_that_nobody_has_used_has_no_transaction(kafka: Brokers, transactions: Transactions) -> None:
+def test_an_id_that_nobody_has_used_has_no_transaction(
+    kafka: Brokers, transactions: Transactions
+) -> None:
     error = {"transactional_id": ID, "error_code": TransactionalIdNotFoundError.errno}
-    kafka.answers[DescribeTransactionsRequest] = lambda *_: {"transaction_states": [error]}
+    kafka.answers[DescribeTransactionsRequest] = lambda *_: {
+        "transaction_states": [error]
+    }
     assert transactions.settle_topics(ID, ["out"], PATIENCE_S) == frozenset()
 
 
@@ -167,7 +206,10 @@ def test_no_marker_is_written_while_the_brokers_do_not_agree_who_coordinates(
     transactions.settle(ID, [OUT], PATIENCE_S)
     kafka.named = {2: 2}
     producers.open = {OUT: 100}
-    with pytest.raises(CoopStreamsError, match=r'do not agree who coordinates "app-0".*2: 2, 3: 1\}|no success in'):
+    with pytest.raises(
+        CoopStreamsError,
+        match=r'do not agree who coordinates "app-0".*2: 2, 3: 1\}|no success in',
+    ):
         transactions.settle(ID, [OUT], SHORT_S)
     assert producers.markers == []
 
@@ -178,28 +220,54 @@ def test_a_marker_that_may_not_be_written_is_an_error_with_the_cure(
     producers.open = {OUT: 100}
 
     def refused(_: int, request: Any) -> Fields:
-        denied = [{"partition_index": 0, "error_code": ClusterAuthorizationFailedError.errno}]
-        return {"markers": [{"producer_id": PRODUCER, "topics": [{"name": "out", "partitions": denied}]}]}
+        denied = [
+            {"partition_index": 0, "error_code": ClusterAuthorizationFailedError.errno}
+        ]
+        return {
+            "markers": [
+                {
+                    "producer_id": PRODUCER,
+                    "topics": [{"name": "out", "partitions": denied}],
+                }
+            ]
+        }
 
     kafka.answers[WriteTxnMarkersRequest] = refused
-    with pytest.raises(CoopStreamsError, match=r"out-0 \(from offset 100\).*--operation ClusterAction --cluster"):
+    with pytest.raises(
+        CoopStreamsError,
+        match=r"out-0 \(from offset 100\).*--operation ClusterAction --cluster",
+    ):
         transactions.settle(ID, [OUT], PATIENCE_S)
 
 
 def test_topics_that_may_not_be_seen_are_said_once_and_left_out(
-    kafka: Brokers, producers: Producers, transactions: Transactions, caplog: pytest.LogCaptureFixture
+    kafka: Brokers,
+    producers: Producers,
+    transactions: Transactions,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     producers.open = {OUT: 100}
     denied = [{"partition_index": 0, "error_code": TopicAuthorizationFailedError.errno}]
-    kafka.answers[DescribeProducersRequest] = lambda *_: {"topics": [{"name": "out", "partitions": denied}]}
+    kafka.answers[DescribeProducersRequest] = lambda *_: {
+        "topics": [{"name": "out", "partitions": denied}]
+    }
     for _ in range(2):
         assert transactions.settle(ID, [OUT], PATIENCE_S) == frozenset()
-    assert sum("cannot be seen in out" in record.getMessage() for record in caplog.records) == 1
+    assert (
+        sum("cannot be seen in out" in record.getMessage() for record in caplog.records)
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("version", "skips"), [(29, False), (30, True), (31, True), (32, False)])
+@pytest.mark.parametrize(
+    ("version", "skips"), [(29, False), (30, True), (31, True), (32, False)]
+)
 def test_only_coordinators_that_skip_markers_are_asked_after_each_commit(
-    kafka: Brokers, producers: Producers, transactions: Transactions, version: int, skips: bool
+    kafka: Brokers,
+    producers: Producers,
+    transactions: Transactions,
+    version: int,
+    skips: bool,
 ) -> None:
     kafka.metadata_version = version
     producers.state, producers.partitions = "Ongoing", [OUT]
@@ -207,8 +275,12 @@ def test_only_coordinators_that_skip_markers_are_asked_after_each_commit(
     versions = kafka.count(ApiVersionsRequest)
     for _ in range(3):
         assert transactions.open_partitions(ID, PATIENCE_S) == told
-    assert kafka.count(ApiVersionsRequest) - versions <= 3, "asked once, and once by each new connection"
-    assert transactions.settle_topics(ID, ["out"], PATIENCE_S) == (frozenset({OUT}) if skips else frozenset())
+    assert kafka.count(ApiVersionsRequest) - versions <= 3, (
+        "asked once, and once by each new connection"
+    )
+    assert transactions.settle_topics(ID, ["out"], PATIENCE_S) == (
+        frozenset({OUT}) if skips else frozenset()
+    )
 
 
 def test_transactions_of_the_dead_are_ended_and_no_others(

@@ -18,7 +18,11 @@ from coopstreams.topology.errors import ConfigError, LogError
 def without_brokers(folder: Path, **settings: str) -> CoopStreams:
     builder = StreamsBuilder("retried")
     builder.stream("in", key=serdes.text, value=serdes.text).to("out")
-    nowhere = {"bootstrap.servers": "127.0.0.1:1", "connect.timeout.ms": 1000, "http.listen": ""}
+    nowhere = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "connect.timeout.ms": 1000,
+        "http.listen": "",
+    }
     own = {name.replace("_", "."): value for name, value in settings.items()}
     return CoopStreams(builder.build(), {**nowhere, "state.dir": str(folder), **own})
 
@@ -35,7 +39,9 @@ def test_an_instance_that_could_not_start_does_not_start_behind_its_error_when_i
             pass
 
     for again in (app.run, app.__enter__, lambda: asyncio.run(entered())):
-        with pytest.raises(RuntimeError, match="has run before, it is error: make another CoopStreams"):
+        with pytest.raises(
+            RuntimeError, match="has run before, it is error: make another CoopStreams"
+        ):
             again()
 
 
@@ -83,14 +89,23 @@ def test_a_block_of_asyncio_that_is_cancelled_while_it_is_entered_waits_for_the_
     ("url", "says"),
     [("gs://bucket/snapshots", "gcsfs"), ("s4://bucket", "Protocol not known: s4")],
 )
-def test_snapshots_that_cannot_be_read_are_an_error_at_start(tmp_path: Path, url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f'snapshots.dir: "{url}" is no storage for snapshots: .*{says}'):
+def test_snapshots_that_cannot_be_read_are_an_error_at_start(
+    tmp_path: Path, url: str, says: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f'snapshots.dir: "{url}" is no storage for snapshots: .*{says}',
+    ):
         without_brokers(tmp_path, snapshots_dir=url).run()
 
 
-def test_a_folder_of_snapshots_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_of_snapshots_that_is_not_there_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for folder, warned in ((tmp_path / "snapshost", True), (tmp_path, False)):
         caplog.clear()
         with pytest.raises(LogError):
             without_brokers(tmp_path, snapshots_dir=str(folder)).run()
-        assert (f"snapshots.dir = {folder}: there is no such folder" in caplog.text) is warned
+        assert (
+            f"snapshots.dir = {folder}: there is no such folder" in caplog.text
+        ) is warned

@@ -21,11 +21,15 @@ def version(class_: Any, repartition: str | None) -> Topology:
     """Keep the latest order of each key; with `repartition`, of orders that come through this topic."""
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json(class_))
-    (orders if repartition is None else orders.repartition(name=repartition)).to_table(store="latest")
+    (orders if repartition is None else orders.repartition(name=repartition)).to_table(
+        store="latest"
+    )
     return builder.build()
 
 
-def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_nothing_of_them() -> None:
+def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_nothing_of_them() -> (
+    None
+):
     log = MemoryLog()
 
     def taken_over(topology: Topology) -> set[str]:
@@ -41,12 +45,16 @@ def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_no
     assert taken_over(version(WITH_NOTE, "moved")) == {"app-moved-repartition"}
 
 
-def test_state_without_a_changelog_is_of_one_life_of_the_topic_that_keeps_the_topology() -> None:
+def test_state_without_a_changelog_is_of_one_life_of_the_topic_that_keeps_the_topology() -> (
+    None
+):
     def taken_over(log: MemoryLog, *, logged: bool) -> str:
         builder = StreamsBuilder("app")
         numbers = builder.stream("in", key=serdes.text, value=serdes.text)
         numbers.group_by_key().count(store=Materialized("kept", logged=logged))
-        return Deployed(log, Config.of({"bootstrap.servers": "none"}, "app")).take_over(builder.build(), {"in": 1})
+        return Deployed(log, Config.of({"bootstrap.servers": "none"}, "app")).take_over(
+            builder.build(), {"in": 1}
+        )
 
     log = MemoryLog()
     assert taken_over(log, logged=True) == "", "a changelog has a topic id of its own"
@@ -59,7 +67,9 @@ def test_state_without_a_changelog_is_of_one_life_of_the_topic_that_keeps_the_to
 
 
 @pytest.mark.parametrize("reused", [False, True])
-def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_topic_grows(reused: bool) -> None:
+def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_topic_grows(
+    reused: bool,
+) -> None:
     builder = StreamsBuilder("app")
     if reused:
         builder.table("in", key=serdes.text, value=serdes.text, store="kept")
@@ -69,14 +79,19 @@ def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_top
     topology, log = builder.build().optimized("all"), MemoryLog()
 
     def start(partitions: int, accepted: str = "") -> None:
-        settings = {"bootstrap.servers": "none"} | ({"topology.change.accepted": accepted} if accepted else {})
+        settings = {"bootstrap.servers": "none"} | (
+            {"topology.change.accepted": accepted} if accepted else {}
+        )
         deployed = Deployed(log, Config.of(settings, "app"))
         deployed.check(topology, {"in": partitions})
         deployed.take_over(topology, {"in": partitions})
 
     start(1)
     start(1)
-    with pytest.raises(TopologyChangedError, match="store kept is mixed: in has 2 partitions, and had 1") as refused:
+    with pytest.raises(
+        TopologyChangedError,
+        match="store kept is mixed: in has 2 partitions, and had 1",
+    ) as refused:
         start(2)
     start(2, str(refused.value).rpartition("=")[2])
     start(2)

@@ -58,12 +58,27 @@ acts = st.lists(
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @given(acts=acts, seed=st.integers(0, 1 << 16))
 @settings(max_examples=25, deadline=None)
-def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts: list[Act], seed: int) -> None:
-    made = Engine(counting(), {"in": 1, "out": 1}, threads=2, interval_s=0.001, processing_guarantee=guarantee)
+def test_every_record_counts_once_whatever_opens_and_closes(
+    guarantee: str, acts: list[Act], seed: int
+) -> None:
+    made = Engine(
+        counting(),
+        {"in": 1, "out": 1},
+        threads=2,
+        interval_s=0.001,
+        processing_guarantee=guarantee,
+    )
     ranges, rng, written = KeyRange.split(4), random.Random(seed), list[bytes]()
 
     def toggle(number: int, *, clean: bool) -> None:
-        mine = next((task for task, _ in made.tasks.values() if task.id.key_range == ranges[number]), None)
+        mine = next(
+            (
+                task
+                for task, _ in made.tasks.values()
+                if task.id.key_range == ranges[number]
+            ),
+            None,
+        )
         if mine is not None:
             made.close(mine, clean=clean)
         elif clean:
@@ -82,33 +97,49 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
                         made.dispatcher.move(0)
                 case "toggle":
                     toggle(act.number, clean=True)
-                case _ if guarantee == EXACTLY:  # closed without a commit: at least once would repeat it
+                case _ if (
+                    guarantee == EXACTLY
+                ):  # closed without a commit: at least once would repeat it
                     toggle(act.number, clean=False)
         for number in range(4):
-            if not any(task.id.key_range == ranges[number] for task, _ in made.tasks.values()):
+            if not any(
+                task.id.key_range == ranges[number] for task, _ in made.tasks.values()
+            ):
                 made.open(ranges[number], thread=number % 2)
         made.settle()
     finally:
         made.stop()
-    assert made.counted() == {key: list(range(1, written.count(key) + 1)) for key in set(written)}
+    assert made.counted() == {
+        key: list(range(1, written.count(key) + 1)) for key in set(written)
+    }
 
 
 def merging() -> Topology:
     builder = StreamsBuilder("app")
-    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    left, right = (
+        builder.stream(topic, key=serdes.raw, value=serdes.raw)
+        for topic in ("left", "right")
+    )
     left.merge(right).to("out")
     return builder.build()
 
 
-def test_tasks_do_not_wait_for_records_that_are_held_because_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_do_not_wait_for_records_that_are_held_because_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of the left topic belongs to one task, all of the right one to the other: each fills its own queue. Behind a
     record far ahead of time, what comes of the other topic moves no time.
     """
     monkeypatch.setattr(dispatch, "FETCH_RECORDS", 5)
     monkeypatch.setattr(dispatch, "MOST_WAITING", 4)
-    made = Engine(merging(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    made = Engine(
+        merging(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY
+    )
     topics = {"left": LEFT, "right": RIGHT}
-    keys = {topic: next(key for key in KEYS if key_hash(key) in key_range) for topic, key_range in topics.items()}
+    keys = {
+        topic: next(key for key in KEYS if key_hash(key) in key_range)
+        for topic, key_range in topics.items()
+    }
     for topic, key in keys.items():
         made.write(topic, [(key, b"", 1000)])
     made.start()
@@ -147,7 +178,9 @@ def test_what_nobody_here_wants_any_more_is_not_read() -> None:
     assert first.processed == 2 * len(mine)
 
 
-def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_repeats_nothing() -> None:
+def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_repeats_nothing() -> (
+    None
+):
     made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     made.write("in", [(key, b"", 5) for key in KEYS])
     made.start()
@@ -163,9 +196,13 @@ def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_rep
     assert made.counted() == {key: [1] for key in KEYS}
 
 
-def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_its_table() -> None:
+def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_its_table() -> (
+    None
+):
     """The reader reports the end of a partition once; a task that is opened later needs the report, too."""
-    made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY)
+    made = Engine(
+        joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY
+    )
     key = next(key for key in KEYS if key_hash(key) in RIGHT)
     made.write("names", [(key, b"ann", 1)])
     made.start()
@@ -181,13 +218,25 @@ def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_
     assert list(made.read("out").values) == [b"order of ann"]
 
 
-def test_a_partition_is_held_while_a_thread_has_too_much_and_goes_on_afterwards() -> None:
+def test_a_partition_is_held_while_a_thread_has_too_much_and_goes_on_afterwards() -> (
+    None
+):
     most = 1 << 20
-    made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY, max_bytes_key_range_cache=most)
-    made.write("in", [(KEYS[number % len(KEYS)], b"", 5) for number in range(3 * FETCH_RECORDS)])
+    made = Engine(
+        counting(),
+        {"in": 1, "out": 1},
+        processing_guarantee=EXACTLY,
+        max_bytes_key_range_cache=most,
+    )
+    made.write(
+        "in",
+        [(KEYS[number % len(KEYS)], b"", 5) for number in range(3 * FETCH_RECORDS)],
+    )
     made.open(WHOLE)
     taken = [made.dispatcher.move(0) for _ in range(5)]
-    assert taken == [FETCH_RECORDS, 0, 0, 0, 0], "the thread does not run yet: one fetch is more than may wait"
+    assert taken == [FETCH_RECORDS, 0, 0, 0, 0], (
+        "the thread does not run yet: one fetch is more than may wait"
+    )
     made.start()
     made.settle()
     made.stop()
@@ -198,17 +247,25 @@ def test_a_partition_is_held_while_a_thread_has_too_much_and_goes_on_afterwards(
 
 def test_a_task_that_waits_for_its_table_holds_its_stream_and_not_the_table() -> None:
     made = Engine(
-        joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY, max_bytes_key_range_cache=1 << 20
+        joining(),
+        {"in": 1, "names": 1, "out": 1},
+        processing_guarantee=EXACTLY,
+        max_bytes_key_range_cache=1 << 20,
     )
     events, names = 2 * FETCH_RECORDS, 2 * FETCH_RECORDS
-    made.write("names", [(KEYS[number % len(KEYS)], b"%d" % number, number) for number in range(names)])
+    made.write(
+        "names",
+        [(KEYS[number % len(KEYS)], b"%d" % number, number) for number in range(names)],
+    )
     made.write("in", [(KEYS[0], b"order", names) for _ in range(events)])
     made.start()
     made.open(WHOLE)
     made.settle()
     made.stop()
     last = max(number for number in range(names) if number % len(KEYS) == 0)
-    assert set(made.read("out").values) == {b"order of %d" % last}, "all of the table came first"
+    assert set(made.read("out").values) == {b"order of %d" % last}, (
+        "all of the table came first"
+    )
     assert len(made.read("out")) == events
 
 
@@ -240,7 +297,9 @@ def test_a_task_that_has_waited_long_enough_for_its_table_goes_on_by_itself() ->
 
 
 def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() -> None:
-    made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, max_task_idle_ms=3_600_000)
+    made = Engine(
+        joining(), {"in": 1, "names": 1, "out": 1}, max_task_idle_ms=3_600_000
+    )
     made.start()
     made.open(WHOLE)
     made.write("in", [(b"1", b"login", 10)])
@@ -251,7 +310,9 @@ def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() 
     assert made.read("out").values == [b"login of ann"]
 
 
-def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> None:
+def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> (
+    None
+):
     made, now_ms = Engine(counting(), {"in": 1, "out": 1}), SYSTEM.wall_ms()
     made.start()
     made.open(WHOLE)
@@ -305,7 +366,10 @@ def test_a_record_on_which_functions_above_a_window_take_long_is_named() -> None
     moving.start()
     try:
         assert begun.wait(PATIENCE_S)
-        assert re.search(r"in-0 offset 0 \(.*test_dispatch.py, line \d+, in hangs\)", engine.dispatcher.asking_for)
+        assert re.search(
+            r"in-0 offset 0 \(.*test_dispatch.py, line \d+, in hangs\)",
+            engine.dispatcher.asking_for,
+        )
     finally:
         go_on.set()
         moving.join()

@@ -35,14 +35,22 @@ class Stalled:
         self.thread.moved_at = 0.0
 
     def until(
-        self, now: int, sibling: int = 0, backlog: int = 0, *, moves: bool = True, all_read: bool = False
+        self,
+        now: int,
+        sibling: int = 0,
+        backlog: int = 0,
+        *,
+        moves: bool = True,
+        all_read: bool = False,
     ) -> None:
         """`sibling`: records it does in a second; `backlog`: those that stay waiting for it.
 
         `all_read`: what was written from offset 5 on is not committed.
         """
         for second in range(int(self.now), now + 1):
-            self.detector.look(LEFT, second, {AT: 5}, {AT: 8}, 5, all_read={AT} if all_read else ())
+            self.detector.look(
+                LEFT, second, {AT: 5}, {AT: 8}, 5, all_read={AT} if all_read else ()
+            )
             done = sibling * second
             at = done if moves else 0
             self.detector.look(RIGHT, second, {OTHER: at}, {OTHER: at + backlog}, done)
@@ -50,7 +58,9 @@ class Stalled:
 
     def why(self) -> str:
         assert LEFT in self.detector.stalled(self.now)
-        return excuse(LEFT, None, self.homes, self.group_answers, self.detector, self.now)
+        return excuse(
+            LEFT, None, self.homes, self.group_answers, self.detector, self.now
+        )
 
 
 @pytest.fixture
@@ -67,13 +77,17 @@ def test_without_evidence_there_is_no_excuse(stalled: Stalled) -> None:
     assert stalled.why() == "", "it does not wait for the group"
 
 
-def test_a_task_that_is_opened_again_is_not_stuck_although_the_watcher_has_not_seen_that_yet(stalled: Stalled) -> None:
+def test_a_task_that_is_opened_again_is_not_stuck_although_the_watcher_has_not_seen_that_yet(
+    stalled: Stalled,
+) -> None:
     stalled.until(100)
     del stalled.homes[LEFT]
     assert stalled.why() == "it is opened again"
 
 
-def test_a_leader_that_does_not_answer_excuses_its_task_unless_the_thread_is_stuck(stalled: Stalled) -> None:
+def test_a_leader_that_does_not_answer_excuses_its_task_unless_the_thread_is_stuck(
+    stalled: Stalled,
+) -> None:
     stalled.until(1000)
     stalled.detector.unanswered[AT] = 60.0
     assert stalled.why() == "", "a function has run for 1000 s"
@@ -83,11 +97,16 @@ def test_a_leader_that_does_not_answer_excuses_its_task_unless_the_thread_is_stu
     assert stalled.why() == "", "its own leader answers, and it waits for no other"
 
 
-def test_a_transaction_that_keeps_back_what_follows_excuses_the_task_that_waits_for_it(stalled: Stalled) -> None:
+def test_a_transaction_that_keeps_back_what_follows_excuses_the_task_that_waits_for_it(
+    stalled: Stalled,
+) -> None:
     stalled.until(100, all_read=True)
     assert stalled.why() == "", "its thread is stuck"
     stalled.thread.moved_at = 100.0
-    assert stalled.why() == "an open transaction keeps back what was written to in-0 from offset 5 on"
+    assert (
+        stalled.why()
+        == "an open transaction keeps back what was written to in-0 from offset 5 on"
+    )
     stalled.until(200)
     stalled.thread.moved_at = 200.0
     assert stalled.why() == "", "there is more that it can read"
@@ -98,32 +117,44 @@ def test_a_request_is_waited_for_as_long_as_the_client_may_wait_and_longer_only_
 ) -> None:
     stalled.until(1000)
     stalled.asking.answer_s = 60.0
-    stalled.asking.waiting = Wait("the transaction coordinator to commit", 950.0, of_brokers=True)
+    stalled.asking.waiting = Wait(
+        "the transaction coordinator to commit", 950.0, of_brokers=True
+    )
     assert stalled.why() == "the brokers have not answered yet"
-    stalled.asking.waiting = Wait("the transaction coordinator to commit", 930.0, of_brokers=True)
+    stalled.asking.waiting = Wait(
+        "the transaction coordinator to commit", 930.0, of_brokers=True
+    )
     assert stalled.why() == "", "the client hangs"
     stalled.detector.unanswered[OTHER], stalled.detector.away_at = 900.0, 999.0
     assert stalled.why() == "the leader of in-1 has not answered for 100 s"
     stalled.detector.unanswered.clear()
-    assert stalled.why() == "brokers did not answer until 1 s ago", "the client asks them again"
+    assert stalled.why() == "brokers did not answer until 1 s ago", (
+        "the client asks them again"
+    )
     stalled.detector.away_at = 939.0
     assert stalled.why() == "", "it had time to"
     stalled.group_answers = False
     assert stalled.why() == "the group does not answer"
 
 
-def test_a_commit_that_the_brokers_failed_is_an_excuse_for_a_while(stalled: Stalled) -> None:
+def test_a_commit_that_the_brokers_failed_is_an_excuse_for_a_while(
+    stalled: Stalled,
+) -> None:
     stalled.until(100)
     stalled.thread.moved_at = 99.0
     stalled.asking.trouble = "NOT_ENOUGH_REPLICAS", 80.0
-    assert stalled.why() == "the brokers failed its commit 20 s ago: NOT_ENOUGH_REPLICAS"
+    assert (
+        stalled.why() == "the brokers failed its commit 20 s ago: NOT_ENOUGH_REPLICAS"
+    )
     stalled.thread.moved_at = 60.0
     assert stalled.why() == "", "the thread is stuck since"
     stalled.thread.moved_at, stalled.asking.answer_s = 99.0, 15.0
     assert stalled.why() == ""
 
 
-def test_a_thread_that_works_on_the_backlog_of_a_sibling_is_an_excuse(stalled: Stalled) -> None:
+def test_a_thread_that_works_on_the_backlog_of_a_sibling_is_an_excuse(
+    stalled: Stalled,
+) -> None:
     stalled.until(100, sibling=10, backlog=500)
     stalled.thread.moved_at = 99.0
     assert stalled.why() == f"its thread is busy with task {RIGHT}"
@@ -134,21 +165,29 @@ def test_a_thread_that_works_on_the_backlog_of_a_sibling_is_an_excuse(stalled: S
     assert stalled.why() == "", "the thread is stuck in the sibling's function"
 
 
-def test_a_sibling_without_a_backlog_or_without_progress_is_no_excuse(stalled: Stalled) -> None:
+def test_a_sibling_without_a_backlog_or_without_progress_is_no_excuse(
+    stalled: Stalled,
+) -> None:
     stalled.thread.moved_at = 100.0
     stalled.until(40, sibling=10)
     stalled.thread.moved_at = 40.0
     assert stalled.why() == "", "the thread has time for both"
     stalled.until(80, sibling=10, backlog=500, moves=False)
     stalled.thread.moved_at = 80.0
-    assert set(stalled.detector.stalled(80.0)) == {LEFT, RIGHT}, "it does the same records again and again"
+    assert set(stalled.detector.stalled(80.0)) == {LEFT, RIGHT}, (
+        "it does the same records again and again"
+    )
     assert stalled.why() == ""
 
 
 @pytest.mark.parametrize(
     ("timeout", "waited_s", "said"),
     [
-        (timedelta(hours=1), 31, "the time-out of a call is not over, and a new process would begin it anew"),
+        (
+            timedelta(hours=1),
+            31,
+            "the time-out of a call is not over, and a new process would begin it anew",
+        ),
         (timedelta(hours=1), 29, ""),
         (None, 31, ""),
     ],
@@ -170,17 +209,31 @@ def test_a_call_is_an_excuse_until_its_time_out_if_the_first_record_waits_for_it
     finish(made, 1)
 
 
-def test_what_brokers_answer_to_a_commit_is_noted_and_what_others_answer_is_not(stalled: Stalled) -> None:
+def test_what_brokers_answer_to_a_commit_is_noted_and_what_others_answer_is_not(
+    stalled: Stalled,
+) -> None:
     asking = stalled.asking
     away = LogError("away", retryable=True)
-    for error, noted in ((LogError("refused"), None), (FencedError("fenced", retryable=True), None), (away, "away")):
+    for error, noted in (
+        (LogError("refused"), None),
+        (FencedError("fenced", retryable=True), None),
+        (away, "away"),
+    ):
         asking.begin("its results to be in the log")
         with pytest.raises(LogError), asking.during():
             raise error
-        assert (asking.trouble and asking.trouble[0], asking.asked_at, asking.waiting) == (noted, None, None)
+        assert (
+            asking.trouble and asking.trouble[0],
+            asking.asked_at,
+            asking.waiting,
+        ) == (noted, None, None)
     asking.trouble = None
     asking.begin("its results to be in the log")
-    with pytest.raises(SinkUnavailableError), asking.during(), asking.awaiting("the rows", of_brokers=False):
+    with (
+        pytest.raises(SinkUnavailableError),
+        asking.during(),
+        asking.awaiting("the rows", of_brokers=False),
+    ):
         raise SinkUnavailableError("the database is away")
     assert asking.trouble is None
     with asking.during():

@@ -36,7 +36,9 @@ def databases(directory: StateDirectory) -> Databases:
     builder = StreamsBuilder("app")
     numbers = builder.stream("in", key=text, value=int64)
     numbers.group_by_key().windowed_by(TimeWindows(minutes=1)).count(store="counts")
-    return Databases(directory, {part.id: part for part in builder.build().subtopologies}, 1 << 30)
+    return Databases(
+        directory, {part.id: part for part in builder.build().subtopologies}, 1 << 30
+    )
 
 
 def count(databases: Databases, task: TaskId, minutes: range) -> Database:
@@ -56,7 +58,10 @@ def count(databases: Databases, task: TaskId, minutes: range) -> Database:
 
 def windows(database: Database) -> set[int]:
     """Return the minutes of the rows on disk."""
-    return {int.from_bytes(key[-8:]) // MINUTE_MS for key, _ in database.scan("counts", range(256), None, None)}
+    return {
+        int.from_bytes(key[-8:]) // MINUTE_MS
+        for key, _ in database.scan("counts", range(256), None, None)
+    }
 
 
 @pytest.mark.ci
@@ -74,14 +79,20 @@ def test_an_instance_that_got_other_key_ranges_deletes_its_former_ones_after_a_w
     leftovers.note(member=True, now=1000.0)
     leftovers.look(1000.0 + KEPT_S - 1)
     assert directory.partitions() == [(0, 0), (0, 1)]
-    assert len(windows(database)) == 100  # segments go once they have expired for all key groups
+    assert (
+        len(windows(database)) == 100
+    )  # segments go once they have expired for all key groups
     leftovers.look(1000.0 + KEPT_S)
     assert directory.partitions() == [(0, 0)]
     assert len(windows(database)) < 5
-    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [tuple(HIGH.key_range.groups)]
+    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [
+        tuple(HIGH.key_range.groups)
+    ]
 
 
-def test_an_instance_that_is_not_in_the_group_deletes_nothing(databases: Databases, directory: StateDirectory) -> None:
+def test_an_instance_that_is_not_in_the_group_deletes_nothing(
+    databases: Databases, directory: StateDirectory
+) -> None:
     count(databases, ELSEWHERE, range(1))
     databases.leave(ELSEWHERE)
     leftovers = Leftovers(databases, TaskRegistry())

@@ -12,10 +12,23 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.policy import TOPIC, Policy, PolicyTopic
 from coopstreams.common.config import Config
-from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState, Runs
+from coopstreams.group.members import (
+    Assignment,
+    Cluster,
+    Member,
+    MemberInfo,
+    MemberState,
+    Runs,
+)
 from coopstreams.group.slots import Layout
 from coopstreams.group.versions import assign_active
-from coopstreams.instance.restrictions import Restrictions, announced, change, in_words, restricted
+from coopstreams.instance.restrictions import (
+    Restrictions,
+    announced,
+    change,
+    in_words,
+    restricted,
+)
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.tasks.events import PolicyChanged
@@ -42,8 +55,12 @@ async def slowly(value: bytes) -> bytes:
 def resolved(log: MemoryLog) -> ResolvedTopology:
     """Sub-topology 0 counts orders, 1 calls a slow function for each person."""
     builder = StreamsBuilder("app")
-    builder.stream("orders", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
-    builder.stream("people", key=serdes.text, value=serdes.raw).map_values_async(slowly).to("out", value=serdes.raw)
+    builder.stream("orders", key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    )
+    builder.stream("people", key=serdes.text, value=serdes.raw).map_values_async(
+        slowly
+    ).to("out", value=serdes.raw)
     return resolve_topology(log, builder.build(), CONFIG)
 
 
@@ -66,23 +83,36 @@ policies = st.dictionaries(
 
 
 @given(policies)
-def test_what_was_set_to_false_is_obeyed_and_what_was_not_set_is_shared(policy: Policy) -> None:
+def test_what_was_set_to_false_is_obeyed_and_what_was_not_set_is_shared(
+    policy: Policy,
+) -> None:
     whole = {
         number
         for number, topic in enumerate(["orders", "people"])
-        if policy.values.get((topic, "accept.range.fetch")) is False or not policy.accepts_individual_commit
+        if policy.values.get((topic, "accept.range.fetch")) is False
+        or not policy.accepts_individual_commit
     }
     assert restricted(PROGRAM, policy).keys() == whole
-    assert [runs.divisible for runs in announced(PROGRAM, policy)] == [number not in whole for number in range(2)]
-    assert [runs.fingerprint for runs in announced(PROGRAM, policy)] == [runs.fingerprint for runs in PROGRAM.announced]
+    assert [runs.divisible for runs in announced(PROGRAM, policy)] == [
+        number not in whole for number in range(2)
+    ]
+    assert [runs.fingerprint for runs in announced(PROGRAM, policy)] == [
+        runs.fingerprint for runs in PROGRAM.announced
+    ]
 
 
 @given(policies, policies)
-def test_the_group_hears_of_a_change_if_and_only_if_it_concerns_this_application(before: Policy, now: Policy) -> None:
-    changed = change(PROGRAM, before, now) or PolicyChanged(announced=False, reopened=frozenset())
+def test_the_group_hears_of_a_change_if_and_only_if_it_concerns_this_application(
+    before: Policy, now: Policy
+) -> None:
+    changed = change(PROGRAM, before, now) or PolicyChanged(
+        announced=False, reopened=frozenset()
+    )
     assert changed.announced is (announced(PROGRAM, before) != announced(PROGRAM, now))
     reordered = before.accepts_individual_commit != now.accepts_individual_commit
-    assert changed.reopened == ({1} if reordered else set()), "only where records wait for calls, some pass others"
+    assert changed.reopened == ({1} if reordered else set()), (
+        "only where records wait for calls, some pass others"
+    )
 
 
 def test_the_reason_names_topic_and_setting() -> None:
@@ -90,17 +120,27 @@ def test_the_reason_names_topic_and_setting() -> None:
     assert in_words(restricted(PROGRAM, policy)) == [
         "sub-topology 0 runs with whole partitions: orders: accept.range.fetch=false (`coopstreams policy get`)"
     ]
-    (reason,) = in_words(restricted(PROGRAM, Policy({("", "accept.individual.commit"): False})))
-    assert reason.startswith("sub-topologies 0, 1 run with whole partitions: the cluster has accept.individual.commit=")
+    (reason,) = in_words(
+        restricted(PROGRAM, Policy({("", "accept.individual.commit"): False}))
+    )
+    assert reason.startswith(
+        "sub-topologies 0, 1 run with whole partitions: the cluster has accept.individual.commit="
+    )
 
 
-@pytest.mark.parametrize(("threads", "ranges", "told"), [(1, 1, 0), (2, 1, 0), (3, 1, 1), (1, 2, 1)])
-def test_it_is_told_where_the_partitions_would_else_be_cut(threads: int, ranges: int, told: int) -> None:
+@pytest.mark.parametrize(
+    ("threads", "ranges", "told"), [(1, 1, 0), (2, 1, 0), (3, 1, 1), (1, 2, 1)]
+)
+def test_it_is_told_where_the_partitions_would_else_be_cut(
+    threads: int, ranges: int, told: int
+) -> None:
     log = cluster()
     restrictions = Restrictions(log, lambda: PROGRAM)
     PolicyTopic(log).set("accept.range.fetch", False, "orders")
     restrictions.look()
-    members = tuple(Member(f"m{number}", MemberInfo(f"p{number}"), ()) for number in range(threads))
+    members = tuple(
+        Member(f"m{number}", MemberInfo(f"p{number}"), ()) for number in range(threads)
+    )
     assert len(restrictions.reasons(Cluster(members, {0: 2, 1: 2}), ranges)) == told
     restrictions.close()
 
@@ -125,7 +165,9 @@ class Looking:
         return [runs.divisible for runs in self.restrictions.announced()]
 
 
-def test_a_policy_that_is_set_while_it_runs_is_noticed_and_one_that_is_lifted_too() -> None:
+def test_a_policy_that_is_set_while_it_runs_is_noticed_and_one_that_is_lifted_too() -> (
+    None
+):
     looking = Looking()
     assert looking.look() is None
     assert looking.divisible() == [True, True]
@@ -181,7 +223,11 @@ class Obeying(Group):
 
     def info(self, process: Process) -> MemberInfo:
         divisible = self.seen.setdefault(process.name, self.accepts)
-        return MemberInfo(process.name, threads=process.threads, topology=(Runs("reads orders", 2, divisible),))
+        return MemberInfo(
+            process.name,
+            threads=process.threads,
+            topology=(Runs("reads orders", 2, divisible),),
+        )
 
     def set(self, accepts: int) -> None:
         """Change the policy as an administrator."""
@@ -197,7 +243,11 @@ class Obeying(Group):
     def assign(self, states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         assignments = assign_active(states, ranges=self.ranges)
         if not all(state.info.topology[0].divisible for state in states.values()):
-            assert all(task.key_range.is_whole for given in assignments.values() for task in given.target)
+            assert all(
+                task.key_range.is_whole
+                for given in assignments.values()
+                for task in given.target
+            )
         return assignments
 
 
@@ -221,8 +271,18 @@ def test_whenever_members_hear_of_it_no_key_has_two_owners_and_in_the_end_the_po
         group.look(which)
         group.check()
     group.rest()
-    layout = Layout(2, {id_: process.threads for id_, process in group.members.items()}, ranges, accepts)
+    layout = Layout(
+        2,
+        {id_: process.threads for id_, process in group.members.items()},
+        ranges,
+        accepts,
+    )
     for partition in range(2):
-        cut = [t.key_range for p in group.members.values() for t in p.open if t.partition == partition]
+        cut = [
+            t.key_range
+            for p in group.members.values()
+            for t in p.open
+            if t.partition == partition
+        ]
         check_tiling(cut, f"0_{partition}")
         assert len(cut) in {layout.ranges_of(slots) for slots in layout.counts}

@@ -15,7 +15,9 @@ TASK, OTHER = TaskId(0, 0, WHOLE), TaskId(0, 1, WHOLE)
 AT, TABLE = TopicPartition("orders", 0), TopicPartition("names", 0)
 LIMIT_S = 30.0
 
-NO_PROGRESS = f"no progress for {{}} s with {{}} records waiting: {AT} at offset 5 of {{}}"
+NO_PROGRESS = (
+    f"no progress for {{}} s with {{}} records waiting: {AT} at offset 5 of {{}}"
+)
 
 
 def test_a_task_with_nothing_to_do_never_stalls() -> None:
@@ -61,23 +63,31 @@ def test_the_smallest_progress_is_progress() -> None:
         assert stall_detector.stalled(step * 29 + 30) == {}
 
 
-def test_a_task_that_commits_records_behind_one_that_waits_for_a_call_is_slow_and_does_not_stall() -> None:
+def test_a_task_that_commits_records_behind_one_that_waits_for_a_call_is_slow_and_does_not_stall() -> (
+    None
+):
     """A restart would begin the call anew, and hold up the keys that do not wait for it."""
     stall_detector = StallDetector(LIMIT_S, slow_s=3.0)
     for now in range(101):
-        stall_detector.look(TASK, now, {AT: 5}, {AT: 9 + now}, now, segments=min(now, 60))
+        stall_detector.look(
+            TASK, now, {AT: 5}, {AT: 9 + now}, now, segments=min(now, 60)
+        )
         assert stall_detector.stalled(now) == (
             {} if now <= 90 else {TASK: NO_PROGRESS.format(now - 60, 4 + now, 9 + now)}
         )
         if now == 50:
-            assert stall_detector.slow(now) == {TASK: "no commit of the first record for 50 s with 54 records waiting"}
+            assert stall_detector.slow(now) == {
+                TASK: "no commit of the first record for 50 s with 54 records waiting"
+            }
     assert stall_detector.slow(100) == {}, "by then it is `stalled`"
 
 
 def test_a_task_that_is_opened_again_and_again_without_progress_stalls_too() -> None:
     stall_detector = StallDetector(LIMIT_S)
     for now in (0, 10, 20, 40):
-        sample = stall_detector.look(TASK, now, {AT: 5}, {AT: 8}, processed=now % 20)  # a new opening counts from zero
+        sample = stall_detector.look(
+            TASK, now, {AT: 5}, {AT: 8}, processed=now % 20
+        )  # a new opening counts from zero
         assert sample.rate >= 0
     assert set(stall_detector.stalled(41)) == {TASK}
 
@@ -92,7 +102,9 @@ def test_tasks_that_are_gone_are_forgotten() -> None:
     assert set(stall_detector.stalled(101)) == {OTHER}
 
 
-def test_a_task_whose_commits_fail_stalls_although_it_is_opened_again_after_each() -> None:
+def test_a_task_whose_commits_fail_stalls_although_it_is_opened_again_after_each() -> (
+    None
+):
     stall_detector = StallDetector(LIMIT_S)
     for opened in (0, 20):
         for now in range(opened, opened + 16):
@@ -100,7 +112,9 @@ def test_a_task_whose_commits_fail_stalls_although_it_is_opened_again_after_each
         stall_detector.keep(set(), {TASK})
         assert stall_detector.stalled(opened + 19) == {}
     stall_detector.look(TASK, 600, {AT: 5}, {AT: 8}, 5)
-    assert stall_detector.stalled(600) == {}, "it ran for 30 s, and waited for its state"
+    assert stall_detector.stalled(600) == {}, (
+        "it ran for 30 s, and waited for its state"
+    )
     assert set(stall_detector.stalled(601)) == {TASK}
     stall_detector.keep(set(), {TASK})
     stall_detector.look(TASK, 1000, {AT: 6}, {AT: 8}, 5)
@@ -121,8 +135,14 @@ def test_health_is_told_while_the_watcher_looks_at_a_task_that_is_new() -> None:
     assert list(stall_detector.stalled(100)) == [TASK]
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 1000)), min_size=12, max_size=12))
-def test_the_rate_stays_between_the_slowest_and_the_fastest_look(looks: list[tuple[float, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 10), st.integers(0, 1000)), min_size=12, max_size=12
+    )
+)
+def test_the_rate_stays_between_the_slowest_and_the_fastest_look(
+    looks: list[tuple[float, int]],
+) -> None:
     stall_detector, now, processed = StallDetector(LIMIT_S), 0.0, 0
     stall_detector.look(TASK, now, {AT: 0}, {AT: 1}, processed)
     fresh = [0.0]  # a task starts without a rate
@@ -134,7 +154,9 @@ def test_the_rate_stays_between_the_slowest_and_the_fastest_look(looks: list[tup
 
 
 def test_lag_is_the_sum_over_the_sources_and_never_negative() -> None:
-    sample = StallDetector(LIMIT_S).look(TASK, 0, {AT: 5, TABLE: 9}, {AT: 8, TABLE: 7}, 0)
+    sample = StallDetector(LIMIT_S).look(
+        TASK, 0, {AT: 5, TABLE: 9}, {AT: 8, TABLE: 7}, 0
+    )
     assert sample.lag == 3
 
 
@@ -144,7 +166,9 @@ def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
         stall_detector.look(TASK, float(now), {AT: 5}, {AT: 9}, 5)
     assert stall_detector.stalled(9.5) == {}
     assert stall_detector.slow(2.0) == {}
-    assert stall_detector.slow(9.5) == {TASK: "no commit for 10 s with 4 records waiting"}
+    assert stall_detector.slow(9.5) == {
+        TASK: "no commit for 10 s with 4 records waiting"
+    }
     stall_detector.look(TASK, 10.0, {AT: 9}, {AT: 9}, 9)
     assert stall_detector.slow(60.0) == {}
     stall_detector.look(TASK, 61.0, {AT: 9}, {AT: 12}, 9)
@@ -153,7 +177,9 @@ def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
     assert list(stall_detector.stalled(98.0)) == [TASK]
 
 
-def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_old_end() -> None:
+def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_old_end() -> (
+    None
+):
     """The leader's end does not move while records come: no task has lag (seen: 10 of 13 s without a reason)."""
     stall_detector = StallDetector()
     for now, end in enumerate([7, 9, 9, 9, 9, 9, 9]):
@@ -195,6 +221,8 @@ def test_a_leader_that_does_not_answer_is_named_although_no_lag_is_known() -> No
     stall_detector.look(TASK, 1.0, {AT: 9}, {AT: 9}, 9)
     stall_detector.unanswered[AT] = 2.0
     assert stall_detector.slow(4.0) == {}
-    assert stall_detector.slow(12.0) == {TASK: f"the leader of {AT} has not answered for 10 s"}
+    assert stall_detector.slow(12.0) == {
+        TASK: f"the leader of {AT} has not answered for 10 s"
+    }
     stall_detector.slow_s = 20.0  # of an application that commits rarely
     assert stall_detector.slow(12.0) == {}

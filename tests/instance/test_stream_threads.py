@@ -20,7 +20,9 @@ from coopstreams.topology.task_id import TaskId
     homes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40),
     threads=st.sets(st.integers(0, 6), min_size=1),
 )
-@example(homes=[(1, 0), (1, 0), (1, 0), (1, 1), (1, 1)], threads={0, 1, 2})  # one moves, from the fullest
+@example(
+    homes=[(1, 0), (1, 0), (1, 0), (1, 1), (1, 1)], threads={0, 1, 2}
+)  # one moves, from the fullest
 def test_tasks_that_move_leave_each_thread_its_share_and_no_other_task_moves(
     homes: list[tuple[int, int]], threads: set[int]
 ) -> None:
@@ -33,11 +35,19 @@ def test_tasks_that_move_leave_each_thread_its_share_and_no_other_task_moves(
     assert len(moving) == len(set(moving))
     after = {task: home for task, home in before.items() if task not in moving}
     for task in moving:  # as `home` chooses
-        alike = Counter(home for other, home in after.items() if other.subtopology == task.subtopology)
+        alike = Counter(
+            home
+            for other, home in after.items()
+            if other.subtopology == task.subtopology
+        )
         every = Counter(after.values())
-        after[task] = min(threads, key=lambda number: (alike[number], every[number], number))
+        after[task] = min(
+            threads, key=lambda number: (alike[number], every[number], number)
+        )
     for subtopology in {task.subtopology for task in before}:
-        counts = Counter(home for task, home in after.items() if task.subtopology == subtopology)
+        counts = Counter(
+            home for task, home in after.items() if task.subtopology == subtopology
+        )
         shares = [counts[number] for number in threads]
         assert max(shares) - min(shares) <= 1
     if len({task.subtopology for task in before}) == 1:
@@ -45,7 +55,9 @@ def test_tasks_that_move_leave_each_thread_its_share_and_no_other_task_moves(
         assert len(moving) == sum(
             max(0, held[number] - share)
             for number, share in zip(
-                sorted(threads, key=lambda number: -held[number]), _shares(len(before), len(threads)), strict=True
+                sorted(threads, key=lambda number: -held[number]),
+                _shares(len(before), len(threads)),
+                strict=True,
             )
         )
 
@@ -104,7 +116,9 @@ def task(number: int) -> TaskId:
     return TaskId(0, number, KeyRange.split(1)[0])
 
 
-def test_a_thread_takes_tasks_once_the_group_knows_it(threads: StreamThreads, told: list[Event]) -> None:
+def test_a_thread_takes_tasks_once_the_group_knows_it(
+    threads: StreamThreads, told: list[Event]
+) -> None:
     assert threads.add() == "stream-2"
     assert told == [ThreadAdded(2)]
     assert threads.capacity() == (3, [0, 1, 2])
@@ -119,11 +133,15 @@ def test_a_thread_takes_tasks_once_the_group_knows_it(threads: StreamThreads, to
     assert threads.to_move(homes) == [], "once"
 
 
-def test_the_last_threads_end_first_and_one_stays(threads: StreamThreads, told: list[Event]) -> None:
+def test_the_last_threads_end_first_and_one_stays(
+    threads: StreamThreads, told: list[Event]
+) -> None:
     assert threads.remove() == "stream-1"
     assert threads.remove() is None
     assert told == [ThreadRemoved(1)]
-    assert threads.capacity() == (1, [0, 1]), "it may have a transaction until it has ended"
+    assert threads.capacity() == (1, [0, 1]), (
+        "it may have a transaction until it has ended"
+    )
     first, _ = threads
     assert threads.home(task(0), {task(1): first, task(2): first}) is first
     assert threads.add() == "stream-2", "its number is not free before it has ended"
@@ -149,14 +167,20 @@ def _away(_: int) -> Any:
 
 
 def test_a_thread_that_brokers_do_not_let_write_is_forgotten_and_may_be_asked_for_again(
-    threads: StreamThreads, told: list[Event], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    threads: StreamThreads,
+    told: list[Event],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads.add()
     assert threads.remove() == "stream-2", "it was asked for, and is not there yet"
     with monkeypatch.context() as patch:
         patch.setattr(threads, "_make", _away)
         threads.added(2)
-    assert "stream thread 2 is not added: no broker answered. Add it again when brokers answer" in caplog.text
+    assert (
+        "stream thread 2 is not added: no broker answered. Add it again when brokers answer"
+        in caplog.text
+    )
     assert threads.leaves(2) is None
     assert threads.capacity() == (2, [0, 1])
     assert threads.add() == "stream-2"
@@ -165,7 +189,9 @@ def test_a_thread_that_brokers_do_not_let_write_is_forgotten_and_may_be_asked_fo
     assert threads.leaves(2) is list(threads)[-1]
 
 
-def test_a_thread_that_dies_while_it_is_to_end_has_a_successor_that_ends(threads: StreamThreads) -> None:
+def test_a_thread_that_dies_while_it_is_to_end_has_a_successor_that_ends(
+    threads: StreamThreads,
+) -> None:
     threads.remove()
     threads.replace(1, 0.0)
     _, successor = threads
@@ -173,7 +199,9 @@ def test_a_thread_that_dies_while_it_is_to_end_has_a_successor_that_ends(threads
     assert made.done == ["start", "retire"]
 
 
-def test_a_thread_that_comes_while_the_instance_is_paused_is_paused(threads: StreamThreads) -> None:
+def test_a_thread_that_comes_while_the_instance_is_paused_is_paused(
+    threads: StreamThreads,
+) -> None:
     threads.pause(True)
     threads.add()
     threads.added(2)

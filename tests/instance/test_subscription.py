@@ -37,13 +37,23 @@ class Subscribed:
 
     def __post_init__(self) -> None:
         builder = StreamsBuilder("app")
-        builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to("out")
+        builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to(
+            "out"
+        )
         built = builder.build()
-        config = Config.of({"bootstrap.servers": "in-memory", "metadata.max.age.ms": int(EVERY_S * 1000)}, "app")
+        config = Config.of(
+            {
+                "bootstrap.servers": "in-memory",
+                "metadata.max.age.ms": int(EVERY_S * 1000),
+            },
+            "app",
+        )
         self.make("out", "orders-eu")
         self.machine = Machine(self.scheduler, "instance")
         resolved = resolve_topology(self.log, built, config)
-        self.subscription = PatternSubscription(self.log, built, config, resolved, self.hear, self.machine)
+        self.subscription = PatternSubscription(
+            self.log, built, config, resolved, self.hear, self.machine
+        )
         self.subscription.start()
 
     def hear(self, event: Event) -> None:
@@ -61,14 +71,18 @@ def subscribed() -> Iterator[Subscribed]:
     made.scheduler.close([made.machine])
 
 
-def test_topics_are_looked_for_once_in_each_metadata_age(subscribed: Subscribed) -> None:
+def test_topics_are_looked_for_once_in_each_metadata_age(
+    subscribed: Subscribed,
+) -> None:
     subscribed.scheduler.run(EVERY_S / 2)
     subscribed.make("orders-us")
     subscribed.scheduler.run(EVERY_S * 2.5)
     assert subscribed.said == [(EVERY_S, ("orders-eu", "orders-us"))]
 
 
-def test_who_may_be_behind_looks_at_once_and_again_soon_for_a_while(subscribed: Subscribed) -> None:
+def test_who_may_be_behind_looks_at_once_and_again_soon_for_a_while(
+    subscribed: Subscribed,
+) -> None:
     subscribed.make("orders-us")
     subscribed.subscription.hurry()
     subscribed.scheduler.run(1.0)
@@ -79,7 +93,9 @@ def test_who_may_be_behind_looks_at_once_and_again_soon_for_a_while(subscribed: 
     assert (at < 2.0, topics) == (True, ("orders-eu", "orders-us", "orders-za"))
 
 
-def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(subscribed: Subscribed) -> None:
+def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(
+    subscribed: Subscribed,
+) -> None:
     subscribed.make("orders-us")
     subscribed.subscription.hurry()
     subscribed.scheduler.run(HURRY_S)
@@ -88,10 +104,15 @@ def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(subscribed: Subscr
     subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S / 2)
     assert len(subscribed.said) == 1, "a broker that has just started may not know it"
     subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S + 1)
-    assert [topics for _, topics in subscribed.said] == [("orders-eu", "orders-us"), ("orders-eu",)]
+    assert [topics for _, topics in subscribed.said] == [
+        ("orders-eu", "orders-us"),
+        ("orders-eu",),
+    ]
 
 
-def test_a_topic_that_the_reader_misses_is_waited_for_while_a_look_may_take_it_out(subscribed: Subscribed) -> None:
+def test_a_topic_that_the_reader_misses_is_waited_for_while_a_look_may_take_it_out(
+    subscribed: Subscribed,
+) -> None:
     missed = UnknownTopicError("orders-eu-0 does not exist any more")
     subscribed.log.delete_topics(["orders-eu"])
     assert subscribed.subscription.may_cure(missed)
@@ -99,8 +120,12 @@ def test_a_topic_that_the_reader_misses_is_waited_for_while_a_look_may_take_it_o
     assert [topics for _, topics in subscribed.said] == [()]
     assert subscribed.subscription.may_cure(missed)
     subscribed.scheduler.run(UNKNOWN_FOR_S + 1 + GONE_S)
-    assert not subscribed.subscription.may_cure(missed), "no pattern has matched that topic"
-    assert not subscribed.subscription.may_cure(OffsetOutOfRangeError("orders-us-0 from offset 5"))
+    assert not subscribed.subscription.may_cure(missed), (
+        "no pattern has matched that topic"
+    )
+    assert not subscribed.subscription.may_cure(
+        OffsetOutOfRangeError("orders-us-0 from offset 5")
+    )
 
 
 def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answer(
@@ -108,20 +133,38 @@ def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answ
 ) -> None:
     """It ended the instance, with the exit status of wrong settings: the others would have ended, too."""
     builder, log, said = StreamsBuilder("app"), MemoryLog(), list[Event]()
-    order = {"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}
-    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.avro(order)).to("out")
+    order = {
+        "type": "record",
+        "name": "Order",
+        "fields": [{"name": "amount", "type": "long"}],
+    }
+    builder.stream(
+        re.compile("orders-.*"), key=serdes.text, value=serdes.avro(order)
+    ).to("out")
     built = builder.build()
     log.create_topics([TopicSpec(name, 1) for name in ("out", "orders-eu")])
-    settings = {"bootstrap.servers": "in-memory", "schema.registry.url": "http://127.0.0.1:9"}
+    settings = {
+        "bootstrap.servers": "in-memory",
+        "schema.registry.url": "http://127.0.0.1:9",
+    }
     config = Config.of({**settings, "metadata.max.age.ms": int(EVERY_S * 1000)}, "app")
     registry = InMemoryRegistry()
     monkeypatch.setattr(schemas, "registry_of", lambda _: registry)
     with schemas_bound(built, config):
         scheduler = Scheduler(Random(1))
         machine = Machine(scheduler, "instance")
-        PatternSubscription(log, built, config, resolve_topology(log, built, config), said.append, machine).start()
+        PatternSubscription(
+            log,
+            built,
+            config,
+            resolve_topology(log, built, config),
+            said.append,
+            machine,
+        ).start()
         log.create_topics([TopicSpec("orders-us", 1)])
-        monkeypatch.setattr(schemas, "registry_of", registry_of)  # nothing listens there
+        monkeypatch.setattr(
+            schemas, "registry_of", registry_of
+        )  # nothing listens there
         scheduler.run(EVERY_S * 1.5)
         assert said == []
         monkeypatch.setattr(schemas, "registry_of", lambda _: registry)

@@ -33,8 +33,12 @@ def test_the_tasks_of_a_process_together_keep_to_the_setting_also_if_they_share_
         }
     )
     members = {
-        f"process-{number}": MemberState(MemberInfo(f"process-{number}", threads=of_member))
+        f"process-{number}": MemberState(
+            MemberInfo(f"process-{number}", threads=of_member)
+        )
         for number, of_member in enumerate([threads, *others])
     }
-    tasks = assign(dict(enumerate(partitions)), members, ranges=ranges)["process-0"].target
+    tasks = assign(dict(enumerate(partitions)), members, ranges=ranges)[
+        "process-0"
+    ].target
     assert len(tasks) * task_buffer_bytes(config, partitions) <= MOST

@@ -28,16 +28,24 @@ def test_a_range_that_is_cut_anew_waits_for_its_predecessor() -> None:
     registry = TaskRegistry()
     registry.assigned([task(0, 127)], [])
     registry.opened(task(0, 127))
-    assert registry.assigned([task(0, 63)], [task(0, 127)]) == [Action(Do.CLOSE, task(0, 127))]
+    assert registry.assigned([task(0, 63)], [task(0, 127)]) == [
+        Action(Do.CLOSE, task(0, 127))
+    ]
     assert registry.states[task(0, 63)] is State.WAITING
-    assert registry.closed(task(0, 127)) == [Action(Do.RELEASE, task(0, 127)), Action(Do.OPEN, task(0, 63))]
+    assert registry.closed(task(0, 127)) == [
+        Action(Do.RELEASE, task(0, 127)),
+        Action(Do.OPEN, task(0, 63)),
+    ]
 
 
 def test_a_task_revoked_while_it_opens_is_cancelled_and_released_once() -> None:
     registry = TaskRegistry()
     registry.assigned([task(0, 127)], [])
     assert registry.assigned([], [task(0, 127)]) == [Action(Do.CANCEL, task(0, 127))]
-    assert registry.opened(task(0, 127)) == [Action(Do.DROP, task(0, 127)), Action(Do.RELEASE, task(0, 127))]
+    assert registry.opened(task(0, 127)) == [
+        Action(Do.DROP, task(0, 127)),
+        Action(Do.RELEASE, task(0, 127)),
+    ]
     assert registry.closed(task(0, 127)) == []
 
 
@@ -48,35 +56,62 @@ def test_an_aborted_task_is_opened_again_if_it_is_still_wanted() -> None:
     registry.opened(task(128, 255))
     registry.assigned([], [task(128, 255)])
     actions = registry.aborted([task(0, 127), task(128, 255)])
-    assert actions == [Action(Do.RELEASE, task(128, 255)), Action(Do.OPEN, task(0, 127))]
+    assert actions == [
+        Action(Do.RELEASE, task(128, 255)),
+        Action(Do.OPEN, task(0, 127)),
+    ]
 
 
-def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_the_group_hears_nothing() -> None:
+def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_the_group_hears_nothing() -> (
+    None
+):
     registry = TaskRegistry()
-    registry.assigned([task(0, 127), task(128, 255), other := TaskId(1, 0, KeyRange.of_groups(0, 255))], [])
+    registry.assigned(
+        [
+            task(0, 127),
+            task(128, 255),
+            other := TaskId(1, 0, KeyRange.of_groups(0, 255)),
+        ],
+        [],
+    )
     for opened in (task(0, 127), other):
         registry.opened(opened)
-    assert registry.reopen(registry.of({0})) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert registry.reopen(registry.of({0})) == [
+        Action(Do.CLOSE, task(0, 127)),
+        Action(Do.CANCEL, task(128, 255)),
+    ]
     assert registry.closed(task(0, 127)) == [Action(Do.OPEN, task(0, 127))]
-    assert registry.opened(task(128, 255)) == [Action(Do.DROP, task(128, 255)), Action(Do.OPEN, task(128, 255))]
+    assert registry.opened(task(128, 255)) == [
+        Action(Do.DROP, task(128, 255)),
+        Action(Do.OPEN, task(128, 255)),
+    ]
     assert registry.states[other] is State.RUNNING
 
 
-def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up() -> None:
+def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up() -> (
+    None
+):
     registry = TaskRegistry()
     registry.assigned([task(0, 127), task(128, 255)], [])
     registry.opened(task(0, 127))
-    assert registry.lost() == [Action(Do.CLOSE_DIRTY, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert registry.lost() == [
+        Action(Do.CLOSE_DIRTY, task(0, 127)),
+        Action(Do.CANCEL, task(128, 255)),
+    ]
     assert registry.closed(task(0, 127)) == []
     assert registry.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
 
 
-def test_rows_of_a_task_that_still_closes_stay_when_another_that_was_promised_is_released() -> None:
+def test_rows_of_a_task_that_still_closes_stay_when_another_that_was_promised_is_released() -> (
+    None
+):
     registry = TaskRegistry()
     registry.assigned([task(0, 127)], [])
     registry.opened(task(0, 127))
     registry.assigned([task(64, 191)], [task(0, 127)])
-    assert registry.assigned([task(64, 95)], [task(64, 191)]) == [Action(Do.RELEASE, task(64, 191))]
+    assert registry.assigned([task(64, 95)], [task(64, 191)]) == [
+        Action(Do.RELEASE, task(64, 191))
+    ]
     assert registry.here == {task(0, 127), task(64, 95)}
 
 
@@ -97,7 +132,9 @@ class AnyHistory(RuleBasedStateMachine):
         for action in actions:
             if action.do is Do.RELEASE:
                 assert action.task in self.owed, "released twice, or never revoked"
-                assert action.task not in self.work, "released while somebody works on it"
+                assert action.task not in self.work, (
+                    "released while somebody works on it"
+                )
                 self.owed.discard(action.task)
             elif action.do is Do.DROP:
                 self.work.pop(action.task, None)
@@ -124,26 +161,48 @@ class AnyHistory(RuleBasedStateMachine):
         self.held, self.owed = set(), set()
         self.act(self.registry.lost())
 
-    @precondition(lambda self: any(do in (Do.OPEN, Do.CANCEL) for do in self.work.values()))
+    @precondition(
+        lambda self: any(do in (Do.OPEN, Do.CANCEL) for do in self.work.values())
+    )
     @rule(data=st.data())
     def the_opener_answers(self, data: st.DataObject) -> None:
-        which = data.draw(st.sampled_from(sorted(t for t, do in self.work.items() if do in (Do.OPEN, Do.CANCEL))))
+        which = data.draw(
+            st.sampled_from(
+                sorted(t for t, do in self.work.items() if do in (Do.OPEN, Do.CANCEL))
+            )
+        )
         if self.work.pop(which) is Do.CANCEL and data.draw(st.booleans()):
             self.act(self.registry.closed(which))
         else:
             self.act(self.registry.opened(which))
 
-    @precondition(lambda self: any(do in (Do.RUN, Do.CLOSE, Do.CLOSE_DIRTY) for do in self.work.values()))
+    @precondition(
+        lambda self: any(
+            do in (Do.RUN, Do.CLOSE, Do.CLOSE_DIRTY) for do in self.work.values()
+        )
+    )
     @rule(data=st.data())
     def a_thread_closes_or_aborts(self, data: st.DataObject) -> None:
-        which = data.draw(st.sampled_from(sorted(t for t, do in self.work.items() if do not in (Do.OPEN, Do.CANCEL))))
+        which = data.draw(
+            st.sampled_from(
+                sorted(
+                    t for t, do in self.work.items() if do not in (Do.OPEN, Do.CANCEL)
+                )
+            )
+        )
         do = self.work.pop(which)
-        self.act(self.registry.aborted([which]) if do is Do.RUN else self.registry.closed(which))
+        self.act(
+            self.registry.aborted([which])
+            if do is Do.RUN
+            else self.registry.closed(which)
+        )
 
     @invariant()
     def nothing_overlaps(self) -> None:
         busy = sorted(self.work)
-        assert not any(a.conflicts(b) for i, a in enumerate(busy) for b in busy[i + 1 :])
+        assert not any(
+            a.conflicts(b) for i, a in enumerate(busy) for b in busy[i + 1 :]
+        )
 
     @invariant()
     def rows_of_whatever_is_at_work_stay(self) -> None:
@@ -152,7 +211,9 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def whatever_is_wanted_is_on_its_way(self) -> None:
         for wanted in self.held:
-            blocked = any(wanted != other and wanted.conflicts(other) for other in self.work)
+            blocked = any(
+                wanted != other and wanted.conflicts(other) for other in self.work
+            )
             assert wanted in self.work or blocked
 
 

@@ -41,9 +41,16 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched(Engine):
     """An engine with watched tasks; `in` is like a repartition topic."""
 
-    def __init__(self, guarantee: str, partitions: int = 1, topology: Topology | None = None) -> None:
+    def __init__(
+        self, guarantee: str, partitions: int = 1, topology: Topology | None = None
+    ) -> None:
         counts = {"in": partitions, "app-counts-changelog": partitions, "out": 1}
-        super().__init__(topology or counting(), counts, processing_guarantee=guarantee, interval_s=0.005)
+        super().__init__(
+            topology or counting(),
+            counts,
+            processing_guarantee=guarantee,
+            interval_s=0.005,
+        )
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
         self.silent = frozenset[int]()
@@ -80,7 +87,11 @@ class Watched(Engine):
         return self.log.start_offset(SOURCE)
 
     def metric(self, name: str) -> float:
-        samples = [s for family in text_string_to_metric_families(self.metrics.text().decode()) for s in family.samples]
+        samples = [
+            s
+            for family in text_string_to_metric_families(self.metrics.text().decode())
+            for s in family.samples
+        ]
         return sum(sample.value for sample in samples if sample.name == name)
 
 
@@ -111,7 +122,10 @@ def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
             watched.dispatcher.move(0)
             return watched.start_offset() == watched.log.end_offset(SOURCE)
 
-        assert wait_until(deleted, 90), (watched.start_offset(), watched.log.end_offset(SOURCE))
+        assert wait_until(deleted, 90), (
+            watched.start_offset(),
+            watched.log.end_offset(SOURCE),
+        )
 
 
 def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_turn(
@@ -124,7 +138,9 @@ def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_tur
     for partition in range(3):
         made.write("in", [(b"k", b"", 5)], partition)
     made.settle()
-    assert wait_until(lambda: all(task.progress.stable(task.sources[0]) == 1 for task in tasks), 90)
+    assert wait_until(
+        lambda: all(task.progress.stable(task.sources[0]) == 1 for task in tasks), 90
+    )
     away, tried = {0, 1}, list[int]()
 
     def delete(source: TopicPartition, _: int) -> None:
@@ -150,7 +166,9 @@ def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
     watched.write("in", [(key, b"", 5) for key in KEYS])
     watched.settle()
     mine = sum(key_hash(key) in LEFT for key in KEYS)
-    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == mine, 90)
+    assert wait_until(
+        lambda: watched.metric("coopstreams_processed_records_total") == mine, 90
+    )
     follow(watched)
     assert not wait_until(lambda: watched.start_offset() > 0, 0.3)
     watched.run(RIGHT)
@@ -162,9 +180,9 @@ def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
 
     assert wait_until(deleted, 90)
     watched.stop()
-    assert sum(serdes.int64.decode(value or b"") for value in watched.read("out").values) == len(KEYS), (
-        "nothing was deleted before it was counted"
-    )
+    assert sum(
+        serdes.int64.decode(value or b"") for value in watched.read("out").values
+    ) == len(KEYS), "nothing was deleted before it was counted"
 
 
 def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_end_it(
@@ -173,24 +191,30 @@ def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_en
     watched.run(LEFT, RIGHT)
     watched.watcher.start()
     watched.write("in", [(key, b"", 5) for key in KEYS])
-    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 90), (
-        "each task is behind by all: none has done any"
-    )
+    assert wait_until(
+        lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 90
+    ), "each task is behind by all: none has done any"
     watched.settle()
     assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 0, 90)
-    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == len(KEYS), 90)
+    assert wait_until(
+        lambda: watched.metric("coopstreams_processed_records_total") == len(KEYS), 90
+    )
     watched.log.delete_topics(["in"])
     assert wait_until(lambda: "cannot measure lags" in caplog.text, 90)
     assert watched.watcher._thread.is_alive()
 
 
-def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(watched: Watched) -> None:
+def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(
+    watched: Watched,
+) -> None:
     watched.run(LEFT, RIGHT)
     seen = dict(watched.open_tasks)
     gone = next(id_ for id_ in seen if id_.key_range == LEFT)
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
-    watched.watcher._watch_tasks(seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0)
+    watched.watcher._watch_tasks(
+        seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0
+    )
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
     assert str(gone) not in watched.metrics.text().decode()
 
@@ -199,7 +223,11 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take seconds to answer when one is lost: for that long the stall had no reported reason."""
-    end_offset, asked, here = watched.log.end_offset, list[float](), threading.get_ident()
+    end_offset, asked, here = (
+        watched.log.end_offset,
+        list[float](),
+        threading.get_ident(),
+    )
 
     def ask(partition: TopicPartition) -> int:
         if threading.get_ident() == here:  # the engine's threads ask, too
@@ -229,7 +257,9 @@ def test_a_commit_behind_a_record_that_waits_for_a_call_is_progress() -> None:
     finish(made, 16)
 
 
-def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_leader_that_did_not_answer_has_its_turn(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One unavailable leader kept the others from being asked: they were reported as not answering for ever."""
     away = [TopicPartition("in", number) for number in range(3)]
     monkeypatch.setattr(watcher, "MOST_S", 0.0)  # a look has time for one of them
@@ -269,14 +299,20 @@ def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(
         return watched.watcher.stall_detector.kept_back(task)
 
     watched.settle()
-    expected = "an open transaction keeps back what was written to in-0 from offset 1 on"
+    expected = (
+        "an open transaction keeps back what was written to in-0 from offset 1 on"
+    )
     assert wait_until(lambda: kept_back() == expected, 90)
     with monkeypatch.context() as later:
         later.setattr(dispatch, "FRESH_S", -1.0)
-        assert kept_back() == "", "a control thread that is stuck must not hide behind the reader's last answer"
+        assert kept_back() == "", (
+            "a control thread that is stuck must not hide behind the reader's last answer"
+        )
     other.commit(1.0)
     watched.settle()
-    assert wait_until(lambda: not kept_back() and watched.metric("coopstreams_lag_records") == 0, 90)
+    assert wait_until(
+        lambda: not kept_back() and watched.metric("coopstreams_lag_records") == 0, 90
+    )
 
 
 def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
@@ -292,7 +328,10 @@ def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
     watched.watcher._look()
     said = looks.slow(moved_at + 5)
     assert len(said) == 2
-    assert all("broker 2 has an in-sync replica of it and does not answer" in why for why in said.values())
+    assert all(
+        "broker 2 has an in-sync replica of it and does not answer" in why
+        for why in said.values()
+    )
     watched.silent = frozenset()
     watched.watcher._look()
     assert not any("replica" in why for why in looks.slow(moved_at + 5).values())
@@ -304,7 +343,9 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
     changelog, look = watched.changelog("counts"), watched.watcher._compare
     watched.run(LEFT, RIGHT)
     [left, right] = sorted(watched.open_tasks)
-    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # as after a restore
+    watched.open_tasks[left].state.topic_ids = {
+        "counts": watched.log.topic_id(changelog)
+    }  # as after a restore
     watched.open_tasks[right].state.topic_ids = {"counts": ""}  # brokers without ids
     look(watched.open_tasks)
     assert (watched.watcher.stall_detector.made_anew, caplog.text) == ({}, "")
@@ -318,18 +359,26 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
         look(watched.open_tasks)
     assert "was deleted and made anew" in watched.watcher.stall_detector.made_anew[left]
     assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
-    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was reopened
+    watched.open_tasks[left].state.topic_ids = {
+        "counts": watched.log.topic_id(changelog)
+    }  # it was reopened
     look(watched.open_tasks)
     assert watched.watcher.stall_detector.made_anew == {}
 
 
-def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(watched: Watched) -> None:
+def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(
+    watched: Watched,
+) -> None:
     watched.run(LEFT, RIGHT)
     for task in watched.open_tasks.values():
-        task.progress.topic_ids = {"in": watched.log.topic_id("in")}  # as the opener found it
+        task.progress.topic_ids = {
+            "in": watched.log.topic_id("in")
+        }  # as the opener found it
     watched.watcher._compare(watched.open_tasks)
     watched.log.delete_topics(["in"])
-    watched.watcher._compare(watched.open_tasks)  # the reader will report that it is gone
+    watched.watcher._compare(
+        watched.open_tasks
+    )  # the reader will report that it is gone
     watched.log.create_topics([TopicSpec("in", 1)])
     with pytest.raises(
         ConfigError,
@@ -338,9 +387,14 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
         watched.watcher._compare(watched.open_tasks)
 
 
-def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends_the_instance(watched: Watched) -> None:
+def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends_the_instance(
+    watched: Watched,
+) -> None:
     watched.log.create_topics([TopicSpec("names", 1), TopicSpec("unread", 1)])
-    watched.global_ids |= {"names": watched.log.topic_id("names"), "unread": ""}  # the latter: brokers without ids
+    watched.global_ids |= {
+        "names": watched.log.topic_id("names"),
+        "unread": "",
+    }  # the latter: brokers without ids
     watched.watcher._compare({})
     watched.log.delete_topics(["names", "unread"])
     watched.watcher._compare({})
@@ -352,15 +406,22 @@ def test_the_topic_of_a_global_table_that_is_made_anew_while_it_is_followed_ends
     assert told.where == "global tables"
     assert isinstance(told.error, OffsetOutOfRangeError)
     assert "deleted and made anew" in str(told.error)
-    assert str(told.error).endswith("The next start reads it from its beginning (names)")
+    assert str(told.error).endswith(
+        "The next start reads it from its beginning (names)"
+    )
 
 
 def test_an_offset_that_is_gone_is_explained_by_a_source_that_was_made_anew_and_by_nothing_else(
     watched: Watched,
 ) -> None:
     watched.run(LEFT)
-    watched.open_tasks[next(iter(watched.open_tasks))].progress.topic_ids = {"in": watched.log.topic_id("in")}
-    gone, other = Failed(OffsetOutOfRangeError("from offset 21"), "reader"), Failed(LogError("another"), "reader")
+    watched.open_tasks[next(iter(watched.open_tasks))].progress.topic_ids = {
+        "in": watched.log.topic_id("in")
+    }
+    gone, other = (
+        Failed(OffsetOutOfRangeError("from offset 21"), "reader"),
+        Failed(LogError("another"), "reader"),
+    )
     assert watched.watcher.explained(gone) is gone
     watched.log.delete_topics(["in"])
     assert watched.watcher.explained(gone) is gone

@@ -26,7 +26,14 @@ MakeTopic = Callable[..., TopicPartition]
 
 def faulty(seed: int) -> SimulatedLog:
     """Return a simulated cluster with faults that change no result: lost answers, records sent early, late markers."""
-    plan = Chance(Random(seed), {"append": [(0.3, Early())], "fetch": [(0.2, Lost())], "marker": [(0.5, Late(0.02))]})
+    plan = Chance(
+        Random(seed),
+        {
+            "append": [(0.3, Early())],
+            "fetch": [(0.2, Lost())],
+            "marker": [(0.5, Late(0.02))],
+        },
+    )
     return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
 
 
@@ -39,7 +46,9 @@ def faulty(seed: int) -> SimulatedLog:
         pytest.param("native", marks=[pytest.mark.broker, needs_native]),
     ]
 )
-def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()
         return
@@ -52,7 +61,10 @@ def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv(SETTING, "1" if request.param == "native" else "0")
     kafka: Kafka = request.getfixturevalue("kafka")
     cluster = KafkaLog(
-        {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "producer.transaction.timeout.ms": 60_000,
+        }
     )  # a busy machine may pause for some seconds
     yield cluster
     cluster.close()
@@ -69,7 +81,9 @@ def plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Return a function that makes unique names: for topics, groups, transactional ids."""
     counter = iter(range(1000))
-    return lambda name: f"{name}-{abs(hash(request.node.nodeid)) % 10**9}-{next(counter)}"
+    return lambda name: (
+        f"{name}-{abs(hash(request.node.nodeid)) % 10**9}-{next(counter)}"
+    )
 
 
 @pytest.fixture
@@ -79,7 +93,13 @@ def topic(log: Log, unique: Callable[[str], str]) -> MakeTopic:
     def make(partitions: int = 1, **config: str) -> TopicPartition:
         name = unique("contract")
         log.create_topics(
-            [TopicSpec(name, partitions, {key.replace("_", "."): value for key, value in config.items()})]
+            [
+                TopicSpec(
+                    name,
+                    partitions,
+                    {key.replace("_", "."): value for key, value in config.items()},
+                )
+            ]
         )
         return TopicPartition(name, 0)
 

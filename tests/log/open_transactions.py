@@ -35,7 +35,9 @@ class Raw:
 
     def told(self, transactional_id: str) -> TransactionDescription:
         """Return the coordinator's description."""
-        told: TransactionDescription | None = self._send(describe_transaction(transactional_id))
+        told: TransactionDescription | None = self._send(
+            describe_transaction(transactional_id)
+        )
         assert told is not None
         return told
 
@@ -43,26 +45,48 @@ class Raw:
         """Take over a transactional id, and nothing else."""
         self._send(requests.new_producer(transactional_id, 60_000))
 
-    def produce(self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]) -> None:
+    def produce(
+        self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]
+    ) -> None:
         """Write the first records of the transactional id's current producer to that partition."""
         told = self.told(transactional_id)
         batch = MemoryRecordsBuilder(
-            2, 0, 1 << 20, transactional=True, producer_id=told.producer, producer_epoch=told.epoch, base_sequence=0
+            2,
+            0,
+            1 << 20,
+            transactional=True,
+            producer_id=told.producer,
+            producer_epoch=told.epoch,
+            base_sequence=0,
         )
         for value in values:
             batch.append(timestamp=1, key=b"k", value=value)
         batch.close()
         topic_type = ProduceRequest.TopicProduceData
-        data = topic_type.PartitionProduceData(index=partition.partition, records=bytes(batch.buffer()))
+        data = topic_type.PartitionProduceData(
+            index=partition.partition, records=bytes(batch.buffer())
+        )
         topics = [topic_type(name=partition.topic, partition_data=[data])]
         request = ProduceRequest(
-            max_version=11, transactional_id=transactional_id, acks=-1, timeout_ms=10_000, topic_data=topics
+            max_version=11,
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=topics,
         )
         self._send(
-            Exchange("producing", request, lambda answer: _check(answer.responses[0].partition_responses[0].error_code))
+            Exchange(
+                "producing",
+                request,
+                lambda answer: _check(
+                    answer.responses[0].partition_responses[0].error_code
+                ),
+            )
         )
 
-    def send_offset(self, transactional_id: str, group: str, partition: TopicPartition, offset: int) -> None:
+    def send_offset(
+        self, transactional_id: str, group: str, partition: TopicPartition, offset: int
+    ) -> None:
         """Send a group offset as part of a transaction of the transactional id's producer."""
         told = self.told(transactional_id)
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -84,7 +108,11 @@ class Raw:
             topics=[topic_type(name=partition.topic, partitions=[entry])],
         )
         self._send(
-            Exchange("sending offsets", request, lambda answer: _check(answer.topics[0].partitions[0].error_code))
+            Exchange(
+                "sending offsets",
+                request,
+                lambda answer: _check(answer.topics[0].partitions[0].error_code),
+            )
         )
 
     def _send(self, exchange: Exchange[Any]) -> Any:

@@ -28,13 +28,27 @@ def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
     for batch in batches:
         if batch.slot == slot:
             c = batch.columns
-            seen += map(Seen, c.offsets, c.keys, c.values, c.timestamps, c.stream_times, c.headers or [None] * len(c))
+            seen += map(
+                Seen,
+                c.offsets,
+                c.keys,
+                c.values,
+                c.timestamps,
+                c.stream_times,
+                c.headers or [None] * len(c),
+            )
     return seen
 
 
 def advances(batches: Iterable[RecordBatch], slot: int) -> list[tuple[int, int]]:
     """Return the offsets at which stream time advances, as the batches of one slot say, and the times."""
-    return [at for batch in batches if batch.slot == slot for some in batch.advances for at in zip(*some, strict=True)]
+    return [
+        at
+        for batch in batches
+        if batch.slot == slot
+        for some in batch.advances
+        for at in zip(*some, strict=True)
+    ]
 
 
 def fetch_until(
@@ -44,18 +58,24 @@ def fetch_until(
     batches: list[RecordBatch] = []
     deadline = time.monotonic() + PATIENCE_S
     while not done(batches):
-        assert time.monotonic() < deadline, f"not done after {PATIENCE_S} s; the last batches were {batches[-3:]}"
+        assert time.monotonic() < deadline, (
+            f"not done after {PATIENCE_S} s; the last batches were {batches[-3:]}"
+        )
         batches += reader.fetch(max_records, 0.2)
     return batches
 
 
-def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000) -> list[RecordBatch]:
+def to_end(
+    reader: Reader, *partitions: TopicPartition, max_records: int = 1000
+) -> list[RecordBatch]:
     """Fetch until the reader reports the end of each of these partitions."""
     missing = set(partitions)
 
     def done(batches: list[RecordBatch]) -> bool:
         last = {batch.partition: batch for batch in batches}
-        return all(partition in last and last[partition].at_end for partition in missing)
+        return all(
+            partition in last and last[partition].at_end for partition in missing
+        )
 
     return fetch_until(reader, done, max_records)
 
@@ -67,7 +87,9 @@ def reader_at(log: Log, *partitions: TopicPartition, offset: int = 0) -> Reader:
     return reader
 
 
-def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True) -> list[Seen]:
+def read_all(
+    log: Log, partition: TopicPartition, *, committed_only: bool = True
+) -> list[Seen]:
     """Return all records of a partition, read by a new reader."""
     reader = log.reader(committed_only=committed_only)
     reader.assign({partition: Position(log.start_offset(partition))})
@@ -76,10 +98,21 @@ def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True
     return seen
 
 
-def write(writer: Writer, partition: TopicPartition, values: Sequence[str | None], start_ms: int = 1000) -> None:
+def write(
+    writer: Writer,
+    partition: TopicPartition,
+    values: Sequence[str | None],
+    start_ms: int = 1000,
+) -> None:
     """Append values with their text as key, one millisecond apart."""
     data = [None if value is None else value.encode() for value in values]
-    writer.append(partition.topic, data, data, range(start_ms, start_ms + len(data)), partitions=partition.partition)
+    writer.append(
+        partition.topic,
+        data,
+        data,
+        range(start_ms, start_ms + len(data)),
+        partitions=partition.partition,
+    )
 
 
 def append(
@@ -94,19 +127,29 @@ def append(
 ) -> None:
     """Write a batch by a new writer, and wait until it is in the log."""
     writer = log.writer()
-    writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
+    writer.append(
+        topic, keys, values, timestamps, partitions=partitions, headers=headers
+    )
     writer.flush(PATIENCE_S)
     writer.close()
 
 
-def begin(writer: Writer, partition: TopicPartition, values: Sequence[str | None]) -> None:
+def begin(
+    writer: Writer, partition: TopicPartition, values: Sequence[str | None]
+) -> None:
     """Write values in a new transaction, which stays open."""
     writer.begin()
     write(writer, partition, values)
     writer.flush(PATIENCE_S)
 
 
-def transact(writer: Writer, partition: TopicPartition, values: Sequence[str | None], *, commit: bool = True) -> None:
+def transact(
+    writer: Writer,
+    partition: TopicPartition,
+    values: Sequence[str | None],
+    *,
+    commit: bool = True,
+) -> None:
     """Write values in a transaction of their own."""
     begin(writer, partition, values)
     if commit:
@@ -115,7 +158,9 @@ def transact(writer: Writer, partition: TopicPartition, values: Sequence[str | N
         writer.abort()
 
 
-def fill(log: Log, partition: TopicPartition, values: Sequence[str], start_ms: int = 1000) -> None:
+def fill(
+    log: Log, partition: TopicPartition, values: Sequence[str], start_ms: int = 1000
+) -> None:
     """Write values and wait until they are in the log."""
     writer = log.writer()
     write(writer, partition, values, start_ms)
@@ -133,12 +178,17 @@ def values(seen: Iterable[Seen]) -> list[str | None]:
 
 
 def arrives(
-    log: Log, partition: TopicPartition, expected: Sequence[str | None], *, committed_only: bool = True
+    log: Log,
+    partition: TopicPartition,
+    expected: Sequence[str | None],
+    *,
+    committed_only: bool = True,
 ) -> None:
     """Assert that the partition soon has these values: Kafka writes a commit's markers after its answer."""
     deadline = time.monotonic() + PATIENCE_S
     while (
-        values(seen := read_all(log, partition, committed_only=committed_only)) != list(expected)
+        values(seen := read_all(log, partition, committed_only=committed_only))
+        != list(expected)
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)

@@ -16,7 +16,11 @@ def refuse() -> None:
 
 def test_a_call_gives_its_result_or_its_error() -> None:
     bounded = Bounded()
-    assert [bounded.run(partial(pow, number, 2), 60) for number in range(3)] == [0, 1, 4]
+    assert [bounded.run(partial(pow, number, 2), 60) for number in range(3)] == [
+        0,
+        1,
+        4,
+    ]
     with pytest.raises(ValueError, match="no"):
         bounded.run(refuse, 60)
     assert bounded.run(lambda: "after", 60) == "after"

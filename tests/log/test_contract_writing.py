@@ -33,7 +33,13 @@ Unique = Callable[[str], str]
 
 
 def deliver(
-    writer: Writer, topic: str, key: bytes | None, value: bytes, *, to: int = 0, transactional: bool = False
+    writer: Writer,
+    topic: str,
+    key: bytes | None,
+    value: bytes,
+    *,
+    to: int = 0,
+    transactional: bool = False,
 ) -> None:
     """Append and flush a record: a refusal may surface only at the end."""
     writer.append(topic, [key], [value], [1], partitions=to)
@@ -48,16 +54,24 @@ def test_keys_go_to_the_partition_that_java_picks(log: Log, topic: MakeTopic) ->
     append(log, name, keys, keys, range(1, 102))
     for number in range(5):
         seen = read_all(log, TopicPartition(name, number))
-        assert [record.key for record in seen] == [key for key in keys if partition_of(key, 5) == number]
+        assert [record.key for record in seen] == [
+            key for key in keys if partition_of(key, 5) == number
+        ]
 
 
-def test_partitions_may_be_given_one_for_all_or_one_each(log: Log, topic: MakeTopic) -> None:
+def test_partitions_may_be_given_one_for_all_or_one_each(
+    log: Log, topic: MakeTopic
+) -> None:
     name = topic(partitions=3).topic
     writer = log.writer()
     writer.append(name, [b"a", None], [b"1", b"2"], [1, 2], partitions=2)
-    writer.append(name, [b"a", b"b", None], [b"3", b"4", b"5"], [3, 4, 5], partitions=[2, 0, 2])
+    writer.append(
+        name, [b"a", b"b", None], [b"3", b"4", b"5"], [3, 4, 5], partitions=[2, 0, 2]
+    )
     writer.flush(PATIENCE_S)
-    assert [values(read_all(log, TopicPartition(name, number))) for number in range(3)] == [
+    assert [
+        values(read_all(log, TopicPartition(name, number))) for number in range(3)
+    ] == [
         ["4"],
         [],
         ["1", "2", "3", "5"],
@@ -68,15 +82,23 @@ def test_beside_given_partitions_a_key_may_decide(log: Log, topic: MakeTopic) ->
     name = topic(partitions=5).topic
     writer, here = log.writer(), partition_of(b"a", 5)
     there = (here + 1) % 5
-    writer.append(name, [b"a", b"a"], [b"1", b"2"], [1, 2], partitions=[there, ANY_PARTITION])
+    writer.append(
+        name, [b"a", b"a"], [b"1", b"2"], [1, 2], partitions=[there, ANY_PARTITION]
+    )
     writer.flush(PATIENCE_S)
-    assert [values(read_all(log, TopicPartition(name, number))) for number in (here, there)] == [["2"], ["1"]]
+    assert [
+        values(read_all(log, TopicPartition(name, number))) for number in (here, there)
+    ] == [["2"], ["1"]]
 
 
 def test_records_without_a_key_go_to_any_partition(log: Log, topic: MakeTopic) -> None:
     name = topic(partitions=3).topic
     append(log, name, [None] * 30, [str(i).encode() for i in range(30)], range(1, 31))
-    seen = [value for number in range(3) for value in values(read_all(log, TopicPartition(name, number)))]
+    seen = [
+        value
+        for number in range(3)
+        for value in values(read_all(log, TopicPartition(name, number)))
+    ]
     assert sorted(map(int, filter(None, seen))) == list(range(30))
 
 
@@ -86,7 +108,9 @@ def test_nothing_is_a_batch_too(log: Log, topic: MakeTopic) -> None:
     assert log.end_offset(partition) == 0
 
 
-def test_delivered_to_is_above_everything_that_was_flushed(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_delivered_to_is_above_everything_that_was_flushed(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     plain, other = log.writer(), log.writer(unique("tx"))
     for _ in range(3):
@@ -121,7 +145,9 @@ def test_a_record_that_is_too_large_surfaces_and_the_writer_recovers(
     arrives(log, partition, ["fits"])
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(log: Log, topic: MakeTopic) -> None:
+def test_a_compacted_topic_takes_no_record_without_a_key(
+    log: Log, topic: MakeTopic
+) -> None:
     partition = topic(cleanup_policy="compact")
     writer = log.writer()
     with pytest.raises(DeliveryError, match=partition.topic):
@@ -159,7 +185,10 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(
         transact(writer, partition, [fate] * 3, commit=fate == "commit")
     reader = reader_at(log, partition)
     batches = fetch_until(
-        reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16
+        reader,
+        lambda batches: (
+            bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16
+        ),
     )
     assert [(record.value, record.offset) for record in records(batches)] == [
         (b"commit", i) for i in (0, 1, 2, 8, 9, 10)
@@ -171,13 +200,20 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(
     )
 
 
-def test_a_partition_of_markers_only_is_read_to_its_end(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_a_partition_of_markers_only_is_read_to_its_end(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     reader = reader_at(log, partition)
     to_end(reader, partition)
     transact(writer, partition, ["never"], commit=False)
-    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 2)
+    batches = fetch_until(
+        reader,
+        lambda batches: (
+            bool(batches) and batches[-1].at_end and batches[-1].next_offset == 2
+        ),
+    )
     assert records(batches) == []
 
 
@@ -195,12 +231,19 @@ def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_d
     assert (values(records(batches)), batches[-1].next_offset) == (["before"], 1)
     assert log.end_offset(partition) == 3
     slow.commit(PATIENCE_S)
-    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 4)
+    batches = fetch_until(
+        reader,
+        lambda batches: (
+            bool(batches) and batches[-1].at_end and batches[-1].next_offset == 4
+        ),
+    )
     assert values(records(batches)) == ["open", "after"]
     assert log.end_offset(partition) == 4
 
 
-def test_a_transaction_is_one_over_several_partitions(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_a_transaction_is_one_over_several_partitions(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     first, second = topic(), topic()
     writer = log.writer(unique("tx"))
     for fate, value in (("commit", "yes"), ("abort", "no")):
@@ -234,7 +277,9 @@ def test_a_new_writer_with_the_same_id_ends_the_transaction_of_the_old_one_and_f
     arrives(log, partition, ["new", "again"])
 
 
-def test_a_closed_writer_leaves_no_transaction_open(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_a_closed_writer_leaves_no_transaction_open(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     begin(writer, partition, ["never"])
@@ -254,7 +299,9 @@ def test_closing_a_plain_writer_flushes_it(log: Log, topic: MakeTopic) -> None:
     arrives(log, partition, numbers(100))
 
 
-def test_what_makes_no_sense_is_refused(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_what_makes_no_sense_is_refused(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     with pytest.raises(LogError, match="begin one first"):
@@ -270,15 +317,24 @@ def test_what_makes_no_sense_is_refused(log: Log, topic: MakeTopic, unique: Uniq
         log.writer().begin()
 
 
-def test_a_fence_that_would_not_be_checked_is_refused(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_a_fence_that_would_not_be_checked_is_refused(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     writer.begin()
     member = GroupFence(unique("group"), 3, "somebody")
-    for nothing in ({}, {partition: (-1001, "")}, {partition: (5, ""), TopicPartition("other", 0): (-1, "")}):
+    for nothing in (
+        {},
+        {partition: (-1001, "")},
+        {partition: (5, ""), TopicPartition("other", 0): (-1, "")},
+    ):
         with pytest.raises(ValueError, match="no fence"):
             writer.send_offsets(nothing, member)
-    for nobody in (GroupFence(member.group, -1, "somebody"), GroupFence(member.group, 3, "")):
+    for nobody in (
+        GroupFence(member.group, -1, "somebody"),
+        GroupFence(member.group, 3, ""),
+    ):
         with pytest.raises(FencedError, match="not a member"):
             writer.send_offsets({partition: (5, "")}, nobody)
     writer.abort()
@@ -287,12 +343,16 @@ def test_a_fence_that_would_not_be_checked_is_refused(log: Log, topic: MakeTopic
 @pytest.mark.ci
 def test_topics_are_created_once_listed_and_deleted(log: Log, unique: Unique) -> None:
     first, second = unique("made"), unique("made")
-    log.create_topics([TopicSpec(first, 3, {"cleanup.policy": "compact"}), TopicSpec(second, 1)])
+    log.create_topics(
+        [TopicSpec(first, 3, {"cleanup.policy": "compact"}), TopicSpec(second, 1)]
+    )
     log.create_topics([TopicSpec(first, 7)])
     assert log.partitions([first, second, "nobody-made-this"]) == {first: 3, second: 1}
     assert log.partitions().items() >= {first: 3, second: 1}.items()
     assert log.topic_config(first)["cleanup.policy"] == "compact"
-    assert log.topic_configs([second, first]) == {topic: log.topic_config(topic) for topic in (first, second)}
+    assert log.topic_configs([second, first]) == {
+        topic: log.topic_config(topic) for topic in (first, second)
+    }
     assert log.topic_configs([]) == {}
     log.delete_topics([first, "nobody-made-this"])
     assert log.partitions([first, second]) == {second: 1}

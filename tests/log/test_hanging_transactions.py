@@ -49,15 +49,20 @@ class Setting:
 
     def __post_init__(self) -> None:
         self.told, self.forgotten, self.source = (
-            TopicPartition(f"{self.name}-{topic}", 0) for topic in ("told", "forgotten", "source")
+            TopicPartition(f"{self.name}-{topic}", 0)
+            for topic in ("told", "forgotten", "source")
         )
 
     def create_topics(self, log: KafkaLog) -> None:
-        log.create_topics([TopicSpec(at.topic, 1) for at in (self.told, self.forgotten, self.source)])
+        log.create_topics(
+            [TopicSpec(at.topic, 1) for at in (self.told, self.forgotten, self.source)]
+        )
 
     def writer(self) -> KafkaWriter:
         """Take over the id, as a restarted process does."""
-        return self.log.writer(self.name, lambda: [self.told.topic, self.forgotten.topic])
+        return self.log.writer(
+            self.name, lambda: [self.told.topic, self.forgotten.topic]
+        )
 
     def last_transaction(self, *, commit: bool) -> None:
         """End a transaction without its markers in one partition and in the offsets of a group."""
@@ -83,9 +88,16 @@ class Setting:
 
 
 @pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
-    console, settings = download_kafka(request), {"broker.session.timeout.ms": "60000", **UNVERIFIED}
-    with KafkaBroker(tmp_path_factory.mktemp("unverified"), settings=settings, console=console) as broker:
+def bootstrap(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    console, settings = (
+        download_kafka(request),
+        {"broker.session.timeout.ms": "60000", **UNVERIFIED},
+    )
+    with KafkaBroker(
+        tmp_path_factory.mktemp("unverified"), settings=settings, console=console
+    ) as broker:
         yield broker.bootstrap
 
 
@@ -102,12 +114,16 @@ def setting(bootstrap: str) -> Iterator[Setting]:
 
 def write(writer: KafkaWriter, partition: TopicPartition, value: str) -> None:
     writer.begin()
-    writer.append(partition.topic, [b"k"], [value.encode()], [1], partitions=partition.partition)
+    writer.append(
+        partition.topic, [b"k"], [value.encode()], [1], partitions=partition.partition
+    )
     writer.flush(PATIENCE_S)
 
 
 @pytest.mark.ci
-def test_what_was_committed_is_committed_everywhere_before_its_id_is_taken_over(setting: Setting) -> None:
+def test_what_was_committed_is_committed_everywhere_before_its_id_is_taken_over(
+    setting: Setting,
+) -> None:
     setting.last_transaction(commit=True)
     writer = setting.writer()
     assert setting.committed() == 7
@@ -117,7 +133,9 @@ def test_what_was_committed_is_committed_everywhere_before_its_id_is_taken_over(
     assert values(read_all(setting.log, setting.forgotten)) == ["first", "second"]
 
 
-def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(setting: Setting) -> None:
+def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(
+    setting: Setting,
+) -> None:
     setting.last_transaction(commit=False)
     writer = setting.writer()
     assert setting.committed() is None
@@ -127,10 +145,14 @@ def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(sett
     arrives(setting.log, setting.forgotten, ["of the next one"])
 
 
-def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setting: Setting) -> None:
+def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(
+    setting: Setting,
+) -> None:
     writer = setting.writer()
     write(writer, setting.told, "void")
-    setting.raw.init(setting.name)  # as by a member that ends the transactions of dead members
+    setting.raw.init(
+        setting.name
+    )  # as by a member that ends the transactions of dead members
     setting.forget([b"void"])
     writer.close()
     writer = setting.writer()
@@ -141,11 +163,15 @@ def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setti
     assert values(read_all(setting.log, setting.told)) == []
 
 
-def test_what_hangs_of_an_id_that_nobody_uses_any_more_is_ended_by_others(setting: Setting) -> None:
+def test_what_hangs_of_an_id_that_nobody_uses_any_more_is_ended_by_others(
+    setting: Setting,
+) -> None:
     setting.last_transaction(commit=True)
     topics = [setting.told.topic, setting.forgotten.topic]
     setting.log.settle(lambda name: name != setting.name, topics)
-    assert values(read_all(setting.log, setting.forgotten)) == [], "of a member that lives"
+    assert values(read_all(setting.log, setting.forgotten)) == [], (
+        "of a member that lives"
+    )
     setting.log.settle(lambda name: name == setting.name, topics)
     assert values(read_all(setting.log, setting.forgotten)) == ["first", "second"]
     assert setting.committed() == 7
@@ -167,7 +193,13 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
-    with KafkaBroker(tmp_path, port=inner, controller_port=controller, settings=settings, console=Console(quiet=True)):
+    with KafkaBroker(
+        tmp_path,
+        port=inner,
+        controller_port=controller,
+        settings=settings,
+        console=Console(quiet=True),
+    ):
         root = {"bootstrap.servers": f"127.0.0.1:{inner}"}
         app = {
             "bootstrap.servers": f"127.0.0.1:{outer}",
@@ -176,7 +208,9 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
             "sasl.username": "app",
             "sasl.password": "secret",
         }
-        allow(root, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP)
+        allow(
+            root, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP
+        )
         log, raw = KafkaLog(app), Raw(root["bootstrap.servers"])
         setting = Setting(app, log, raw)
         setting.create_topics(KafkaLog(root))
@@ -188,7 +222,12 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
             setting.writer()
         assert not raised.value.retryable
         assert raw.told(setting.name).state == "CompleteCommit"
-        allow(root, ResourceType.BROKER, operation=AclOperation.CLUSTER_ACTION, name="kafka-cluster")
+        allow(
+            root,
+            ResourceType.BROKER,
+            operation=AclOperation.CLUSTER_ACTION,
+            name="kafka-cluster",
+        )
         setting.writer().close()
         assert values(read_all(log, setting.forgotten)) == ["first", "second"]
         raw.close()
@@ -196,11 +235,22 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
 
 
 def allow(
-    settings: dict[str, str], *kinds: ResourceType, operation: AclOperation = AclOperation.ALL, name: str = "*"
+    settings: dict[str, str],
+    *kinds: ResourceType,
+    operation: AclOperation = AclOperation.ALL,
+    name: str = "*",
 ) -> None:
     """Allow `app` this operation on resources of these kinds."""
     acls = [
-        AclBinding(kind, name, ResourcePatternType.LITERAL, "User:app", "*", operation, AclPermissionType.ALLOW)
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.LITERAL,
+            "User:app",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
         for kind in kinds
     ]
     admin = AdminClient({**settings})

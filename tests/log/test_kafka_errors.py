@@ -25,15 +25,32 @@ from coopstreams.log.kafka.errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
+from coopstreams.log.kafka.patience import (
+    ATTEMPT_S,
+    FAILOVER_S,
+    FIRST_ATTEMPT_S,
+    SILENT_S,
+    Patience,
+)
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import AccessDeniedError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
+from coopstreams.topology.errors import (
+    AccessDeniedError,
+    FencedError,
+    LogError,
+    OffsetOutOfRangeError,
+    RefusedError,
+)
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 CODES = sorted(
-    {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
+    {
+        code
+        for name in dir(KafkaError)
+        if isinstance(code := getattr(KafkaError, name), int)
+    }
+    - {KafkaError.NO_ERROR}
 )
 OF_BROKERS_THAT_ARE_AWAY = (
     "_DESTROY_BROKER",  # a broker that is not in the cluster's metadata
@@ -86,16 +103,23 @@ def test_only_what_is_named_as_final_ends_anything(code: int) -> None:
     assert FENCED | UNKNOWN | OUT_OF_RANGE <= FINAL
 
 
-def test_a_fatal_error_ends_a_client_and_not_the_work_unless_its_code_is_final() -> None:
-    out_of_order = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "sequence desynchronization", True)
+def test_a_fatal_error_ends_a_client_and_not_the_work_unless_its_code_is_final() -> (
+    None
+):
+    out_of_order = KafkaError(
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "sequence desynchronization", True
+    )
     assert heals(out_of_order)
     assert translated(out_of_order, "writing").retryable
-    assert not heals(KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no", True))
+    assert not heals(
+        KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no", True)
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(code, FencedError) for code in sorted(FENCED)] + [(code, OffsetOutOfRangeError) for code in sorted(OUT_OF_RANGE)],
+    [(code, FencedError) for code in sorted(FENCED)]
+    + [(code, OffsetOutOfRangeError) for code in sorted(OUT_OF_RANGE)],
 )
 def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> None:
     assert isinstance(translated(KafkaError(code), "doing it"), kind)
@@ -103,7 +127,9 @@ def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> N
 
 def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
     """Kafka 4.2 reports both in these words, under the same code."""
-    away = "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
+    away = (
+        "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
+    )
     few = (
         "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because "
         "only 1 broker(s) are registered."
@@ -125,18 +151,30 @@ def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
         ("UNKNOWN_TOPIC_OR_PART", False),
     ],
 )
-def test_a_record_is_worth_writing_again_unless_it_was_refused(name: str, again: bool) -> None:
+def test_a_record_is_worth_writing_again_unless_it_was_refused(
+    name: str, again: bool
+) -> None:
     """With a missing replica, a stream thread gave up for good, and the instance ended."""
-    assert not_delivered(KafkaError(getattr(KafkaError, name)), "a record").retryable is again
+    assert (
+        not_delivered(KafkaError(getattr(KafkaError, name)), "a record").retryable
+        is again
+    )
 
 
-def test_a_commit_that_is_dated_ahead_blames_the_clock_and_no_record_of_the_program() -> None:
+def test_a_commit_that_is_dated_ahead_blames_the_clock_and_no_record_of_the_program() -> (
+    None
+):
     refused = KafkaError(KafkaError.INVALID_TIMESTAMP)
-    commit = not_delivered(refused, f'a record for topic "{COMMIT_TOPIC}" was not delivered')
+    commit = not_delivered(
+        refused, f'a record for topic "{COMMIT_TOPIC}" was not delivered'
+    )
     assert not isinstance(commit, RefusedError)
     assert not commit.retryable
     assert "by the clock of this host" in str(commit)
-    assert isinstance(not_delivered(refused, 'a record for topic "out" was not delivered'), RefusedError)
+    assert isinstance(
+        not_delivered(refused, 'a record for topic "out" was not delivered'),
+        RefusedError,
+    )
 
 
 def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
@@ -147,7 +185,9 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
         unknown_topic("a-counts-changelog"),
     ):
         assert "do not create it. The next start says what is lost" in str(error)
-    assert "Create the topic first, or correct the name." in str(unknown_topic("orders"))
+    assert "Create the topic first, or correct the name." in str(
+        unknown_topic("orders")
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,13 +197,18 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
             "INVALID_TRANSACTION_TIMEOUT",
             "Set transaction.timeout.ms to at most the brokers' transaction.max.timeout.ms",
         ),
-        ("INVALID_REPLICATION_FACTOR", "Set replication.factor to at most the number of brokers"),
+        (
+            "INVALID_REPLICATION_FACTOR",
+            "Set replication.factor to at most the number of brokers",
+        ),
         ("POLICY_VIOLATION", "have its owner create the topic"),
         ("TOPIC_DELETION_DISABLED", "delete.topic.enable=false"),
         ("OFFSET_METADATA_TOO_LARGE", "offset.metadata.max.bytes"),
     ],
 )
-def test_what_a_limit_of_the_brokers_refuses_names_the_setting(name: str, cure: str) -> None:
+def test_what_a_limit_of_the_brokers_refuses_names_the_setting(
+    name: str, cure: str
+) -> None:
     """Kafka's own words name none, or one that there is not (`max.transaction.timeout.ms`)."""
     refused = translated(KafkaError(getattr(KafkaError, name)), "doing it")
     assert cure in str(refused)
@@ -183,7 +228,9 @@ class Clock:
         self.now += seconds
 
 
-def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_attempts_grow_and_end_with_the_time_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock, attempts = Clock(), []
     patience = Patience("asking for the offsets of t-0", 30.0, clock, clock.sleep)
     with caplog.at_level(logging.WARNING):
@@ -191,7 +238,12 @@ def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixtur
             attempts.append(patience.attempt_s())
             clock.sleep(attempts[-1])
             patience.rest("Local: Timed out (_TIMED_OUT)")
-    assert attempts[:4] == [FIRST_ATTEMPT_S, 2 * FIRST_ATTEMPT_S, 4 * FIRST_ATTEMPT_S, ATTEMPT_S]
+    assert attempts[:4] == [
+        FIRST_ATTEMPT_S,
+        2 * FIRST_ATTEMPT_S,
+        4 * FIRST_ATTEMPT_S,
+        ATTEMPT_S,
+    ]
     assert max(attempts) == ATTEMPT_S
     assert 1030.0 <= clock.now < 1031.0
     (said,) = [record.getMessage() for record in caplog.records]
@@ -199,7 +251,9 @@ def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixtur
     assert "_TIMED_OUT" in said
 
 
-def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor() -> None:
+def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor() -> (
+    None
+):
     """The attempt under way at the election of the successor is lost: 4 of the 18 s for which a killed worker's
     partitions had no owner, when its coordinator was killed with it.
     """
@@ -211,7 +265,9 @@ def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor(
         patience.rest("Local: Timed out (_TIMED_OUT)")
     assert {seconds for at, seconds in attempts if at < FAILOVER_S} == {FIRST_ATTEMPT_S}
     later = [seconds for at, seconds in attempts if at >= FAILOVER_S]
-    assert later[:3] == [2 * FIRST_ATTEMPT_S, 4 * FIRST_ATTEMPT_S, ATTEMPT_S], "a leader may be slow, too"
+    assert later[:3] == [2 * FIRST_ATTEMPT_S, 4 * FIRST_ATTEMPT_S, ATTEMPT_S], (
+        "a leader may be slow, too"
+    )
 
 
 def test_who_is_answered_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,38 +278,63 @@ def test_who_is_answered_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-def test_a_login_with_a_token_that_has_expired_heals_and_one_with_a_password_does_not() -> None:
+def test_a_login_with_a_token_that_has_expired_heals_and_one_with_a_password_does_not() -> (
+    None
+):
     refused = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")
-    for login, again in ((Login("", "OAUTHBEARER", by_token=True), True), (Login("User:me", "PLAIN"), False)):
+    for login, again in (
+        (Login("", "OAUTHBEARER", by_token=True), True),
+        (Login("User:me", "PLAIN"), False),
+    ):
         assert heals(refused, login) is again
         error = translated(refused, "asking for the topics", Attempt(login))
-        assert (error.retryable, isinstance(error, AccessDeniedError)) == (again, not again)
+        assert (error.retryable, isinstance(error, AccessDeniedError)) == (
+            again,
+            not again,
+        )
         assert f"The brokers do not let in {login}: check sasl.mechanism" in str(error)
 
 
 def test_an_error_of_authorisation_names_the_acl_also_of_a_record() -> None:
     denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     attempt = Attempt(Login("User:me", "PLAIN"), "Write", "out")
-    for error in (translated(denied, "writing", attempt), not_delivered(denied, "a record", attempt)):
+    for error in (
+        translated(denied, "writing", attempt),
+        not_delivered(denied, "a record", attempt),
+    ):
         assert isinstance(error, AccessDeniedError)
-        assert "User:me (PLAIN) has no ACL for Write on the topic out. Allow it: kafka-acls.sh" in str(error)
+        assert (
+            "User:me (PLAIN) has no ACL for Write on the topic out. Allow it: kafka-acls.sh"
+            in str(error)
+        )
 
 
 def over_tls(authority: Path) -> dict[str, str]:
     """Return settings for brokers that are away, with a new file for the authority of their certificates."""
     authority.write_bytes(certificates.authority().certificate)
-    return {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": str(authority)}
+    return {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(authority),
+    }
 
 
 @pytest.mark.slow
-def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(tmp_path: Path) -> None:
+def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(
+    tmp_path: Path,
+) -> None:
     """Settings that are wrong end all processes, and a service manager does not start them again."""
     settings = over_tls(authority := tmp_path / "ca.pem")
-    with closing(KafkaLog(settings, timeout_s=1)) as log, closing(log.writer()) as writer:
+    with (
+        closing(KafkaLog(settings, timeout_s=1)) as log,
+        closing(log.writer()) as writer,
+    ):
         before = authority.rename(tmp_path / "old.pem")
         writer._void = True  # as after a fatal error
         for again in (writer.abort, log.reader):
-            with pytest.raises(LogError, match=r"client refuses its settings|the TLS settings") as refused:
+            with pytest.raises(
+                LogError, match=r"client refuses its settings|the TLS settings"
+            ) as refused:
                 again()
             assert refused.value.retryable
         before.rename(authority)
@@ -270,14 +351,19 @@ def test_a_reader_keeps_its_client_while_a_file_for_a_new_one_is_exchanged(
     """It closed the client first; without one, the process ended."""
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.0)
     monkeypatch.setattr(kafka_reader, "METADATA_TIMEOUT_S", 0.05)
-    reader = KafkaReader(over_tls(authority := tmp_path / "ca.pem"), committed_only=True)
+    reader = KafkaReader(
+        over_tls(authority := tmp_path / "ca.pem"), committed_only=True
+    )
     with closing(reader):
         reader.assign({TopicPartition("t", 0): Position(0)})
         client = reader._consumer
         before = authority.rename(tmp_path / "old.pem")
         assert [reader.fetch(10, 0.0) for _ in range(3)] == [[], [], []]
         assert reader._consumer is client
-        assert "reading: no broker answers; the Kafka client refuses its settings" in caplog.text
+        assert (
+            "reading: no broker answers; the Kafka client refuses its settings"
+            in caplog.text
+        )
         before.rename(authority)
         assert reader.fetch(10, 0.0) == []
         assert reader._consumer is not client
@@ -288,9 +374,15 @@ def test_a_share_group_of_brokers_that_are_away_is_not_called_one_of_old_brokers
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(share, "_TIMEOUT_S", 0.5)
-    reason = r"share group g: altering its settings: .*Timed out( waiting for controller)?$"
+    reason = (
+        r"share group g: altering its settings: .*Timed out( waiting for controller)?$"
+    )
     with pytest.raises(LogError, match=reason) as caught:
-        share.KafkaShare({"bootstrap.servers": "127.0.0.1:1"}, "g", {"share.auto.offset.reset": "earliest"})
+        share.KafkaShare(
+            {"bootstrap.servers": "127.0.0.1:1"},
+            "g",
+            {"share.auto.offset.reset": "earliest"},
+        )
     assert caught.value.retryable
 
 
@@ -310,8 +402,13 @@ def test_who_is_held_back_by_a_quota_is_told_once_and_what_to_have_raised(
     assert "(30 s for its last request)" in errors.held_back
     assert "producer_byte_rate" in errors.held_back
     late = away("kafka-1:9092", "committing a transaction", 15.0, errors)
-    assert str(late) == f"committing a transaction: not done after 15 s: {errors.held_back}"
+    assert (
+        str(late)
+        == f"committing a transaction: not done after 15 s: {errors.held_back}"
+    )
     assert late.retryable
     clock.now += 1000
     assert errors.held_back == ""
-    assert "Is it running there" in str(away("kafka-1:9092", "committing a transaction", 15.0, errors))
+    assert "Is it running there" in str(
+        away("kafka-1:9092", "committing a transaction", 15.0, errors)
+    )

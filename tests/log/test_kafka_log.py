@@ -22,7 +22,13 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, DeliveryError, FencedError, LogError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    DeliveryError,
+    FencedError,
+    LogError,
+    UnknownTopicError,
+)
 from coopstreams.topology.keys import KeyRange
 from tests.conftest import Kafka
 from tests.log.reading import (
@@ -48,7 +54,10 @@ pytestmark = pytest.mark.broker
 @pytest.fixture
 def log(kafka: Kafka) -> Iterator[KafkaLog]:
     cluster = KafkaLog(
-        {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "producer.transaction.timeout.ms": 60_000,
+        }
     )  # a busy machine may pause for some seconds
     yield cluster
     cluster.close()
@@ -59,7 +68,12 @@ def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
     """A live member of a group: its identity as our fence, in confluent-kafka's bytes, and its consumer."""
     group = kafka.unique("fence")
     consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2}
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": group,
+            "session.timeout.ms": 60_000,
+            "log_level": 2,
+        }
     )
     consumer.subscribe([kafka.topic("input")])
     deadline = time.monotonic() + PATIENCE_S
@@ -72,7 +86,9 @@ def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
     consumer.close()
 
 
-def test_an_identity_is_written_as_librdkafka_reads_it(member: tuple[GroupFence, bytes, Consumer]) -> None:
+def test_an_identity_is_written_as_librdkafka_reads_it(
+    member: tuple[GroupFence, bytes, Consumer],
+) -> None:
     fence, native, _ = member
     assert group_metadata(fence) == native
     with pytest.raises(ValueError, match="printable ASCII"):
@@ -99,7 +115,9 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
                 writer.send_offsets({partition: (offset, "")}, identity)
             writer.abort()
     arrives(log, partition, ["41", "44"])
-    (committed,) = consumer.committed([ConfluentPartition(*partition)], timeout=PATIENCE_S)
+    (committed,) = consumer.committed(
+        [ConfluentPartition(*partition)], timeout=PATIENCE_S
+    )
     assert committed.offset == 44
 
 
@@ -108,7 +126,10 @@ def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_o
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
     """No record was refused, so an application that reads the topic by a pattern continues without it."""
-    gone, writer = TopicPartition(kafka.unique("gone"), 0), log.writer(kafka.unique("tx"))
+    gone, writer = (
+        TopicPartition(kafka.unique("gone"), 0),
+        log.writer(kafka.unique("tx")),
+    )
     for _ in range(2):
         writer.begin()
         with pytest.raises(UnknownTopicError, match=gone.topic):
@@ -124,7 +145,11 @@ def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer
     """
     here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
     partition, writer = TopicPartition(kafka.topic(), 0), log.writer(kafka.unique("tx"))
-    for value, fence, taken in (("1", here, True), ("2", moved, False), ("3", moved, True)):
+    for value, fence, taken in (
+        ("1", here, True),
+        ("2", moved, False),
+        ("3", moved, True),
+    ):
         begin(writer, partition, [value])
         if taken:
             writer.send_offsets({partition: (1, "")}, fence)
@@ -146,7 +171,12 @@ def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> N
 
 @pytest.mark.usefixtures("plane")
 def test_a_full_queue_keeps_the_order(kafka: Kafka) -> None:
-    log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "producer.queue.buffering.max.messages": 50})
+    log = KafkaLog(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "producer.queue.buffering.max.messages": 50,
+        }
+    )
     partition = TopicPartition(kafka.topic(), 0)
     for writer in (log.writer(), log.writer(kafka.unique("tx"))):
         before = log.end_offset(partition)
@@ -154,7 +184,9 @@ def test_a_full_queue_keeps_the_order(kafka: Kafka) -> None:
             writer.begin()
         write(writer, partition, numbers(5000))
         writer.flush(PATIENCE_S)
-        assert log.end_offset(partition) == before + 5000 <= writer.delivered_to(partition)
+        assert (
+            log.end_offset(partition) == before + 5000 <= writer.delivered_to(partition)
+        )
         writer.close()
     assert values(read_all(log, partition)) == numbers(5000)
     log.close()
@@ -164,7 +196,12 @@ def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
-    log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
+    log = KafkaLog(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "topic.metadata.propagation.max.ms": 1000,
+        }
+    )
     writer = log.writer()
     writer.append("nobody-made-this", [b"k"], [b"v"], [1])
     with pytest.raises(DeliveryError, match=r"nobody-made-this.*Create the topic"):
@@ -180,7 +217,9 @@ def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under
 
 
 @pytest.mark.usefixtures("plane")
-def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, log: KafkaLog) -> None:
+def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(
+    kafka: Kafka, log: KafkaLog
+) -> None:
     partition = TopicPartition(kafka.topic(message_timestamp_after_max_ms="1000"), 0)
     writer = log.writer()
     write(writer, partition, ["x"], start_ms=int(time.time() * 1000) + 3_600_000)
@@ -204,7 +243,10 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
         fill(log, other, ["tick"])
         ticks = fetch_until(
             reader,
-            lambda batches: any(len(batch.columns) for batch in batches) and reader._buffer.kept(busy)[0] > 0,
+            lambda batches: (
+                any(len(batch.columns) for batch in batches)
+                and reader._buffer.kept(busy)[0] > 0
+            ),
             max_records=500,
         )
         assert {batch.partition for batch in ticks} == {other}
@@ -213,10 +255,16 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
         assert 0 < aside < 700 + 500
         reader.hold(busy, held=False)
         seen += fetch_until(
-            reader, lambda batches: sum(len(records(batches, slot)) for slot in range(3)) > 1500, max_records=500
+            reader,
+            lambda batches: (
+                sum(len(records(batches, slot)) for slot in range(3)) > 1500
+            ),
+            max_records=500,
         )
     seen += to_end(reader, busy, max_records=500)
-    assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
+    assert values(
+        sorted(record for slot in range(3) for record in records(seen, slot))
+    ) == numbers(20_000)
 
 
 @pytest.mark.usefixtures("plane")
@@ -228,7 +276,9 @@ def test_while_all_partitions_are_held_what_the_client_has_fetched_is_not_discar
     fill(log, partition, numbers(2000))
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    seen = fetch_until(reader, lambda batches: len(records(batches)) > 0, max_records=10)
+    seen = fetch_until(
+        reader, lambda batches: len(records(batches)) > 0, max_records=10
+    )
     reader.hold(partition, held=True)
     for _ in range(20):
         assert reader.fetch(500, 0.001) == []
@@ -240,14 +290,20 @@ def test_while_all_partitions_are_held_what_the_client_has_fetched_is_not_discar
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("plane")
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_random_assigning_seeking_and_holding_reads_each_record_once(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 300)
     rng = random.Random(seed)
     name = kafka.topic(partitions=2)
-    parts = [TopicPartition(name, 0), TopicPartition(name, 1), TopicPartition(kafka.topic(), 0)]
+    parts = [
+        TopicPartition(name, 0),
+        TopicPartition(name, 1),
+        TopicPartition(kafka.topic(), 0),
+    ]
     writer = log.writer(kafka.unique("tx"))
     for i in range(30):
         writer.begin()
@@ -261,16 +317,30 @@ def test_random_assigning_seeking_and_holding_reads_each_record_once(
     for partition in parts:
         fill(log, partition, ["last"])
         arrives(
-            log, partition, [value for i in range(30) if i % 3 != 2 for value in numbers(100, start=i * 100)] + ["last"]
+            log,
+            partition,
+            [
+                value
+                for i in range(30)
+                if i % 3 != 2
+                for value in numbers(100, start=i * 100)
+            ]
+            + ["last"],
         )
     truth = {partition: read_all(log, partition) for partition in parts}
-    reader, at, held = log.reader(), dict[TopicPartition, Position](), set[TopicPartition]()
+    reader, at, held = (
+        log.reader(),
+        dict[TopicPartition, Position](),
+        set[TopicPartition](),
+    )
     for _ in range(150):
         action = rng.random()
         if action < 0.15:
             chosen = rng.sample(parts, rng.randint(1, 3))
             at = {
-                p: at[p] if p in at and rng.random() < 0.6 else Position(rng.randint(0, log.end_offset(p)))
+                p: at[p]
+                if p in at and rng.random() < 0.6
+                else Position(rng.randint(0, log.end_offset(p)))
                 for p in chosen
             }
             held &= at.keys()
@@ -284,9 +354,14 @@ def test_random_assigning_seeking_and_holding_reads_each_record_once(
     for partition in at:
         reader.hold(partition, held=False)
     deadline = time.monotonic() + PATIENCE_S
-    while any(at[partition].offset < log.end_offset(partition) for partition in at) and time.monotonic() < deadline:
+    while (
+        any(at[partition].offset < log.end_offset(partition) for partition in at)
+        and time.monotonic() < deadline
+    ):
         check_runs(reader.fetch(1000, 0.1), at, set(), truth)
-    assert {p: position.offset for p, position in at.items()} == {p: log.end_offset(p) for p in at}
+    assert {p: position.offset for p, position in at.items()} == {
+        p: log.end_offset(p) for p in at
+    }
 
 
 def check_runs(
@@ -300,7 +375,9 @@ def check_runs(
         assert batch.partition not in held
         before = at[batch.partition]
         expected = [
-            record.offset for record in truth[batch.partition] if before.offset <= record.offset < batch.next_offset
+            record.offset
+            for record in truth[batch.partition]
+            if before.offset <= record.offset < batch.next_offset
         ]
         assert list(batch.columns.offsets) == expected
         at[batch.partition] = Position(batch.next_offset, batch.stream_time)
@@ -317,14 +394,19 @@ def check_runs(
         ({"security.protocol": "TLS"}, "security.protocol"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_any_connection(settings: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_be_are_refused_before_any_connection(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         KafkaLog(({"bootstrap.servers": "127.0.0.1:1"} if settings else {}) | settings)
 
 
 @pytest.mark.ci
 def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
-    log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=1.0)
+    log = KafkaLog(
+        {"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5},
+        timeout_s=1.0,
+    )
     spec = TopicSpec("t", 1)
     for ask in (
         log.partitions,
@@ -333,7 +415,8 @@ def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
         lambda: log.writer("tx"),
     ):
         with pytest.raises(
-            LogError, match=r"127\.0\.0\.1:1 answered within 1 s.*Connection refused.*bootstrap\.servers"
+            LogError,
+            match=r"127\.0\.0\.1:1 answered within 1 s.*Connection refused.*bootstrap\.servers",
         ) as caught:
             ask()
         assert caught.value.retryable
@@ -356,7 +439,11 @@ def failure_of(action: Callable[[], None]) -> LogError | None:
 
 
 def write_plain(
-    log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str], failures: list[LogError]
+    log: KafkaLog,
+    plain: TopicPartition,
+    stop: threading.Event,
+    written: list[str],
+    failures: list[LogError],
 ) -> None:
     """Write until `stop`; after a failure, read from the log which records count."""
     writer = log.writer()
@@ -376,7 +463,11 @@ def write_plain(
 
 
 def write_atomic(
-    log: KafkaLog, atomic: TopicPartition, stop: threading.Event, committed: list[str], failures: list[LogError]
+    log: KafkaLog,
+    atomic: TopicPartition,
+    stop: threading.Event,
+    committed: list[str],
+    failures: list[LogError],
 ) -> None:
     """Write in transactions until `stop`; after a failure, read from the log which records count."""
     writer = log.writer("restarts")
@@ -392,12 +483,16 @@ def write_atomic(
             failures.append(error)
             while (failure := failure_of(writer.abort)) is not None:
                 failures.append(failure)
-            committed[:] = filter(None, values(read_all(log, atomic)))  # the log shows the unknown outcomes
+            committed[:] = filter(
+                None, values(read_all(log, atomic))
+            )  # the log shows the unknown outcomes
     writer.close()
 
 
 @pytest.mark.slow
-def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: BrokerFactory) -> None:
+def test_reading_and_writing_go_on_over_restarts_of_the_broker(
+    broker_of_own: BrokerFactory,
+) -> None:
     broker = broker_of_own()
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
     plain, atomic = TopicPartition("plain", 0), TopicPartition("atomic", 0)
@@ -408,7 +503,10 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     failures: list[LogError] = []
 
     def both_written(batches: list[RecordBatch]) -> bool:
-        return {batch.partition for batch in batches if len(batch.columns)} == {plain, atomic}
+        return {batch.partition for batch in batches if len(batch.columns)} == {
+            plain,
+            atomic,
+        }
 
     reader = reader_at(log, plain, atomic)
     seen: list[RecordBatch] = []
@@ -431,14 +529,22 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
             writer.result(200)
     ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
     seen += fetch_until(
-        reader, lambda batches: {batch.partition: batch.next_offset for batch in seen + batches} == ends
+        reader,
+        lambda batches: (
+            {batch.partition: batch.next_offset for batch in seen + batches} == ends
+        ),
     )
-    assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
+    assert all(
+        failure.retryable or isinstance(failure, DeliveryError) for failure in failures
+    ), failures
     for partition, right in ((plain, written), (atomic, committed)):
-        read, anew = records(batch for batch in seen if batch.partition == partition), read_all(log, partition)
-        assert [(each.offset, each.value) for each in read] == [(each.offset, each.value) for each in anew], (
-            "another reader sees other records"
+        read, anew = (
+            records(batch for batch in seen if batch.partition == partition),
+            read_all(log, partition),
         )
+        assert [(each.offset, each.value) for each in read] == [
+            (each.offset, each.value) for each in anew
+        ], "another reader sees other records"
         assert values(anew) == right, failures
     assert log.end_offset(plain) == len(written)
     reader.close()
@@ -475,7 +581,11 @@ def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     later = {
         record.offset for record in read_all(log, partition)
     }  # the cleaner keeps running: it may remove more at any time
-    assert {offset for offset in later if offset >= 3} <= shared <= {offset for offset in offsets if offset >= 3}
+    assert (
+        {offset for offset in later if offset >= 3}
+        <= shared
+        <= {offset for offset in offsets if offset >= 3}
+    )
     assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()
     log.close()

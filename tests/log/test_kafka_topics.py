@@ -36,7 +36,9 @@ def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
 
 
 @pytest.mark.ci
-def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(broker_to_break: KafkaBroker) -> None:
+def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(
+    broker_to_break: KafkaBroker,
+) -> None:
     log = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})
     assert log.partitions(["asked-for"]) == {}
     log.create_topics([TopicSpec("made-after-that", 3)])
@@ -55,12 +57,16 @@ def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(
     ],
     ids=lambda spec: spec.name,
 )
-def test_a_host_whose_clock_is_days_ahead_can_write_what_has_no_time_of_its_own(kafka: Kafka, spec: TopicSpec) -> None:
+def test_a_host_whose_clock_is_days_ahead_can_write_what_has_no_time_of_its_own(
+    kafka: Kafka, spec: TopicSpec
+) -> None:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     topic = kafka.unique("own")
     log.create_topics([replace(spec, name=topic)])
     writer = log.writer()
-    writer.append(topic, [b"k"], [b"v"], [int(time.time() * 1000) + 48 * 3_600_000], partitions=0)
+    writer.append(
+        topic, [b"k"], [b"v"], [int(time.time() * 1000) + 48 * 3_600_000], partitions=0
+    )
     writer.flush(30)
     writer.close()
     assert log.end_offset(TopicPartition(topic, 0)) == 1

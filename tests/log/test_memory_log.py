@@ -13,7 +13,16 @@ from coopstreams.log.log import GroupFence, Position, RecordBatch, TopicSpec, Wr
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, UnknownTopicError
-from tests.log.reading import fill, numbers, read_all, reader_at, records, to_end, values, write
+from tests.log.reading import (
+    fill,
+    numbers,
+    read_all,
+    reader_at,
+    records,
+    to_end,
+    values,
+    write,
+)
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -27,9 +36,13 @@ def log_of(*partitions: TopicPartition) -> MemoryLog:
 def test_compaction_keeps_the_last_of_each_key_at_its_offset() -> None:
     log = log_of(A)
     writer = log.writer()
-    writer.append("a", [b"x", b"y", b"x", b"z", b"y"], [b"1", b"2", b"3", b"4", None], range(1, 6))
+    writer.append(
+        "a", [b"x", b"y", b"x", b"z", b"y"], [b"1", b"2", b"3", b"4", None], range(1, 6)
+    )
     log.compact("a")
-    assert [(record.offset, record.key, record.value) for record in read_all(log, A)] == [
+    assert [
+        (record.offset, record.key, record.value) for record in read_all(log, A)
+    ] == [
         (2, b"x", b"3"),
         (3, b"z", b"4"),
         (4, b"y", None),
@@ -48,7 +61,12 @@ def test_compaction_stops_below_an_open_transaction_and_drops_aborted_records() 
     write(slow, A, ["k"])
     fill(log, A, ["k", "k"])
     log.compact("a")
-    assert [record.offset for record in read_all(log, A, committed_only=False)] == [3, 4, 5, 6]
+    assert [record.offset for record in read_all(log, A, committed_only=False)] == [
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_a_reader_amid_compacted_offsets_goes_on_with_what_is_left() -> None:
@@ -58,12 +76,20 @@ def test_a_reader_amid_compacted_offsets_goes_on_with_what_is_left() -> None:
     (batch,) = reader.fetch(3, 0)
     log.compact("a")
     rest = to_end(reader, A)
-    assert (batch.next_offset, [record.offset for record in records(rest)], rest[-1].next_offset) == (3, [8, 9], 10)
+    assert (
+        batch.next_offset,
+        [record.offset for record in records(rest)],
+        rest[-1].next_offset,
+    ) == (3, [8, 9], 10)
 
 
 def test_group_offsets_count_with_the_transaction_and_a_stale_fence_does_not() -> None:
     current = 4
-    log = MemoryLog(lambda fence: None if fence.generation == current else "a newer generation is at work")
+    log = MemoryLog(
+        lambda fence: (
+            None if fence.generation == current else "a newer generation is at work"
+        )
+    )
     log.create_topics([TopicSpec("a", 1)])
     writer = log.writer("tx")
     for generation, offset in ((4, 10), (3, 11)):
@@ -109,11 +135,22 @@ class History:
     """
 
     log: MemoryLog
-    committed: dict[TopicPartition, dict[int, str]] = field(default_factory=lambda: {A: {}, B: {}})
-    pending: dict[TopicPartition, dict[int, str]] = field(default_factory=lambda: {A: {}, B: {}})
+    committed: dict[TopicPartition, dict[int, str]] = field(
+        default_factory=lambda: {A: {}, B: {}}
+    )
+    pending: dict[TopicPartition, dict[int, str]] = field(
+        default_factory=lambda: {A: {}, B: {}}
+    )
     serial: int = 0
 
-    def write(self, writer: Writer, partition: TopicPartition, count: int, *, open_transaction: bool) -> None:
+    def write(
+        self,
+        writer: Writer,
+        partition: TopicPartition,
+        count: int,
+        *,
+        open_transaction: bool,
+    ) -> None:
         start = self.log.end_offset(partition)
         names = numbers(count, self.serial)
         self.serial += count
@@ -123,9 +160,15 @@ class History:
 
     def check(self, batch: RecordBatch, position: int) -> None:
         """Check that the batch has exactly the committed records between the position and its own end."""
-        expected = [offset for offset in self.visible(batch.partition) if position <= offset < batch.next_offset]
+        expected = [
+            offset
+            for offset in self.visible(batch.partition)
+            if position <= offset < batch.next_offset
+        ]
         assert [record.offset for record in records([batch])] == expected
-        assert values(records([batch])) == [self.committed[batch.partition][offset] for offset in expected]
+        assert values(records([batch])) == [
+            self.committed[batch.partition][offset] for offset in expected
+        ]
         assert batch.next_offset >= position
 
     def end(self, writer: Writer, *, commit: bool) -> None:
@@ -151,7 +194,9 @@ steps = st.lists(
         st.tuples(st.just("end"), st.booleans()),
         st.tuples(st.just("fetch"), st.integers(1, 6)),
         st.tuples(st.just("hold"), where, st.booleans()),
-        st.tuples(st.just("assign"), st.sets(where), st.integers(0, 100), st.booleans()),
+        st.tuples(
+            st.just("assign"), st.sets(where), st.integers(0, 100), st.booleans()
+        ),
     ),
     max_size=60,
 )
@@ -164,7 +209,12 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
     history: list[tuple[object, ...]],
 ) -> None:
     log = log_of(A, B)
-    model, plain, transactional, reader = History(log), log.writer(), log.writer("tx"), log.reader()
+    model, plain, transactional, reader = (
+        History(log),
+        log.writer(),
+        log.writer("tx"),
+        log.reader(),
+    )
     positions: dict[TopicPartition, int] = {}
     held: set[TopicPartition] = set()
     is_open = False
@@ -202,7 +252,12 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
                     for partition in chosen
                 }
                 held &= set(positions)
-                reader.assign({partition: Position(offset) for partition, offset in positions.items()})
+                reader.assign(
+                    {
+                        partition: Position(offset)
+                        for partition, offset in positions.items()
+                    }
+                )
             case _:
                 pass
     if is_open:
@@ -212,4 +267,6 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
     held = set()
     while batches := reader.fetch(1000, 0):
         check(batches)
-    assert positions == {partition: log.end_offset(partition) for partition in positions}
+    assert positions == {
+        partition: log.end_offset(partition) for partition in positions
+    }

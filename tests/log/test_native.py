@@ -34,7 +34,15 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError
 from tests.conftest import Kafka, needs_native
-from tests.log.reading import PATIENCE_S, fetch_until, fill, read_all, reader_at, records, values
+from tests.log.reading import (
+    PATIENCE_S,
+    fetch_until,
+    fill,
+    read_all,
+    reader_at,
+    records,
+    values,
+)
 
 MODULE = "coopstreams_native.coopstreams_native"
 
@@ -52,7 +60,11 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def extension(**changes: Any) -> SimpleNamespace:
     """Return a stand-in for the extension with the attributes that `native` checks."""
-    usable = {"INTERFACE": native.INTERFACE, "__file__": "/x/it.so", "load": lambda _: (0x021000FF, "ssl,plugins")}
+    usable = {
+        "INTERFACE": native.INTERFACE,
+        "__file__": "/x/it.so",
+        "load": lambda _: (0x021000FF, "ssl,plugins"),
+    }
     return SimpleNamespace(**usable | changes)
 
 
@@ -72,7 +84,10 @@ def lacking(_: str) -> tuple[int, str]:
     ],
 )
 def test_an_extension_that_cannot_be_used_is_named_with_the_reason(
-    anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object, reason: str
+    anew: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    found: object,
+    reason: str,
 ) -> None:
     anew.setitem(sys.modules, MODULE, found)
     with caplog.at_level(logging.INFO):
@@ -104,7 +119,13 @@ def appender(producer: Producer, settings: dict[str, Any]) -> Appender:
 
 def away() -> dict[str, Any]:
     """Settings of a producer without a broker."""
-    return with_plugin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 100})
+    return with_plugin(
+        {
+            "bootstrap.servers": "127.0.0.1:1",
+            "log_level": 0,
+            "queue.buffering.max.messages": 100,
+        }
+    )
 
 
 @needs_native
@@ -116,7 +137,10 @@ def test_a_producer_that_is_closed_takes_nothing() -> None:
     producer.purge()
     producer.close()
     for _ in range(2):
-        assert native.append("t", [b"k"], [b"v"], [1], 0, None, 0) == (0, KafkaError._DESTROY)
+        assert native.append("t", [b"k"], [b"v"], [1], 0, None, 0) == (
+            0,
+            KafkaError._DESTROY,
+        )
         native.close()
 
 
@@ -146,7 +170,9 @@ def test_closing_waits_for_a_thread_that_appends() -> None:
 
     def append() -> None:
         while KafkaError._DESTROY not in told:
-            _, code = native.append("t", [b"k"] * 500, [b"v"] * 500, range(500), 0, None, 0) or (0, 0)
+            _, code = native.append(
+                "t", [b"k"] * 500, [b"v"] * 500, range(500), 0, None, 0
+            ) or (0, 0)
             told.add(code)
 
     threads = [threading.Thread(target=append) for _ in range(3)]
@@ -177,15 +203,24 @@ def test_what_is_neither_bytes_nor_null_is_left_to_python() -> None:
         ([b"k"], [b"v"], [1], [], None),
     ]
     for keys, values_, timestamps, partitions, headers in refused:
-        assert native.append("t", keys, values_, timestamps, partitions, headers, 0) is None
-    assert native.append("t", (b"k",), UserList([b"v"]), range(1), [0], [[("ä", b""), ("ä", None)]], 0) == (1, 0)
+        assert (
+            native.append("t", keys, values_, timestamps, partitions, headers, 0)
+            is None
+        )
+    assert native.append(
+        "t", (b"k",), UserList([b"v"]), range(1), [0], [[("ä", b""), ("ä", None)]], 0
+    ) == (1, 0)
 
 
 def lone() -> tuple[Consumer, Fetcher, list[KafkaError]]:
     """Return a consumer without a broker, its fetcher, and the errors that reach Python."""
     told: list[KafkaError] = []
-    settings = with_plugin({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
-    consumer = Consumer(settings | {"error_cb": told.append, "logger": logging.getLogger("quiet")})
+    settings = with_plugin(
+        {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+    )
+    consumer = Consumer(
+        settings | {"error_cb": told.append, "logger": logging.getLogger("quiet")}
+    )
     found = fetcher_of(consumer, settings)
     assert found is not None
     return consumer, found, told
@@ -208,7 +243,9 @@ def test_a_consumer_that_is_closed_gives_nothing() -> None:
 
 
 @needs_native
-def test_a_consumer_is_there_as_long_as_what_fetches_by_it_and_is_handed_over_once() -> None:
+def test_a_consumer_is_there_as_long_as_what_fetches_by_it_and_is_handed_over_once() -> (
+    None
+):
     consumer, native, _ = lone()
     assert not native.connect(consumer), "it was handed over already"
     consumer, native, _ = lone()
@@ -255,17 +292,23 @@ def test_only_a_client_that_is_there_is_woken() -> None:
 
 
 @needs_native
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a thread does")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux counts what a thread does"
+)
 def test_a_fetch_without_a_partition_waits() -> None:
     """It looked again and again: a consumer whose group has no range for it took a whole core."""
     _, native, _ = lone()
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     assert native.fetch(10, 200) == ([], [])
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before, "the thread has never given up its core"
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before, (
+        "the thread has never given up its core"
+    )
 
 
 @needs_native
-def test_nothing_but_wake_ends_the_wait_of_a_fetch(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_wake_ends_the_wait_of_a_fetch(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SETTING, "1")
     monkeypatch.setattr(kafka_reader, "LOOK_S", 600)
     log = KafkaLog(kafka.settings)
@@ -286,7 +329,9 @@ def test_nothing_but_wake_ends_the_wait_of_a_fetch(kafka: Kafka, monkeypatch: py
 @pytest.mark.ci
 @needs_native
 @pytest.mark.broker
-def test_a_consumer_that_has_read_everything_asks_less_often(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_has_read_everything_asks_less_often(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten times a second at most, and hundreds of times if ends are awaited; what is written comes in both cases."""
     monkeypatch.setenv(SETTING, "1")
     totals = [0]
@@ -295,9 +340,16 @@ def test_a_consumer_that_has_read_everything_asks_less_often(kafka: Kafka, monke
         brokers = json.loads(statistics)["brokers"].values()
         totals.append(sum(broker["req"].get("Fetch", 0) for broker in brokers))
 
-    often = {"consumer.statistics.interval.ms": 500, "consumer.stats_cb": count, "consumer.fetch.wait.max.ms": 1}
+    often = {
+        "consumer.statistics.interval.ms": 500,
+        "consumer.stats_cb": count,
+        "consumer.fetch.wait.max.ms": 1,
+    }
     log = KafkaLog(kafka.settings | often)
-    first, second = (TopicPartition(kafka.topic("idle", partitions=2), partition) for partition in (0, 1))
+    first, second = (
+        TopicPartition(kafka.topic("idle", partitions=2), partition)
+        for partition in (0, 1)
+    )
     reader = reader_at(log, first)
     fetch_until(reader, lambda _: len(totals) > 3 and totals[-1] - totals[-2] < 10)
     fill(log, first, ["a"])
@@ -324,7 +376,10 @@ def test_errors_of_a_consumer_are_noted_without_calling_python() -> None:
     while not found:
         consumer.consume(100, 0.01)
         found = native.errors()
-    assert {code for code, _, _ in found} <= {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+    assert {code for code, _, _ in found} <= {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+    }
     assert not any(fatal for _, _, fatal in found)
     assert "127.0.0.1:1" in found[0][1] or "down" in found[0][1]
     assert told == []
@@ -347,7 +402,9 @@ def test_a_partition_that_is_not_read_is_an_error() -> None:
 
 @needs_native
 @pytest.mark.broker
-def test_records_by_python_and_by_the_extension_keep_their_order(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_by_python_and_by_the_extension_keep_their_order(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SETTING, "1")
     log, partition = KafkaLog(kafka.settings), TopicPartition(kafka.topic(), 0)
     for writer in (log.writer(), log.writer(kafka.unique("tx"))):
@@ -366,7 +423,9 @@ def test_records_by_python_and_by_the_extension_keep_their_order(kafka: Kafka, m
 
 @needs_native
 @pytest.mark.broker
-def test_the_first_record_that_was_refused_is_told_once(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_record_that_was_refused_is_told_once(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SETTING, "1")
     log = KafkaLog(kafka.settings)
     compacted, plain = kafka.topic("compacted", cleanup_policy="compact"), kafka.topic()

@@ -22,7 +22,12 @@ pytestmark = [pytest.mark.broker, needs_native]
 
 KEYS = [None, b"", b"k", b"\x00\xff", b"key-1", b"key-2", b"long" * 300]
 VALUES = [None, b"", b"v", b"\xff" * 40, b"huge" * 50_000]
-HEADERS: list[Headers | None] = [None, [], [("a", None)], [("", b""), ("ä", b"\x00"), ("a", b"1"), ("a", b"2")]]
+HEADERS: list[Headers | None] = [
+    None,
+    [],
+    [("a", None)],
+    [("", b""), ("ä", b"\x00"), ("a", b"1"), ("a", b"2")],
+]
 RECORDS = 300
 """Records of each transaction."""
 TRANSACTIONS = 6
@@ -40,12 +45,20 @@ def columns(random: Random, *, marks: bool) -> Columns:
     headers = random.choices(HEADERS, weights=[50, 5, 5, 5], k=RECORDS)
     if marks:
         for i in random.sample(range(RECORDS), 5):
-            keys[i], values[i], headers[i] = None, None, headers_of(random.randrange(9000))
-            timestamps[i] = random.randrange(9000)  # later than those of records: it is not to count as theirs do
+            keys[i], values[i], headers[i] = (
+                None,
+                None,
+                headers_of(random.randrange(9000)),
+            )
+            timestamps[i] = random.randrange(
+                9000
+            )  # later than those of records: it is not to count as theirs do
     return Columns(keys, values, timestamps, range(RECORDS), (), headers)
 
 
-def fill(log: KafkaLog, partitions: list[TopicPartition], transactional_id: str, seed: int) -> None:
+def fill(
+    log: KafkaLog, partitions: list[TopicPartition], transactional_id: str, seed: int
+) -> None:
     """Write committed and aborted transactions, which leave holes, into the partitions in turn."""
     random, writer = Random(seed), log.writer(transactional_id)
     for transaction in range(TRANSACTIONS):
@@ -68,7 +81,9 @@ def fill(log: KafkaLog, partitions: list[TopicPartition], transactional_id: str,
     writer.close()
 
 
-def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committed_only: bool) -> Slots:
+def read(
+    log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committed_only: bool
+) -> Slots:
     """Return all records by partition and slot, read in odd portions, with each partition held sometimes; and the
     advances of stream time, by partition, in place of slot -2.
 
@@ -78,7 +93,9 @@ def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committe
     found = defaultdict[tuple[TopicPartition, int], list[Seen]](list)
     routes = {partitions[1]: KeyRange.split(3), partitions[2]: KeyRange.split(8)[2:4]}
     for partition, ranges in routes.items():
-        reader.route(partition, ranges, time_marks=partition == partitions[2], advances=True)
+        reader.route(
+            partition, ranges, time_marks=partition == partitions[2], advances=True
+        )
     at = dict.fromkeys(partitions, Position(0))
     reader.assign(at)
     deadline = time.monotonic() + PATIENCE_S
@@ -94,19 +111,29 @@ def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committe
             assert batch.at_end == (batch.next_offset == END)
             found[batch.partition, batch.slot] += records([batch], batch.slot)
             times = advances([batch], 0)
-            found[batch.partition, -2] += [Seen(offset, None, None, 0, time_ms, None) for offset, time_ms in times]
+            found[batch.partition, -2] += [
+                Seen(offset, None, None, 0, time_ms, None) for offset, time_ms in times
+            ]
             if batch.slot == len(routes.get(batch.partition, [None])) - 1:
                 at[batch.partition] = Position(batch.next_offset, batch.stream_time)
     reader.close()
     for partition in partitions:
-        found[partition, -1] = [Seen(at[partition].offset, None, None, 0, at[partition].stream_time, None)]
+        found[partition, -1] = [
+            Seen(at[partition].offset, None, None, 0, at[partition].stream_time, None)
+        ]
     return dict(found)
 
 
 @pytest.mark.parametrize("committed_only", [True, False])
-def test_both_planes_read_alike(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, committed_only: bool) -> None:
+def test_both_planes_read_alike(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, committed_only: bool
+) -> None:
     name = kafka.topic(partitions=2)
-    partitions = [TopicPartition(name, 0), TopicPartition(name, 1), TopicPartition(kafka.topic(), 0)]
+    partitions = [
+        TopicPartition(name, 0),
+        TopicPartition(name, 1),
+        TopicPartition(kafka.topic(), 0),
+    ]
     log = KafkaLog(kafka.settings)
     fill(log, partitions, kafka.unique("tx"), seed=7)
     while set(log.end_offsets(partitions).values()) != {END}:
@@ -121,5 +148,9 @@ def test_both_planes_read_alike(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, c
     times = [record.timestamp for record in whole]
     assert [record.stream_time for record in whole] == list(stream_times(times, -1))
     assert len(whole) >= 3 * RECORDS, "more than one fetch"
-    assert all(found["0"][partitions[1], slot] for slot in range(3)), "each range has records"
-    assert all(found["0"][partition, -2] for partition in partitions[1:]), "stream time advances"
+    assert all(found["0"][partitions[1], slot] for slot in range(3)), (
+        "each range has records"
+    )
+    assert all(found["0"][partition, -2] for partition in partitions[1:]), (
+        "stream time advances"
+    )

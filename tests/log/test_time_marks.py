@@ -30,12 +30,16 @@ def columns_of(some: Rows, start: int = 0, *, native: bool = False) -> Columns:
     columns = raw_columns(
         [None if marked else key for marked, (key, _) in some],
         [None if marked else b"v" for marked, _ in some],
-        [1000 if marked else time for marked, (_, time) in some],  # the broker may have set another timestamp
+        [
+            1000 if marked else time for marked, (_, time) in some
+        ],  # the broker may have set another timestamp
         list(range(start, start + len(some))),
         [headers_of(time) if marked else None for marked, (_, time) in some],
     )
     if native:
-        columns.stream_times = list(accumulate(columns.timestamps, max, initial=NO_STREAM_TIME))[1:]
+        columns.stream_times = list(
+            accumulate(columns.timestamps, max, initial=NO_STREAM_TIME)
+        )[1:]
     return columns
 
 
@@ -45,7 +49,12 @@ def even(records: Columns) -> list[Arrivals]:
 
 
 def fetched(
-    some: Rows, cuts: list[int], ranges: list[KeyRange], *, time_marks: bool, native: bool = False
+    some: Rows,
+    cuts: list[int],
+    ranges: list[KeyRange],
+    *,
+    time_marks: bool,
+    native: bool = False,
 ) -> list[RecordBatch]:
     """Return the batches of a partition that is fetched in these parts."""
     routes = Routes(ranges, None, even, time_marks=time_marks)
@@ -69,7 +78,13 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
     some: Rows, cuts: list[int], pieces: int, mine: int, time_marks: bool, native: bool
 ) -> None:
     ranges = KeyRange.split(pieces)[:mine]
-    batches = fetched(some, [min(cut, len(some)) for cut in cuts], ranges, time_marks=time_marks, native=native)
+    batches = fetched(
+        some,
+        [min(cut, len(some)) for cut in cuts],
+        ranges,
+        time_marks=time_marks,
+        native=native,
+    )
     stream_time = operator_time = NO_STREAM_TIME
     expected = {}
     for offset, (marked, (key, time)) in enumerate(some):
@@ -78,10 +93,15 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
             stream_time = max(stream_time, time)
             operator_time = max(operator_time, time if time % 2 == 0 else -1)
             (hash_,) = key_hashes([key], [offset])
-            for slot in (slot for slot, key_range in enumerate(ranges) if hash_ in key_range):
+            for slot in (
+                slot for slot, key_range in enumerate(ranges) if hash_ in key_range
+            ):
                 expected[offset] = key, slot, stream_time, before
         elif time_marks:
-            stream_time, operator_time = max(stream_time, time), max(operator_time, time)
+            stream_time, operator_time = (
+                max(stream_time, time),
+                max(operator_time, time),
+            )
     found = {
         offset: (key, batch.slot, time, before)
         for batch in batches
@@ -103,7 +123,11 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
 def test_a_mark_far_in_the_future_counts_up_to_its_own_timestamp_only() -> None:
     """It may belong to another application, which takes other timestamps from the records."""
     columns = raw_columns(
-        [b"a", None, b"b"], [b"v", None, b"v"], [10, 70, 20], [0, 1, 2], [None, headers_of(10**15), None]
+        [b"a", None, b"b"],
+        [b"v", None, b"v"],
+        [10, 70, 20],
+        [0, 1, 2],
+        [None, headers_of(10**15), None],
     )
     routes = Routes(KeyRange.split(1), None, even, time_marks=True)
     (batch,) = make_batches(PARTITION, columns, routes, NO_STREAM_TIME, 3, at_end=True)
@@ -128,5 +152,7 @@ def test_marks_alone_do_not_keep_a_partition_busy(some: Rows) -> None:
         (None, None, [("other", b"5")]),
     ],
 )
-def test_what_only_looks_like_a_mark_is_a_record(key: bytes | None, value: bytes | None, headers: Headers) -> None:
+def test_what_only_looks_like_a_mark_is_a_record(
+    key: bytes | None, value: bytes | None, headers: Headers
+) -> None:
     assert marks_in(raw_columns([key], [value], [0], [0], [headers])) == []

@@ -44,7 +44,9 @@ class Losing(Producer):
             return getattr(super(), name)(*args)
         except CLIENT_ERRORS as exception:
             if error_of(exception).fatal():
-                raise SystemError(f"{name} returned NULL without setting an exception") from None
+                raise SystemError(
+                    f"{name} returned NULL without setting an exception"
+                ) from None
             raise
 
     def poll(self, timeout: float = -1) -> int:
@@ -64,9 +66,15 @@ class Losing(Producer):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("flushed", "lost"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("flushed", "lost"), [(True, False), (False, False), (True, True)]
+)
 def test_a_fenced_writer_says_so_from_whatever_comes_next(
-    kafka: Kafka, cluster: KafkaLog, flushed: bool, lost: bool, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka,
+    cluster: KafkaLog,
+    flushed: bool,
+    lost: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`lost`: confluent-kafka may lose the error (seen on a busy machine, twice in a row)."""
     if lost:
@@ -93,7 +101,9 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(
     first.close()
 
 
-@pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "transactional", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
     kafka: Kafka, cluster: KafkaLog, transactional: bool
 ) -> None:
@@ -121,12 +131,21 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane: str, transactional: bool) -> None:
+@pytest.mark.parametrize(
+    "transactional", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_a_topic_that_was_deleted_is_not_worth_trying_again(
+    kafka: Kafka, plane: str, transactional: bool
+) -> None:
     """The first error may be a delivery time-out; the next one is an unknown topic."""
     topic = kafka.topic()
     # How long an unknown topic counts as a new one.
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
+    cluster = KafkaLog(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "topic.metadata.propagation.max.ms": 1000,
+        }
+    )
     writer = cluster.writer(kafka.unique("gone") if transactional else None)
 
     def step() -> None:
@@ -150,7 +169,9 @@ def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane:
     cluster.close()
 
 
-def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: Kafka, cluster: KafkaLog) -> None:
+def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(
+    kafka: Kafka, cluster: KafkaLog
+) -> None:
     topic = kafka.topic()
     writer = cluster.writer(kafka.unique("aborted"))
     for _ in range(20):
@@ -164,12 +185,16 @@ def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: K
     writer.close()
 
 
-def test_an_error_that_the_client_lost_on_the_way_ends_the_client_not_the_work() -> None:
+def test_an_error_that_the_client_lost_on_the_way_ends_the_client_not_the_work() -> (
+    None
+):
     """Seen under kills: "flush returned NULL without setting an exception", when a fatal error hit one of our
     callbacks.
     """
     lost = error_of(
-        SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+        SystemError(
+            "<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception"
+        )
     )
     assert lost.code() == KafkaError._FATAL
     assert translated(lost, "writing").retryable
@@ -178,13 +203,19 @@ def test_an_error_that_the_client_lost_on_the_way_ends_the_client_not_the_work()
     assert error_of(carried).code() == KafkaError._FENCED
 
 
-def test_a_call_that_is_refused_at_once_is_not_made_again_at_once(cluster: KafkaLog, kafka: Kafka) -> None:
+def test_a_call_that_is_refused_at_once_is_not_made_again_at_once(
+    cluster: KafkaLog, kafka: Kafka
+) -> None:
     writer, calls = cluster.writer(kafka.unique("refused")), 0
 
     def refuse(_: float) -> None:
         nonlocal calls
         calls += 1
-        raise KafkaException(KafkaError(KafkaError._CONFLICT, "another call is in progress", retriable=True))
+        raise KafkaException(
+            KafkaError(
+                KafkaError._CONFLICT, "another call is in progress", retriable=True
+            )
+        )
 
     with pytest.raises(LogError, match="ending it"):
         writer._insist(refuse, 0.5, "ending it")

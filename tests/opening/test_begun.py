@@ -36,7 +36,10 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 
 LEFT, RIGHT = KeyRange.split(2)
-ORDERS, REPARTITION = TopicPartition("orders", 0), TopicPartition("app-by-city-repartition", 0)
+ORDERS, REPARTITION = (
+    TopicPartition("orders", 0),
+    TopicPartition("app-by-city-repartition", 0),
+)
 CHANGELOG = "app-counts-changelog"
 
 
@@ -50,29 +53,49 @@ class Application:
         builder = StreamsBuilder("app")
         orders = builder.stream("orders", key=serdes.text, value=serdes.text)
         if counts:
-            orders.group_by(lambda _, v: v, key=serdes.text, name="by-city").count(store="counts")
+            orders.group_by(lambda _, v: v, key=serdes.text, name="by-city").count(
+                store="counts"
+            )
         else:
             orders.repartition(name="by-city").peek(lambda _, __: None)
         config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
         resolved = resolve_topology(self.log, builder.build(), config)
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
         self.follower = Follower(self.log, "app")
-        begun = Begun("app", self.log, self, lambda: resolved, lambda store: f"app-{store.name}-changelog")
+        begun = Begun(
+            "app",
+            self.log,
+            self,
+            lambda: resolved,
+            lambda store: f"app-{store.name}-changelog",
+        )
         self.positions = Positions(
-            self.log, self, self.follower, resolved.sources, lambda _: "earliest", "a", begun=begun.check
+            self.log,
+            self,
+            self.follower,
+            resolved.sources,
+            lambda _: "earliest",
+            "a",
+            begun=begun.check,
         )
         self.writer = self.log.writer()
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         assert stable is not None
         return FetchedOffset({at: self.offsets.get(at) for at in partitions or ()})
 
-    def write(self, topic: str, partition: int, key: bytes = b"k", value: bytes | None = b"v") -> None:
+    def write(
+        self, topic: str, partition: int, key: bytes = b"k", value: bytes | None = b"v"
+    ) -> None:
         self.writer.append(topic, [key], [value], [1], partitions=partition)
         while not self.follower.passed(self.follower.barrier()):
             self.follower.poll(0.1)
 
-    def open(self, subtopology: int, partition: int = 0, key_range: KeyRange = WHOLE) -> list[int]:
+    def open(
+        self, subtopology: int, partition: int = 0, key_range: KeyRange = WHOLE
+    ) -> list[int]:
         task = TaskId(subtopology, partition, key_range)
         asking = Opening(task, epoch=0, barrier=0)
         while task not in (opened := self.positions.resolve([asking], 1)):
@@ -83,10 +106,14 @@ class Application:
 
 def test_what_has_never_begun_begins() -> None:
     app = Application()
-    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [
+        [0]
+    ] * 4
 
 
-def test_a_changelog_with_records_and_no_position_of_its_sources_is_a_position_that_was_lost() -> None:
+def test_a_changelog_with_records_and_no_position_of_its_sources_is_a_position_that_was_lost() -> (
+    None
+):
     app = Application()
     app.write(CHANGELOG, 0)
     with pytest.raises(
@@ -97,7 +124,9 @@ def test_a_changelog_with_records_and_no_position_of_its_sources_is_a_position_t
         app.open(1)
 
 
-def test_a_stage_without_state_does_not_write_again_into_one_whose_state_is_there() -> None:
+def test_a_stage_without_state_does_not_write_again_into_one_whose_state_is_there() -> (
+    None
+):
     app = Application()
     app.write(CHANGELOG, 1)
     with pytest.raises(ConfigError, match=f"{CHANGELOG}-1 has records"):
@@ -132,14 +161,21 @@ def test_a_repartition_topic_whose_records_nobody_here_has_written_is_not_read_b
         app.open(first)
 
 
-def test_a_repartition_topic_to_which_another_process_has_written_or_which_is_purged_is_no_loss() -> None:
+def test_a_repartition_topic_to_which_another_process_has_written_or_which_is_purged_is_no_loss() -> (
+    None
+):
     app = Application()
     app.write(REPARTITION.topic, 0)
     app.offsets[TopicPartition("orders", 1)] = 0, "ic -1 0"
-    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [
+        [0]
+    ] * 4
     app = Application()
     app.write(REPARTITION.topic, 0)
-    app.offsets[REPARTITION] = 1, "ic -1 0"  # and the stage in front has read another topic until now
+    app.offsets[REPARTITION] = (
+        1,
+        "ic -1 0",
+    )  # and the stage in front has read another topic until now
     assert app.open(0) == [0]
     app = Application()
     app.write(REPARTITION.topic, 0)
@@ -147,7 +183,9 @@ def test_a_repartition_topic_to_which_another_process_has_written_or_which_is_pu
     assert [app.open(0), app.open(1)] == [[0], [1]]
 
 
-def tiled(app: Application, source: TopicPartition, position: int, term: int = 2) -> None:
+def tiled(
+    app: Application, source: TopicPartition, position: int, term: int = 2
+) -> None:
     """Write individual commits of both halves of a source."""
     for key_range in (LEFT, RIGHT):
         key = encode_key(CommitKey("app", *source, key_range, term, 1))
@@ -165,11 +203,16 @@ def test_individual_commits_that_tile_are_a_position() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(first: int) -> None:
+def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(
+    first: int,
+) -> None:
     """Whichever opens first: a stateless stage would write again into one that continues at its position."""
     app = Application()
     tiled(app, REPARTITION, 7)
-    for partition in (TopicPartition("orders", 1), TopicPartition(REPARTITION.topic, 1)):
+    for partition in (
+        TopicPartition("orders", 1),
+        TopicPartition(REPARTITION.topic, 1),
+    ):
         app.offsets[partition] = 0, "ic -1 0"
     with pytest.raises(
         ConfigError,
@@ -181,11 +224,22 @@ def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_
     assert [app.open(0), app.open(1)] == [[3], [7]]
 
 
-def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_offset_that_is_gone() -> None:
+def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_offset_that_is_gone() -> (
+    None
+):
     app = Application()
     key = encode_key(CommitKey("app", *ORDERS, LEFT, 2, 1))
-    app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
-    app.offsets |= {TopicPartition(topic, n): (0, "ic -1 0") for topic in ("orders", REPARTITION.topic) for n in (0, 1)}
+    app.write(
+        COMMIT_TOPIC,
+        app.follower.partition.partition,
+        key,
+        encode_value(CommitValue("t", (Segment(LEFT, 7),))),
+    )
+    app.offsets |= {
+        TopicPartition(topic, n): (0, "ic -1 0")
+        for topic in ("orders", REPARTITION.topic)
+        for n in (0, 1)
+    }
     app.offsets[ORDERS] = None
     assert app.open(0, key_range=LEFT) == [7]
     with pytest.raises(
@@ -196,7 +250,9 @@ def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_off
         app.open(0, key_range=RIGHT)
 
 
-def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.01)
     app = Application()
     app.offsets[ORDERS] = 5, "ic -1 1 3"
@@ -206,7 +262,10 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
         r"\. Or a tool has copied the offset from another cluster: ",
     ):
         app.open(0)
-    app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
+    app.offsets[ORDERS] = (
+        0,
+        "ic -1 4 3",
+    )  # the task that wrote it has outranked that commit since
     assert app.open(0) == [0]
 
 
@@ -221,16 +280,24 @@ def test_a_repartition_topic_that_has_grown_with_a_reset_has_lost_no_position() 
     """The reset knew the partitions of before; Kafka has deleted their plain offsets with the topic."""
     app = Application()
     reset(app, REPARTITION)
-    app.offsets |= {TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)}
-    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+    app.offsets |= {
+        TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)
+    }
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [
+        [0]
+    ] * 4
 
 
 def test_a_position_that_is_lost_after_a_reset_is_missed() -> None:
     app = Application()
     reset(app, REPARTITION)
     tiled(app, REPARTITION, 7, app.follower.next_term(REPARTITION, None))
-    app.offsets |= {TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)}
-    with pytest.raises(ConfigError, match=f"{REPARTITION} has individual commits, its plain offset"):
+    app.offsets |= {
+        TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)
+    }
+    with pytest.raises(
+        ConfigError, match=f"{REPARTITION} has individual commits, its plain offset"
+    ):
         app.open(1, 1)
 
 
@@ -245,7 +312,10 @@ def test_a_partition_begins_once_after_a_reset_had_its_topic_made_anew() -> None
             asking.barrier = app.follower.barrier()
         return found[task]
 
-    for left_by_the_reset in (None, (0, "ic -1 2")):  # before and after Kafka has deleted it
+    for left_by_the_reset in (
+        None,
+        (0, "ic -1 2"),
+    ):  # before and after Kafka has deleted it
         app.offsets[REPARTITION] = left_by_the_reset
         assert opened().begins(REPARTITION)
     app.offsets |= opened().begin()
@@ -253,7 +323,9 @@ def test_a_partition_begins_once_after_a_reset_had_its_topic_made_anew() -> None
     assert opened().begin() == {}
 
 
-def commit(app: Application, key_range: KeyRange, position: int, beside: str, term: int = 2) -> None:
+def commit(
+    app: Application, key_range: KeyRange, position: int, beside: str, term: int = 2
+) -> None:
     """Write an individual commit of `orders`."""
     key = encode_key(CommitKey("app", *ORDERS, key_range, term, 1))
     app.write(
@@ -264,14 +336,24 @@ def commit(app: Application, key_range: KeyRange, position: int, beside: str, te
     )
 
 
-def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:
+def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> (
+    None
+):
     app = Application()
-    app.offsets |= {TopicPartition(topic, n): (0, "ic -1 0") for topic in ("orders", REPARTITION.topic) for n in (0, 1)}
+    app.offsets |= {
+        TopicPartition(topic, n): (0, "ic -1 0")
+        for topic in ("orders", REPARTITION.topic)
+        for n in (0, 1)
+    }
     app.offsets[ORDERS] = None
     old = app.log.topic_id("orders")
     commit(app, LEFT, 7, old)
     commit(app, RIGHT, 5, "")  # of a version that did not note ids
-    assert (app.open(0, key_range=LEFT), app.open(0, key_range=RIGHT), app.open(0)) == ([7], [5], [5])
+    assert (app.open(0, key_range=LEFT), app.open(0, key_range=RIGHT), app.open(0)) == (
+        [7],
+        [5],
+        [5],
+    )
     app.log.delete_topics(["orders"])
     app.log.create_topics([TopicSpec("orders", 2)])
     for _ in range(20):
@@ -288,7 +370,9 @@ def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_p
     assert app.open(0, key_range=LEFT) == [0]
 
 
-def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened() -> None:
+def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened() -> (
+    None
+):
     app, task = Application(), TaskId(0, 0, LEFT)
     [progress] = app.positions.resolve([Opening(task, epoch=0, barrier=0)], 1).values()
     progress.advance(ORDERS, 3, 1)
@@ -299,7 +383,11 @@ def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened()
 
 @pytest.mark.parametrize(
     ("rows", "metadata", "told"),
-    [(1, "", True), (1, Committed(3, term=1).metadata, False), (0, Committed(3, term=1).metadata, False)],
+    [
+        (1, "", True),
+        (1, Committed(3, term=1).metadata, False),
+        (0, Committed(3, term=1).metadata, False),
+    ],
 )
 def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
     rows: int, metadata: str, told: bool, caplog: pytest.LogCaptureFixture
@@ -310,11 +398,15 @@ def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
         app.write(CHANGELOG, 0)
     app.offsets = {REPARTITION: (3, metadata)}
     assert app.open(1) == [3]
-    assert ("begins at offset 3, which this application has not committed" in caplog.text) is told
+    assert (
+        "begins at offset 3, which this application has not committed" in caplog.text
+    ) is told
 
 
 @pytest.mark.parametrize("metadata", ["", "AgAAAaIft6SK"])
-def test_an_application_with_state_does_not_begin_from_nothing_at_the_offsets_of_another(metadata: str) -> None:
+def test_an_application_with_state_does_not_begin_from_nothing_at_the_offsets_of_another(
+    metadata: str,
+) -> None:
     """A group of Quix Streams was taken over: all counts began at its offsets, in silence. Its changelogs have other
     names; so may have those of Faust and Kafka Streams, whose stores have other names.
 
@@ -343,7 +435,9 @@ OF_KAFKA_STREAMS = "AgAAAaIft6SK"
 
 
 @pytest.mark.parametrize("opened", [(1, 0), (1, 1), (0, 0)])
-def test_the_state_of_an_application_of_kafka_streams_is_no_state_of_ours(opened: tuple[int, int]) -> None:
+def test_the_state_of_an_application_of_kafka_streams_is_no_state_of_ours(
+    opened: tuple[int, int],
+) -> None:
     """Its changelogs have the names of ours: a join by foreign keys went on, and did not find its rows.
 
     The partitions without an offset and the tasks without state are refused, too.

@@ -21,7 +21,9 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import GlobalTable, GlobalUpdate
 from coopstreams.topology.stores import StoreSpec
 
-TABLE = GlobalTable("names", StoreSpec("all-names", "key_value", serdes.text, serdes.text, logged=False))
+TABLE = GlobalTable(
+    "names", StoreSpec("all-names", "key_value", serdes.text, serdes.text, logged=False)
+)
 
 
 def written(*rows: tuple[bytes | None, bytes | None]) -> MemoryLog:
@@ -34,7 +36,14 @@ def written(*rows: tuple[bytes | None, bytes | None]) -> MemoryLog:
 
 def settings(**given: str) -> Config:
     names = {name.replace("_", "."): value for name, value in given.items()}
-    return Config.of({"bootstrap.servers": "in-memory", "errors.dead.letter.queue.topic.name": "dead", **names}, "app")
+    return Config.of(
+        {
+            "bootstrap.servers": "in-memory",
+            "errors.dead.letter.queue.topic.name": "dead",
+            **names,
+        },
+        "app",
+    )
 
 
 def unexpected(failure: Failure, answer: Answer) -> None:
@@ -47,15 +56,29 @@ def noted(reasons: list[str]) -> Count:
 
 
 def tables_of(
-    log: MemoryLog, count: Count = unexpected, tables: Sequence[GlobalTable] = (TABLE,), **given: str
+    log: MemoryLog,
+    count: Count = unexpected,
+    tables: Sequence[GlobalTable] = (TABLE,),
+    **given: str,
 ) -> Globals:
     return Globals(log, tables, {"names": 3}, settings(**given), count, Sayings())
 
 
 def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
-    table = tables_of(written((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None), (None, b"5")))
+    table = tables_of(
+        written(
+            (b"a", b"1"),
+            (b"b", b"2"),
+            (b"a", b"3"),
+            (b"c", b"4"),
+            (b"c", None),
+            (None, b"5"),
+        )
+    )
     table.load(lambda: False)
-    assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"a": "3", b"b": "2"}
+    assert {
+        key: entry.value for key, entry in table.rows["all-names"].scan(None, None)
+    } == {b"a": "3", b"b": "2"}
     assert table.rows["all-names"].load(b"c").value is None
     table.stop()
 
@@ -66,7 +89,9 @@ def test_a_value_that_is_read_as_none_deletes_the_row_as_a_tombstone_does() -> N
     spec = StoreSpec("all-names", "key_value", serdes.text, serdes.json, logged=False)
     table = tables_of(log, tables=[GlobalTable("names", spec)])
     table.load(lambda: False)
-    assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"c": 2}
+    assert {
+        key: entry.value for key, entry in table.rows["all-names"].scan(None, None)
+    } == {b"c": 2}
     table.stop()
 
 
@@ -126,7 +151,9 @@ def test_what_comes_later_is_followed_and_an_error_is_told() -> None:
     table.follow(errors.append)
     log.writer().append("names", [b"a"], [b"1"], [0])
     deadline = time.monotonic() + 90
-    while table.rows["all-names"].load(b"a").value != "1" and time.monotonic() < deadline:
+    while (
+        table.rows["all-names"].load(b"a").value != "1" and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     assert table.rows["all-names"].load(b"a").value == "1"
     log.writer().append("names", [b"a"], [b"\xff"], [0])
@@ -136,19 +163,28 @@ def test_what_comes_later_is_followed_and_an_error_is_told() -> None:
     table.stop()
 
 
-def test_a_topic_that_has_lost_what_comes_next_ends_the_instance_and_is_read_anew_by_the_next() -> None:
+def test_a_topic_that_has_lost_what_comes_next_ends_the_instance_and_is_read_anew_by_the_next() -> (
+    None
+):
     log, errors = written((b"a", b"1")), list[BaseException]()
     table = tables_of(log)
     table.load(lambda: False)
     for value in (b"2", b"3"):
         log.writer().append("names", [b"a"], [value], [0])
-    at = next(at for at in (TopicPartition("names", number) for number in range(3)) if log.end_offset(at))
+    at = next(
+        at
+        for at in (TopicPartition("names", number) for number in range(3))
+        if log.end_offset(at)
+    )
     log.delete_before(at, 2)
     table.follow(errors.append)
     deadline = time.monotonic() + 90
     while not errors and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert f"The next start reads it from its beginning (offset 1 of {at} is gone)" in str(errors[0])
+    assert (
+        f"The next start reads it from its beginning (offset 1 of {at} is gone)"
+        in str(errors[0])
+    )
     table.stop()
     again = tables_of(log)
     again.load(lambda: False)
@@ -180,12 +216,19 @@ class Counting(Processor[str, str, Any, Any]):
 def test_a_processor_makes_the_same_rows_at_each_start() -> None:
     Counting.closed.clear()
     update = GlobalUpdate("count", Counting, serdes.text, serdes.text)
-    table = GlobalTable("names", StoreSpec("counts", "key_value", serdes.text, serdes.int64, logged=False), update)
+    table = GlobalTable(
+        "names",
+        StoreSpec("counts", "key_value", serdes.text, serdes.int64, logged=False),
+        update,
+    )
     log = written((b"a", b"x"), (b"b", b"y"), (b"c", b"x"), (None, b"x"))
     for closed in (1, 2):
         tables = tables_of(log, tables=[table])
         tables.load(lambda: False)
-        assert {key: (entry.value, entry.stored) for key, entry in tables.rows["counts"].scan(None, None)} == {
+        assert {
+            key: (entry.value, entry.stored)
+            for key, entry in tables.rows["counts"].scan(None, None)
+        } == {
             b"x": (3, serdes.int64.serialize(3)),
             b"y": (1, serdes.int64.serialize(1)),
         }
@@ -196,7 +239,9 @@ def test_a_processor_makes_the_same_rows_at_each_start() -> None:
 
 def test_an_error_of_the_processor_names_the_record() -> None:
     update = GlobalUpdate("count", Counting, serdes.text, serdes.int64)
-    tables = tables_of(written((b"a", b"x")), tables=[GlobalTable("names", TABLE.store, update)])
+    tables = tables_of(
+        written((b"a", b"x")), tables=[GlobalTable("names", TABLE.store, update)]
+    )
     with pytest.raises(
         ProcessingError,
         match=r'global tables: the record at "names" partition \d offset 0 cannot be read at count: SerdeError',
@@ -214,17 +259,30 @@ class Refusing(Counting):
             raise ValueError("bad")
 
 
-def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_the_record_is_gone() -> None:
+def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_the_record_is_gone() -> (
+    None
+):
     update = GlobalUpdate("count", Refusing, serdes.text, serdes.text)
-    table = GlobalTable("names", StoreSpec("counts", "key_value", serdes.text, serdes.int64, logged=False), update)
+    table = GlobalTable(
+        "names",
+        StoreSpec("counts", "key_value", serdes.text, serdes.int64, logged=False),
+        update,
+    )
     log, reasons = written((b"a", b"x"), (b"a", b"bad"), (b"a", b"x")), list[str]()
     tables = tables_of(log, tables=[table])
-    with pytest.raises(ProcessingError, match=r"offset 1 made a function raise at count: ValueError: bad"):
+    with pytest.raises(
+        ProcessingError,
+        match=r"offset 1 made a function raise at count: ValueError: bad",
+    ):
         tables.load(lambda: False)
     tables.stop()
-    tables = tables_of(log, noted(reasons), [table], processing_exception_handler="continue")
+    tables = tables_of(
+        log, noted(reasons), [table], processing_exception_handler="continue"
+    )
     tables.load(lambda: False)
-    assert {key: entry.value for key, entry in tables.rows["counts"].scan(None, None)} == {b"x": 2}
+    assert {
+        key: entry.value for key, entry in tables.rows["counts"].scan(None, None)
+    } == {b"x": 2}
     assert reasons == ["processing"]
     tables.stop()
 
@@ -247,20 +305,32 @@ class Moving(Processor[str, str, Any, Any]):
 
 
 @pytest.mark.parametrize("bad", [b"refused", b"unwritable"])
-def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself(bad: bytes) -> None:
+def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself(
+    bad: bytes,
+) -> None:
     Moving.seen.clear()
     update = GlobalUpdate("move", Moving, serdes.text, serdes.text)
-    table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
+    table = GlobalTable(
+        "names",
+        StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False),
+        update,
+    )
     reasons = list[str]()
     tables = tables_of(
-        written((b"k", b"good"), (b"k", bad)), noted(reasons), [table], processing_exception_handler="continue"
+        written((b"k", b"good"), (b"k", bad)),
+        noted(reasons),
+        [table],
+        processing_exception_handler="continue",
     )
     tables.load(lambda: False)
-    assert {key: entry.value for key, entry in tables.rows["rows"].scan(None, None)} == dict.fromkeys(
-        (b"a", b"b", b"c", b"d"), "good"
-    )
+    assert {
+        key: entry.value for key, entry in tables.rows["rows"].scan(None, None)
+    } == dict.fromkeys((b"a", b"b", b"c", b"d"), "good")
     assert reasons == ["processing"]
-    assert Moving.seen == [[("b", "good"), ("c", "good")], [("b", bad.decode()), ("c", bad.decode()), ("d", "good")]]
+    assert Moving.seen == [
+        [("b", "good"), ("c", "good")],
+        [("b", bad.decode()), ("c", bad.decode()), ("d", "good")],
+    ]
     tables.stop()
 
 
@@ -271,9 +341,16 @@ class Exiting(Processor[str, str, Any, Any]):
 
 def test_a_processor_that_exits_ends_the_load_with_an_error() -> None:
     update = GlobalUpdate("exit", Exiting, serdes.text, serdes.text)
-    table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
+    table = GlobalTable(
+        "names",
+        StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False),
+        update,
+    )
     tables = tables_of(written((b"k", b"v")), tables=[table])
-    with pytest.raises(CoopStreamsError, match=r"global tables: a function of the program raised SystemExit\(\)"):
+    with pytest.raises(
+        CoopStreamsError,
+        match=r"global tables: a function of the program raised SystemExit\(\)",
+    ):
         tables.load(lambda: False)
     tables.stop()
 
@@ -284,7 +361,8 @@ BAD = ((b"a", b"1"), (b"a", b"\xff"), (b"b", b"\xfe"), (b"b", b"2"))
 def test_a_value_that_cannot_be_read_ends_the_load_and_is_named() -> None:
     table = tables_of(written(*BAD))
     with pytest.raises(
-        ProcessingError, match=r'global tables: the record at "names" partition \d offset 1 cannot be read at all-names'
+        ProcessingError,
+        match=r'global tables: the record at "names" partition \d offset 1 cannot be read at all-names',
     ) as caught:
         table.load(lambda: False)
     assert "deserialization.exception.handler" in str(caught.value)
@@ -292,18 +370,24 @@ def test_a_value_that_cannot_be_read_ends_the_load_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("answer", ["continue", "dead-letter"])
-def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was(answer: str) -> None:
+def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was(
+    answer: str,
+) -> None:
     log, reasons = written(*BAD), list[str]()
     log.create_topics([TopicSpec("dead", 1)])
     for start in (1, 2):  # nothing is committed: each start finds the same records
         table = tables_of(log, noted(reasons), deserialization_exception_handler=answer)
         table.load(lambda: False)
-        assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"a": "1", b"b": "2"}
+        assert {
+            key: entry.value for key, entry in table.rows["all-names"].scan(None, None)
+        } == {b"a": "1", b"b": "2"}
         table.stop()
         assert reasons == ["deserialization"] * 2 * start
         letters = dead_letters(log)
         assert [(key, value) for key, value, _ in letters] == (
-            [(b"a", b"\xff"), (b"b", b"\xfe")] * start if answer == "dead-letter" else []
+            [(b"a", b"\xff"), (b"b", b"\xfe")] * start
+            if answer == "dead-letter"
+            else []
         )
         for _, _, headers in letters:
             assert headers["__coopstreams.errors.topic"] == b"names"
@@ -311,7 +395,9 @@ def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was
             assert "__coopstreams.errors.task" not in headers
 
 
-def dead_letters(log: MemoryLog) -> list[tuple[bytes | None, bytes | None, dict[str, bytes | None]]]:
+def dead_letters(
+    log: MemoryLog,
+) -> list[tuple[bytes | None, bytes | None, dict[str, bytes | None]]]:
     found: list[tuple[bytes | None, bytes | None, dict[str, bytes | None]]] = []
     source, reader = TopicPartition("dead", 0), log.reader()
     reader.assign({source: Position(0)})
@@ -320,7 +406,12 @@ def dead_letters(log: MemoryLog) -> list[tuple[bytes | None, bytes | None, dict[
             assert run.columns.headers is not None
             found += [
                 (key, value, dict(each or ()))
-                for key, value, each in zip(run.columns.keys, run.columns.values, run.columns.headers, strict=True)
+                for key, value, each in zip(
+                    run.columns.keys,
+                    run.columns.values,
+                    run.columns.headers,
+                    strict=True,
+                )
             ]
     reader.close()
     return found

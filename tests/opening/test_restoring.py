@@ -71,17 +71,27 @@ def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restor
 def test_a_changelog_that_was_deleted_ends_the_opening_and_is_not_waited_for() -> None:
     log = cluster(10)
     log.delete_topics(["counts-log"])
-    with pytest.raises(ConfigError, match="counts-log, from which a store is to be restored, was deleted"):
+    with pytest.raises(
+        ConfigError,
+        match="counts-log, from which a store is to be restored, was deleted",
+    ):
         restoring(log).add(TaskId(0, 0, WHOLE), STORES, Database(Memory(), STORES), {})
 
 
 def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:
     first, last = layout.groups_of(key_range)
-    return {key: layout.unpack(data)[0] for key, data in database.scan(store, range(first, last + 1), None, None)}
+    return {
+        key: layout.unpack(data)[0]
+        for key, data in database.scan(store, range(first, last + 1), None, None)
+    }
 
 
 def fold(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
-    return {KEYS[at % 30]: b"%d" % at for at in range(upto) if key_hash(KEYS[at % 30]) in key_range}
+    return {
+        KEYS[at % 30]: b"%d" % at
+        for at in range(upto)
+        if key_hash(KEYS[at % 30]) in key_range
+    }
 
 
 def run(reading: Restoring) -> list[TaskId]:
@@ -111,17 +121,28 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
         if number == early:
             reading.step()
             finished += reading.finished()
-        reading.add(task, STORES, database, {"table": {task.key_range: positions[number]}})
+        reading.add(
+            task, STORES, database, {"table": {task.key_range: positions[number]}}
+        )
     for number in cancelled:
         if tasks[number] not in finished:
             reading.cancel(tasks[number])
     finished += run(reading)
-    kept = [number for number, task in enumerate(tasks) if number not in cancelled or task in finished]
+    kept = [
+        number
+        for number, task in enumerate(tasks)
+        if number not in cancelled or task in finished
+    ]
     assert sorted(finished) == sorted(tasks[number] for number in kept)
     for number in kept:
-        assert rows(database, "table", parts[number]) == fold(positions[number], parts[number])
+        assert rows(database, "table", parts[number]) == fold(
+            positions[number], parts[number]
+        )
         assert rows(database, "counts", parts[number]) == fold(records, parts[number])
-        assert database.checkpoints("table").offset(layout.groups_of(parts[number])) == positions[number]
+        assert (
+            database.checkpoints("table").offset(layout.groups_of(parts[number]))
+            == positions[number]
+        )
     reading.close()
 
 
@@ -132,14 +153,22 @@ class Counted(Metrics):
         super().__init__("app", "process")
         self.records: Counter[TaskId] = Counter()
 
-    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+    def restored(
+        self, task: TaskId, store: str, records: int, remaining: int | None = None
+    ) -> None:
         self.records[task] += records
 
 
-def test_windows_that_are_still_open_stay_when_a_silent_changelog_has_lost_all_records_by_age() -> None:
+def test_windows_that_are_still_open_stay_when_a_silent_changelog_has_lost_all_records_by_age() -> (
+    None
+):
     log, (_, spec, *_) = MemoryLog(), OF_EACH_KIND
     log.create_topics([TopicSpec("all-log", 1)])
-    changelog, task, database = TopicPartition("all-log", 0), TaskId(0, 0, WHOLE), Database(Memory(), [spec])
+    changelog, task, database = (
+        TopicPartition("all-log", 0),
+        TaskId(0, 0, WHOLE),
+        Database(Memory(), [spec]),
+    )
     reading = restoring(log)
     reading.add(task, [spec], database, {})
     assert reading.finished() == [task]
@@ -157,7 +186,11 @@ def test_windows_that_are_still_open_stay_when_a_silent_changelog_has_lost_all_r
     reading.add(task, [spec], database, {})
     assert run(reading) == [task]
     assert list(rows(database, "all", WHOLE)) == [window_key(b"key", 5)]
-    assert database.checkpoints("all").offset(ALL_GROUPS) == log.end_offset(changelog) == at + 1
+    assert (
+        database.checkpoints("all").offset(ALL_GROUPS)
+        == log.end_offset(changelog)
+        == at + 1
+    )
     reading.close()
 
 
@@ -175,7 +208,12 @@ def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_change
     log.create_topics([TopicSpec("all-log", 1)])
     plain = [b"key-%d" % number for number in numbers]
     suffix = layout.changelog_suffix_bytes(spec)
-    log.writer().append("all-log", [key + bytes(suffix) for key in plain], [b"v"] * len(plain), range(len(plain)))
+    log.writer().append(
+        "all-log",
+        [key + bytes(suffix) for key in plain],
+        [b"v"] * len(plain),
+        range(len(plain)),
+    )
     database, counted = Database(Memory(), [spec]), Counted()
     reading = Restoring(log, lambda spec: f"{spec.name}-log", metrics=counted)
     parts = KeyRange.split(5)
@@ -184,15 +222,27 @@ def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_change
     run(reading)
     reading.close()
     for number in range(5):
-        here = {key for key in plain if key_hash(key) in parts[number] and number in wanted}
-        stored = database.scan(spec.name, layout.groups_of(parts[number]).numbers, None, None)
-        assert {key[: len(key) - layout.suffix_bytes(spec)] for key, _ in stored} == here
+        here = {
+            key for key in plain if key_hash(key) in parts[number] and number in wanted
+        }
+        stored = database.scan(
+            spec.name, layout.groups_of(parts[number]).numbers, None, None
+        )
+        assert {
+            key[: len(key) - layout.suffix_bytes(spec)] for key, _ in stored
+        } == here
     restored = sum(key_hash(key) in parts[number] for key in plain for number in wanted)
-    assert set(counted.records.values()) <= {restored}, "each task counts the records of all that restore with it"
+    assert set(counted.records.values()) <= {restored}, (
+        "each task counts the records of all that restore with it"
+    )
 
 
 def test_a_task_with_parts_at_several_positions_gets_each_as_it_stood() -> None:
-    log, database, (one, two) = cluster(100), Database(Memory(), STORES), KeyRange.split(2)
+    log, database, (one, two) = (
+        cluster(100),
+        Database(Memory(), STORES),
+        KeyRange.split(2),
+    )
     reading = restoring(log)
     reading.add(TaskId(0, 0, WHOLE), STORES, database, {"table": {one: 90, two: 31}})
     assert run(reading) == [TaskId(0, 0, WHOLE)]
@@ -220,7 +270,9 @@ def test_while_the_registry_is_away_no_row_of_the_source_topic_is_left_out() -> 
     assert rows(database, "table", WHOLE) == fold(60, WHOLE)
 
 
-def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore_from_it() -> None:
+def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore_from_it() -> (
+    None
+):
     log, database = cluster(100, partitions=1), Database(Memory(), STORES)
     reading = restoring(log)
     reading.add(TaskId(0, 1, WHOLE), STORES, database, {})
@@ -229,18 +281,27 @@ def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore
     reading.close()
 
 
-def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_was_given_up_with_the_last() -> None:
+def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_was_given_up_with_the_last() -> (
+    None
+):
     heard: list[tuple[str, int]] = []
 
     class Suspended(RestoreListener):
-        def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+        def on_restore_start(
+            self, partition: TopicPartition, store: str, start: int, end: int
+        ) -> None:
             heard.append((f"start {partition}", end))
 
-        def on_restore_suspended(self, partition: TopicPartition, store: str, records: int) -> None:
+        def on_restore_suspended(
+            self, partition: TopicPartition, store: str, records: int
+        ) -> None:
             heard.append((f"suspended {partition}", records))
 
     log, database, halves = cluster(100), Database(Memory(), STORES), KeyRange.split(2)
-    reading, tasks = restoring(log, Suspended()), [TaskId(0, 0, half) for half in halves]
+    reading, tasks = (
+        restoring(log, Suspended()),
+        [TaskId(0, 0, half) for half in halves],
+    )
     for task in tasks:
         reading.add(task, [COUNTS], database, {})
     reading.cancel(tasks[0])
@@ -254,11 +315,24 @@ def test_nothing_is_restored_from_a_changelog_from_which_rows_are_deleted() -> N
     """A range moves here after somebody has changed the policy. Source topics and windows are the users' to keep."""
     deleting = {"cleanup.policy": "delete", "retention.ms": "1000"}
     log, windows = MemoryLog(), replace(OF_EACH_KIND[1], name="windows")
-    log.create_topics([TopicSpec(topic, 1, deleting) for topic in ("people", "counts-log", "windows-log")])
+    log.create_topics(
+        [
+            TopicSpec(topic, 1, deleting)
+            for topic in ("people", "counts-log", "windows-log")
+        ]
+    )
     reading, task = restoring(log), TaskId(0, 0, WHOLE)
-    reading.add(task, [TABLE, windows], Database(Memory(), [TABLE, windows]), {"table": {WHOLE: 0}})
+    reading.add(
+        task,
+        [TABLE, windows],
+        Database(Memory(), [TABLE, windows]),
+        {"table": {WHOLE: 0}},
+    )
     assert run(reading) == [task]
-    with pytest.raises(ConfigError, match=r'counts-log, the changelog of store "counts", has cleanup.policy=delete'):
+    with pytest.raises(
+        ConfigError,
+        match=r'counts-log, the changelog of store "counts", has cleanup.policy=delete',
+    ):
         reading.add(task, [COUNTS], Database(Memory(), [COUNTS]), {})
     reading.close()
 
@@ -275,7 +349,9 @@ class AskedLog(MemoryLog):
         return super().topic_id(topic)
 
 
-def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path: Path) -> None:
+def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(
+    tmp_path: Path,
+) -> None:
     log, database = AskedLog(), Database(Memory(), [COUNTS])
     log.create_topics([TopicSpec("counts-log", 1)])
     log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
@@ -307,7 +383,11 @@ def made_anew(log: MemoryLog, topic: str, records: int) -> None:
 
 
 def fold_anew(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
-    return {KEYS[at % 30]: b"new-%d" % at for at in range(upto) if key_hash(KEYS[at % 30]) in key_range}
+    return {
+        KEYS[at % 30]: b"new-%d" % at
+        for at in range(upto)
+        if key_hash(KEYS[at % 30]) in key_range
+    }
 
 
 ENGINES: Mapping[str, Callable[[Path], tuple[Engine, Mapping[str, Engine]]]] = {
@@ -324,7 +404,11 @@ def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_it
 ) -> None:
     """A changelog, and a source topic that is a changelog. A sibling's state stays until the sibling opens."""
     engine_of, apart = ENGINES[engine](tmp_path)
-    log, database, (one, two) = cluster(100), Database(engine_of, STORES, apart=apart), KeyRange.split(2)
+    log, database, (one, two) = (
+        cluster(100),
+        Database(engine_of, STORES, apart=apart),
+        KeyRange.split(2),
+    )
     reading = restoring(log)
     for half in (one, two):
         reading.add(TaskId(0, 0, half), STORES, database, {"table": {half: 90}})
@@ -334,7 +418,9 @@ def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_it
     caplog.clear()
     reading.add(TaskId(0, 0, one), STORES, database, {"table": {one: 95}})
     assert run(reading) == [TaskId(0, 0, one)]
-    assert caplog.text.count("that was made anew; restoring them from the beginning") == 2
+    assert (
+        caplog.text.count("that was made anew; restoring them from the beginning") == 2
+    )
     assert rows(database, "table", one) == fold_anew(95, one)
     assert rows(database, "counts", one) == fold_anew(200, one)
     assert rows(database, "table", two) == fold(90, two)
@@ -343,7 +429,9 @@ def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_it
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 120), st.integers(0, 300), st.integers(0, 8), st.sampled_from(STORES))
+@given(
+    st.integers(0, 120), st.integers(0, 300), st.integers(0, 8), st.sampled_from(STORES)
+)
 def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the_new_one(
     before: int, after: int, steps: int, spec: StoreSpec
 ) -> None:
@@ -365,5 +453,7 @@ def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the
                 reading.add(task, [spec], database, positions)
             assert run(reading) == [task]
             open_already = True
-            assert rows(database, spec.name, WHOLE) == fold_anew(stand if spec is TABLE else after, WHOLE)
+            assert rows(database, spec.name, WHOLE) == fold_anew(
+                stand if spec is TABLE else after, WHOLE
+            )
     reading.close()

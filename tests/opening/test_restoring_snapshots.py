@@ -38,7 +38,10 @@ from tests.broker.waiting import eventually
 from tests.state.held import fetchers, gate, on_the_way
 from tests.state.rows import rocks
 
-COUNTS, SMALL = StoreSpec("counts", "key_value", text, text), StoreSpec("small", "key_value", text, text)
+COUNTS, SMALL = (
+    StoreSpec("counts", "key_value", text, text),
+    StoreSpec("small", "key_value", text, text),
+)
 KEYS = [b"key-%d" % number for number in range(200)]
 BIG, OTHER = TaskId(0, 0, WHOLE), TaskId(0, 1, WHOLE)
 HOUR_MS = 3_600_000
@@ -59,7 +62,9 @@ class Counted(Metrics):
         self.replayed = self.bytes = self.keys = 0
         self.to_come: dict[tuple[TaskId, str], int] = {}
 
-    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+    def restored(
+        self, task: TaskId, store: str, records: int, remaining: int | None = None
+    ) -> None:
         self.replayed += records
 
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
@@ -74,25 +79,38 @@ class World:
     """Two partitions of a changelog, and a snapshot of the first one."""
 
     def __init__(
-        self, folder: Path, log: MemoryLog | None = None, place: str = "", settings: Mapping[str, str] = NO_SETTINGS
+        self,
+        folder: Path,
+        log: MemoryLog | None = None,
+        place: str = "",
+        settings: Mapping[str, str] = NO_SETTINGS,
     ) -> None:
         self.log = log or MemoryLog()
         self.url = str(folder / "snapshots")
         self.counts = Counted()
         self.database = Database(rocks(folder), [COUNTS, SMALL])
-        self.log.create_topics([TopicSpec("counts-log", 2, settings), TopicSpec("small-log", 2, settings)])
+        self.log.create_topics(
+            [TopicSpec("counts-log", 2, settings), TopicSpec("small-log", 2, settings)]
+        )
         self.append(KEYS, 0)
         self.append(KEYS[:7], 1)
         self.reading = Restoring(
-            self.log, self.changelog, Snapshots(place + self.url, "app", folder / "incoming"), self.counts
+            self.log,
+            self.changelog,
+            Snapshots(place + self.url, "app", folder / "incoming"),
+            self.counts,
         )
 
     @staticmethod
     def changelog(spec: StoreSpec) -> str:
         return f"{spec.name}-log"
 
-    def append(self, keys: list[bytes], partition: int, topic: str = "counts-log") -> None:
-        self.log.writer().append(topic, keys, keys, range(len(keys)), partitions=partition)
+    def append(
+        self, keys: list[bytes], partition: int, topic: str = "counts-log"
+    ) -> None:
+        self.log.writer().append(
+            topic, keys, keys, range(len(keys)), partitions=partition
+        )
 
     def publish(self, age_ms: int = 0) -> int:
         """Publish a snapshot of the changelog as it is now, dated back; return its size in bytes."""
@@ -105,13 +123,20 @@ class World:
         run = snapshot.new_run()
         slices = SnapshotWriter(self.url, "app", run).export(origin, COUNTS, 0, WHOLE)
         old = tuple(replace(each, true_ms=each.true_ms - age_ms) for each in slices)
-        store = StoreSlices("counts-log", self.log.topic_id("counts-log"), 2, shape_of(COUNTS), old)
-        made = Manifest("app", run, "rebuild", "2026-11-21T00:00:00+00:00", {"counts": store})
+        store = StoreSlices(
+            "counts-log", self.log.topic_id("counts-log"), 2, shape_of(COUNTS), old
+        )
+        made = Manifest(
+            "app", run, "rebuild", "2026-11-21T00:00:00+00:00", {"counts": store}
+        )
         snapshot.publish(self.url, made)
         return sum(file.bytes for file in made.files())
 
     def rows(self, store: str = "counts") -> dict[bytes, bytes]:
-        return {key: layout.unpack(data)[0] for key, data in self.database.scan(store, range(256), None, None)}
+        return {
+            key: layout.unpack(data)[0]
+            for key, data in self.database.scan(store, range(256), None, None)
+        }
 
     def finish(self) -> list[TaskId]:
         """Return the finished tasks when no work is left."""
@@ -123,7 +148,9 @@ class World:
         return finished + self.reading.finished()
 
 
-def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, place="held://")
     total = world.publish()
     world.append([b"tail"], 0)
@@ -139,19 +166,30 @@ def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(tmp_path: 
         assert finished == [OTHER]
         (progress,) = world.reading.downloading(BIG)
         assert (progress.store, progress.total_bytes) == ("counts", total)
-        assert 0 < progress.fetched_bytes == world.counts.bytes == total - world.counts.to_come[BIG, "counts"]
+        assert (
+            0
+            < progress.fetched_bytes
+            == world.counts.bytes
+            == total - world.counts.to_come[BIG, "counts"]
+        )
         assert (world.counts.keys, world.rows()) == (0, {})
         held.opened.set()
         assert world.finish() == [BIG]
     assert world.rows() == {key: key for key in (*KEYS, b"tail")}
-    assert (world.counts.keys, world.counts.bytes, set(world.counts.to_come.values())) == (len(KEYS), total, {0})
+    assert (
+        world.counts.keys,
+        world.counts.bytes,
+        set(world.counts.to_come.values()),
+    ) == (len(KEYS), total, {0})
     assert world.counts.replayed == 7 + 1
     assert world.reading.downloading(BIG) == []
     world.reading.close()
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "closed"])
-def test_what_is_given_up_on_its_way_ends_at_once_and_leaves_nothing(ending: str, tmp_path: Path) -> None:
+def test_what_is_given_up_on_its_way_ends_at_once_and_leaves_nothing(
+    ending: str, tmp_path: Path
+) -> None:
     world = World(tmp_path, place="held://")
     world.publish()
     with gate(world.url) as held:
@@ -162,7 +200,9 @@ def test_what_is_given_up_on_its_way_ends_at_once_and_leaves_nothing(ending: str
             assert world.finish() == []
             assert world.reading.downloading(BIG) == []
         world.reading.close()
-        assert [path for path in (tmp_path / "incoming").rglob("*") if path.is_file()] == []
+        assert [
+            path for path in (tmp_path / "incoming").rglob("*") if path.is_file()
+        ] == []
         assert world.database.is_empty()
     for thread in fetchers():
         thread.join(60)
@@ -170,7 +210,9 @@ def test_what_is_given_up_on_its_way_ends_at_once_and_leaves_nothing(ending: str
     assert world.database.is_empty()
 
 
-def test_siblings_take_their_slices_and_one_that_comes_back_later_replays_only_the_tail(tmp_path: Path) -> None:
+def test_siblings_take_their_slices_and_one_that_comes_back_later_replays_only_the_tail(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.publish()
     parts = [TaskId(0, 0, part) for part in KeyRange.split(4)]
@@ -189,12 +231,16 @@ def test_siblings_take_their_slices_and_one_that_comes_back_later_replays_only_t
     world.reading.close()
 
 
-def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_came_later(tmp_path: Path) -> None:
+def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_came_later(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, place="held://")
     world.publish()
     early, late = (TaskId(0, 0, part) for part in KeyRange.split(2))
     with gate(world.url) as held:
-        world.database.write([], {"counts": [Checkpoint(*layout.groups_of(late.key_range), 0)]})
+        world.database.write(
+            [], {"counts": [Checkpoint(*layout.groups_of(late.key_range), 0)]}
+        )
         world.reading.add(early, [COUNTS], world.database, {})
         eventually(lambda: len(held.held) == AT_ONCE, 60, lambda: str(held.held))
         world.append([b"more-%d" % number for number in range(50)], 0)
@@ -203,7 +249,9 @@ def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_
         eventually(lambda: not on_the_way(), 60, lambda: str(on_the_way()))
         assert sorted(world.finish()) == [early, late]
     missing = {
-        key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.key_range
+        key
+        for key in (*KEYS, *(b"more-%d" % number for number in range(50)))
+        if key_hash(key) in late.key_range
     } - world.rows().keys()
     assert missing == set()
     world.reading.close()
@@ -229,7 +277,11 @@ def test_a_checkpoint_is_trusted_as_long_as_tombstones_are_kept_less_the_time_fo
     [(72, 70, True), (72, 72, False), (24, 24, False), (24, 22, True), (5, 22, False)],
 )
 def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
-    kept_hours: int, age_hours: int, restored_from_snapshot: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kept_hours: int,
+    age_hours: int,
+    restored_from_snapshot: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(tmp_path, settings={"delete.retention.ms": str(kept_hours * HOUR_MS)})
     world.publish(age_hours * HOUR_MS)
@@ -240,7 +292,9 @@ def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
     assert (world.counts.keys, world.counts.replayed) == (
         (len(KEYS), 1) if restored_from_snapshot else (0, len(KEYS) + 1)
     )
-    assert ("older than the changelog keeps tombstones" in caplog.text) is not restored_from_snapshot
+    assert (
+        "older than the changelog keeps tombstones" in caplog.text
+    ) is not restored_from_snapshot
     world.reading.close()
 
 
@@ -250,7 +304,10 @@ class Closed(MemoryLog):
     retryable = False
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        raise LogError(f"not allowed to read the configuration of {topic}", retryable=self.retryable)
+        raise LogError(
+            f"not allowed to read the configuration of {topic}",
+            retryable=self.retryable,
+        )
 
 
 def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(
@@ -261,7 +318,10 @@ def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(
     with caplog.at_level(logging.WARNING):
         world.reading.add(BIG, [COUNTS], world.database, {})
         assert world.finish() == [BIG]
-    assert "not allowed to read the configuration of counts-log. State is trusted for 23 hours" in caplog.text
+    assert (
+        "not allowed to read the configuration of counts-log. State is trusted for 23 hours"
+        in caplog.text
+    )
     assert world.counts.keys == len(KEYS)
     world.publish(TRUSTED_MS + HOUR_MS)
     world.database = Database(rocks(tmp_path), [COUNTS])
@@ -282,7 +342,9 @@ class Away(MemoryLog):
         return super().topic_config(topic)
 
 
-def test_brokers_that_are_away_when_a_snapshot_has_come_are_asked_again(tmp_path: Path) -> None:
+def test_brokers_that_are_away_when_a_snapshot_has_come_are_asked_again(
+    tmp_path: Path,
+) -> None:
     log = Away()
     world = World(tmp_path, log, place="held://")
     world.publish()
@@ -305,7 +367,11 @@ def test_brokers_that_are_away_when_a_snapshot_has_come_are_asked_again(tmp_path
         assert world.reading.finished() == []
         log.away = False
         assert world.finish() == [BIG]
-    assert (world.rows(), world.counts.keys, world.counts.replayed) == ({key: key for key in KEYS}, len(KEYS), 0)
+    assert (world.rows(), world.counts.keys, world.counts.replayed) == (
+        {key: key for key in KEYS},
+        len(KEYS),
+        0,
+    )
     world.reading.close()
 
 
@@ -335,7 +401,9 @@ class ReaderBehind(MemoryReader):
         super().assign(positions)
 
 
-def test_a_changelog_that_a_broker_does_not_know_yet_when_a_snapshot_has_come_is_read_later(tmp_path: Path) -> None:
+def test_a_changelog_that_a_broker_does_not_know_yet_when_a_snapshot_has_come_is_read_later(
+    tmp_path: Path,
+) -> None:
     log = Behind()
     world = World(tmp_path, log)
     world.publish()

@@ -40,20 +40,28 @@ class Database(MemorySink):
 
     def open(self, partition: SinkPartition, begin: int | None) -> MemorySession:
         super().open(partition, begin)
-        session = Session(self, partition, self._rows[partition.application, partition.sink, partition.number])
+        session = Session(
+            self,
+            partition,
+            self._rows[partition.application, partition.sink, partition.number],
+        )
         session.closed = self.closed
         self.log.delete_topics(["rows"])
         return session
 
 
-def test_a_session_is_closed_if_kafka_does_not_say_whether_its_position_is_right() -> None:
+def test_a_session_is_closed_if_kafka_does_not_say_whether_its_position_is_right() -> (
+    None
+):
     log = MemoryLog()
     log.create_topics([TopicSpec("rows", 1)])
     sink = Database(log)
     openings = SinkOpenings("app", log, lambda: None)
     start = PartitionStart(0, (Segment(WHOLE, 0),), None, claim=False, begins=True)
     node = ApplyTo(name="place", parents=("rows",), target=sink)
-    openings.begin(TASK, node, SOURCE, Progress(WHOLE, {SOURCE: start}, Author("app", 1, "")))
+    openings.begin(
+        TASK, node, SOURCE, Progress(WHOLE, {SOURCE: start}, Author("app", 1, ""))
+    )
     assert sink.closed.wait(60)
     assert openings.take() == []
     openings.cancel(TASK)

@@ -48,13 +48,21 @@ class Page(Browser):
         assert self.until(f"!!({expression})", WAIT_S), expression
 
     def text(self, selector: str) -> str:
-        return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+        return str(
+            self.run(f"document.querySelector({json.dumps(selector)}).innerText")
+        )
 
     def press(self, *keys: str) -> None:
         """Press keys at the current focus."""
         for key in keys:
             for kind in ("rawKeyDown", "keyUp"):
-                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
+                self.ask(
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key=key,
+                    code=key,
+                    windowsVirtualKeyCode=KEYS[key],
+                )
 
     def complaints(self) -> list[str]:
         """Return the errors and warnings in the console since the last call: refused by the policy, or raised."""

@@ -62,7 +62,9 @@ from coopstreams.topology.windows import UnlimitedWindows
 def _topology() -> Topology:
     builder = StreamsBuilder("words")
     lines = builder.stream("lines", key=serdes.raw, value=serdes.text)
-    words = lines.flat_map_values(str.split).group_by(lambda _, word: word, key=serdes.text, name="by-word")
+    words = lines.flat_map_values(str.split).group_by(
+        lambda _, word: word, key=serdes.text, name="by-word"
+    )
     words.count(store="counts").to_stream().to("word-counts")
     return builder.build()
 
@@ -76,9 +78,20 @@ STORES = {
     "blobs": StoreSpec("blobs", "key_value", serdes.raw, serdes.raw),
     "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
-    "parcels": StoreSpec("parcels", "key_value", serdes.avro({"type": "string"}), serdes.json),
-    "traced": key_value_store("traced", key=serdes.text, value=serdes.raw, headers=True),
-    "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
+    "parcels": StoreSpec(
+        "parcels", "key_value", serdes.avro({"type": "string"}), serdes.json
+    ),
+    "traced": key_value_store(
+        "traced", key=serdes.text, value=serdes.raw, headers=True
+    ),
+    "hours": StoreSpec(
+        "hours",
+        "window",
+        serdes.text,
+        serdes.json,
+        window_ms=HOUR,
+        retention_ms=1000 * HOUR,
+    ),
     "ever": StoreSpec(
         "ever",
         "window",
@@ -96,7 +109,11 @@ STORES = {
         row_key=session_windowed(serdes.text),
         step_ms=1,
     ),
-    "prices": (prices := StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100)),
+    "prices": (
+        prices := StoreSpec(
+            "prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100
+        )
+    ),
     "prices-history": cast("StoreSpec", prices.past),
 }
 GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
@@ -120,7 +137,11 @@ def stored_key(store: str, key: Key) -> bytes:
     spec = STORES[store]
     if spec.kind == "window":
         return window_key(_bytes(spec, key[0]), key[1])
-    return session_key(_bytes(spec, key[0]), key[1], key[2]) if spec.kind == "session" else _bytes(spec, key)
+    return (
+        session_key(_bytes(spec, key[0]), key[1], key[2])
+        if spec.kind == "session"
+        else _bytes(spec, key)
+    )
 
 
 def _bytes(spec: StoreSpec, key: Key) -> bytes:
@@ -130,12 +151,24 @@ def _bytes(spec: StoreSpec, key: Key) -> bytes:
 
 def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:
     """Return the tasks of these partitions, each cut into `ranges` key ranges."""
-    return [TaskId(0, partition, piece) for partition in partitions for piece in KeyRange.split(ranges)]
+    return [
+        TaskId(0, partition, piece)
+        for partition in partitions
+        for piece in KeyRange.split(ranges)
+    ]
 
 
 def _info(spec: StoreSpec) -> StoreInfo:
     if isinstance(spec.value, KeptHeaders):
-        return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value.one, headers=True)
+        return StoreInfo(
+            spec.name,
+            "key_value",
+            0,
+            PARTITIONS,
+            spec.key,
+            spec.value.one,
+            headers=True,
+        )
     if spec.kind == "key_value":
         return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value)
     assert spec.kind in ("window", "session")
@@ -152,9 +185,17 @@ def _info(spec: StoreSpec) -> StoreInfo:
     )
 
 
-INFOS = {name: _info(spec) for name, spec in STORES.items() if name != "prices-history"} | {
+INFOS = {
+    name: _info(spec) for name, spec in STORES.items() if name != "prices-history"
+} | {
     "prices": StoreInfo(
-        "prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History(("price-changes",), 100)
+        "prices",
+        "versioned",
+        0,
+        PARTITIONS,
+        serdes.text,
+        serdes.raw,
+        history=History(("price-changes",), 100),
     ),
     "names": StoreInfo("names", "global", None, 3, serdes.text, serdes.json),
 }
@@ -204,7 +245,9 @@ class Node:
 
     application = "words"
 
-    def __init__(self, name: str, folder: Path | None = None, access: Access = OPEN) -> None:
+    def __init__(
+        self, name: str, folder: Path | None = None, access: Access = OPEN
+    ) -> None:
         self.name = name
         self._folder = folder
         self.server = QueryServer("127.0.0.1:0", access=access)
@@ -263,7 +306,11 @@ class Node:
     def damage(self, store: str, key: Key, value: bytes) -> None:
         """Replace the value of a key in a key-value store by these bytes."""
         data = STORES[store].key.serialize(key)
-        change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.TIMESTAMP.pack(0) + value])
+        change = Change(
+            layout.family_of(store),
+            [layout.database_key(data, data)],
+            [layout.TIMESTAMP.pack(0) + value],
+        )
         self._databases[place_of(store, key)[0]].write([change], {})
 
     @property
@@ -271,7 +318,10 @@ class Node:
         return TOPOLOGY
 
     def stores(self) -> Mapping[str, StoreInfo]:
-        return {name: replace(info, misplaced=self.misplaced.get(name, ())) for name, info in INFOS.items()}
+        return {
+            name: replace(info, misplaced=self.misplaced.get(name, ()))
+            for name, info in INFOS.items()
+        }
 
     def placement(self) -> Placement:
         return self.told
@@ -286,8 +336,13 @@ class Node:
         return NotOpen(f"{self.name} does not own it")
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
-        found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
-        found += [NotOpen(f"task {task} is {reason}") for task, reason in list(self.pending.items())]
+        found: list[OpenView | NotOpen] = [
+            self._view(opening, store) for opening in list(self.openings.values())
+        ]
+        found += [
+            NotOpen(f"task {task} is {reason}")
+            for task, reason in list(self.pending.items())
+        ]
         return found
 
     def global_view(self, store: str) -> GlobalView | None:
@@ -304,7 +359,13 @@ class Node:
         return self.now
 
     def status(self) -> Status:
-        source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12, stream_time=5000)
+        source = SourceStatus(
+            TopicPartition("lines", 0),
+            position=10,
+            committed=8,
+            end=12,
+            stream_time=5000,
+        )
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         counts: tuple[dict[str, int], dict[tuple[str, str], int], int, int] = (
             {"out": 6},
@@ -313,7 +374,18 @@ class Node:
             700,
         )
         running = [
-            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts, hot=self.hot)
+            TaskStatus(
+                task,
+                "running",
+                opening.epoch,
+                10,
+                2.5,
+                (source,),
+                (),
+                (),
+                *counts,
+                hot=self.hot,
+            )
             for task, opening in list(self.openings.items())
         ]
         download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
@@ -323,7 +395,16 @@ class Node:
         ]
         totals = self.metrics.totals()
         tasks = (*running, *pending)
-        return Status(self.application, "running", self.now, tasks, 12.5, {"threads": 2}, totals, self.failures)
+        return Status(
+            self.application,
+            "running",
+            self.now,
+            tasks,
+            12.5,
+            {"threads": 2},
+            totals,
+            self.failures,
+        )
 
     def _database(self, partition: int) -> Database:
         engine: Engine = Memory()
@@ -340,7 +421,11 @@ class Node:
 
     def _view(self, opening: Opening, store: str) -> View:
         spec, ranges = STORES[store], [opening.task.key_range]
-        past = None if spec.past is None else KeyRangeView(opening.database, spec.past, ranges)
+        past = (
+            None
+            if spec.past is None
+            else KeyRangeView(opening.database, spec.past, ranges)
+        )
         return View(self, opening, KeyRangeView(opening.database, spec, ranges), past)
 
 
@@ -361,7 +446,10 @@ class Cluster:
         access: Sequence[Access] = (),
     ) -> None:
         """Bind the servers; `access`: the tokens of each node, if it has any."""
-        self.nodes = [kind("abcdefgh"[i], folder, access[i] if access else OPEN) for i in range(size)]
+        self.nodes = [
+            kind("abcdefgh"[i], folder, access[i] if access else OPEN)
+            for i in range(size)
+        ]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
         self._limits = limits or LIMITS
@@ -379,12 +467,19 @@ class Cluster:
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
-    def locate(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
+    def locate(
+        self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()
+    ) -> None:
         """Give all nodes a new placement, as a new generation; no task is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
         instances = tuple(
-            Peer(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes
+            Peer(
+                n.name,
+                None if n.name in without_url else n.url,
+                tuple(placed.get(n.name, ())),
+            )
+            for n in self.nodes
         )
         for node in self.nodes:
             node.told = Placement(self.generation, node.name, instances)

@@ -23,7 +23,9 @@ class Office:
 
     def files(self, name: str = "node") -> Files:
         """Issue a certificate, and write it to the files of this name."""
-        certificate, key = (str(self.folder / f"{name}.{end}") for end in ("pem", "key"))
+        certificate, key = (
+            str(self.folder / f"{name}.{end}") for end in ("pem", "key")
+        )
         files = Files(certificate, key, None, str(self.authorities))
         self.write(files, issue(self.root, name, HOSTS))
         return files
@@ -31,7 +33,12 @@ class Office:
     def write(self, files: Files, issued: Issued) -> None:
         assert files.certificate
         assert files.key
-        for path, content in ((files.certificate, issued.certificate), (files.key, issued.key)):
+        for path, content in (
+            (files.certificate, issued.certificate),
+            (files.key, issued.key),
+        ):
             before = Path(path).stat().st_mtime_ns if Path(path).exists() else 0
             Path(path).write_bytes(content)
-            os.utime(path, ns=(before + 1, before + 1))  # clocks of file systems are coarse
+            os.utime(
+                path, ns=(before + 1, before + 1)
+            )  # clocks of file systems are coarse

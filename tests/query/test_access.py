@@ -31,15 +31,21 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def ask(node: Node, path: str, token: str | None = None, scheme: str = "Bearer") -> httpx.Response:
+def ask(
+    node: Node, path: str, token: str | None = None, scheme: str = "Bearer"
+) -> httpx.Response:
     headers = {} if token is None else {"authorization": f"{scheme} {token}"}
     return httpx.get(node.url + path, headers=headers, trust_env=False, timeout=60)
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"), [({}, "read"), ({"http_token_operate": OPERATE}, "operate")], ids=["one", "two"]
+    ("settings", "named"),
+    [({}, "read"), ({"http_token_operate": OPERATE}, "operate")],
+    ids=["one", "two"],
 )
-def test_who_shows_no_token_is_told_the_setting_that_has_it(settings: dict[str, str], named: str) -> None:
+def test_who_shows_no_token_is_told_the_setting_that_has_it(
+    settings: dict[str, str], named: str
+) -> None:
     access = Access.of(config(http_token_read=READ, **settings).values)
     with pytest.raises(QueryError, match=f"needs the token http.token.{named} of"):
         access.check("operate", None)
@@ -53,20 +59,38 @@ def config(**settings: object) -> Config:
 def paths() -> list[str]:
     node = Node("x")
     node.server.stop()
-    return [path.replace(":path", "") for path in QueryApp(node, node.metrics, RequestLimits(), OPEN).answers()]
+    return [
+        path.replace(":path", "")
+        for path in QueryApp(node, node.metrics, RequestLimits(), OPEN).answers()
+    ]
 
 
 def test_every_path_is_closed_but_health_and_the_description() -> None:
     roles = {path: role_of(path) for path in paths()}
-    assert {path for path, role in roles.items() if role is None} == {"/health/live", "/health/ready", "/openapi.json"}
-    assert {path for path, role in roles.items() if role == "operate"} == {"/v1/status", "/v1/topology", "/metrics"}
+    assert {path for path, role in roles.items() if role is None} == {
+        "/health/live",
+        "/health/ready",
+        "/openapi.json",
+    }
+    assert {path for path, role in roles.items() if role == "operate"} == {
+        "/v1/status",
+        "/v1/topology",
+        "/metrics",
+    }
 
 
 @pytest.mark.parametrize("path", paths())
-def test_a_path_is_answered_with_the_token_of_its_role_only(cluster: Cluster, path: str) -> None:
+def test_a_path_is_answered_with_the_token_of_its_role_only(
+    cluster: Cluster, path: str
+) -> None:
     role, node = role_of(path), cluster["a"]
-    real = path.replace("{store}", "counts").replace("{key}", "w1") + ("?key=w1" if path.endswith("/keys") else "")
-    answers = {token: ask(node, real, token).status_code for token in (None, NEW, READ, OPERATE)}
+    real = path.replace("{store}", "counts").replace("{key}", "w1") + (
+        "?key=w1" if path.endswith("/keys") else ""
+    )
+    answers = {
+        token: ask(node, real, token).status_code
+        for token in (None, NEW, READ, OPERATE)
+    }
     if role is None:
         assert set(answers.values()) == {200}
         return
@@ -79,23 +103,41 @@ def test_a_path_is_answered_with_the_token_of_its_role_only(cluster: Cluster, pa
 def test_health_says_why_in_words_with_the_token_to_operate_only(path: str) -> None:
     with Cluster(1, access=[Access(TOKENS)]) as cluster, Cluster(1) as without:
         for node in (cluster["a"], without["a"]):
-            node.now = Health(live=False, ready=False, reasons=(Reason("resting", "KeyError: 'ann@example.org'"),))
-        asked = [(cluster["a"], None), (cluster["a"], READ), (cluster["a"], OPERATE), (without["a"], None)]
+            node.now = Health(
+                live=False,
+                ready=False,
+                reasons=(Reason("resting", "KeyError: 'ann@example.org'"),),
+            )
+        asked = [
+            (cluster["a"], None),
+            (cluster["a"], READ),
+            (cluster["a"], OPERATE),
+            (without["a"], None),
+        ]
         answers = [ask(node, path, token) for node, token in asked]
         assert [answer.status_code for answer in answers] == [503] * 4
         reasons = [answer.json()["reasons"] for answer in answers]
         assert {reason["code"] for (reason,) in reasons} == {"resting"}
-        assert ["ann@" in reason["message"] for (reason,) in reasons] == [False, False, True, True]
+        assert ["ann@" in reason["message"] for (reason,) in reasons] == [
+            False,
+            False,
+            True,
+            True,
+        ]
         assert "http.token.operate" in reasons[0][0]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/pause", "/v1/resume"])
-def test_what_changes_something_needs_the_token_to_operate(cluster: Cluster, path: str) -> None:
+def test_what_changes_something_needs_the_token_to_operate(
+    cluster: Cluster, path: str
+) -> None:
     node = cluster["a"]
 
     def post(to: Node, token: str | None) -> int:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        return httpx.post(to.url + path, headers=headers, trust_env=False, timeout=60).status_code
+        return httpx.post(
+            to.url + path, headers=headers, trust_env=False, timeout=60
+        ).status_code
 
     for paused in (False, True):
         node.paused = paused
@@ -105,7 +147,9 @@ def test_what_changes_something_needs_the_token_to_operate(cluster: Cluster, pat
         assert node.paused is (path == "/v1/pause")
     assert ask(node, path, OPERATE).status_code == 405
     with Cluster(1) as without:
-        assert post(without["a"], None) == post(without["a"], OPERATE) == 403, "nobody may"
+        assert post(without["a"], None) == post(without["a"], OPERATE) == 403, (
+            "nobody may"
+        )
         assert not without["a"].paused
 
 
@@ -121,9 +165,12 @@ def test_a_client_pauses_the_instance_that_it_asks(cluster: Cluster) -> None:
     ("token", "scheme"),
     [(READ, "Basic"), (READ[:-1], "Bearer"), (READ + "x", "Bearer"), ("é", "Bearer")],
 )
-def test_what_is_not_the_token_is_none(cluster: Cluster, token: str, scheme: str) -> None:
+def test_what_is_not_the_token_is_none(
+    cluster: Cluster, token: str, scheme: str
+) -> None:
     response = httpx.get(
-        cluster["a"].url + "/v1/stores", headers={b"authorization": f"{scheme} {token}".encode("latin-1")}
+        cluster["a"].url + "/v1/stores",
+        headers={b"authorization": f"{scheme} {token}".encode("latin-1")},
     )
     assert response.status_code == httpx.codes.UNAUTHORIZED
     assert response.headers["www-authenticate"] == "Bearer"
@@ -132,20 +179,32 @@ def test_what_is_not_the_token_is_none(cluster: Cluster, token: str, scheme: str
 
 
 def test_a_refusal_does_not_say_whether_a_store_exists(cluster: Cluster) -> None:
-    assert ask(cluster["a"], "/v1/stores/nope/keys/w1").status_code == httpx.codes.UNAUTHORIZED
+    assert (
+        ask(cluster["a"], "/v1/stores/nope/keys/w1").status_code
+        == httpx.codes.UNAUTHORIZED
+    )
 
 
 def test_instances_send_the_tokens_to_each_other(cluster: Cluster) -> None:
     with QueryClient(cluster["a"].url, token=READ) as client:
-        assert [found and found.value for found in client.get_many("counts", KEYS)] == list(range(50))
+        assert [
+            found and found.value for found in client.get_many("counts", KEYS)
+        ] == list(range(50))
         assert {client.get("counts", key).owner for key in KEYS} == {"a", "b"}  # type: ignore[union-attr]
         assert len(list(client.range("counts"))) == len(KEYS)
     with QueryClient(cluster["a"].url, token=OPERATE) as client:
-        assert [instance["live"] for instance in client.status()["instances"]] == [True, True]
+        assert [instance["live"] for instance in client.status()["instances"]] == [
+            True,
+            True,
+        ]
 
 
 def test_a_forwarded_request_needs_the_token_too(cluster: Cluster) -> None:
-    headers = {"x-coopstreams-forwarded": "1", "x-coopstreams-application": "words", "x-coopstreams-target": "a"}
+    headers = {
+        "x-coopstreams-forwarded": "1",
+        "x-coopstreams-application": "words",
+        "x-coopstreams-target": "a",
+    }
     response = httpx.get(
         cluster["a"].url + "/v1/stores/counts/keys/w1",
         headers={**headers, "x-coopstreams-generation": "1"},
@@ -155,31 +214,51 @@ def test_a_forwarded_request_needs_the_token_too(cluster: Cluster) -> None:
 
 
 def test_a_client_without_the_token_is_told_at_once(cluster: Cluster) -> None:
-    with QueryClient(cluster["a"].url) as client, pytest.raises(QueryError, match=r"http\.token\.read") as refused:
+    with (
+        QueryClient(cluster["a"].url) as client,
+        pytest.raises(QueryError, match=r"http\.token\.read") as refused,
+    ):
         client.get("counts", "w1")
     assert (refused.value.code, refused.value.retryable) == ("UNAUTHORIZED", False)
 
 
 @pytest.mark.parametrize("tokens", [([READ], [READ, NEW]), ([READ, NEW], [NEW])])
-def test_while_a_token_is_replaced_all_instances_answer_for_all(tokens: tuple[list[str], list[str]]) -> None:
-    with Cluster(2, access=[Access({"read": own, "operate": own}) for own in tokens]) as cluster:
+def test_while_a_token_is_replaced_all_instances_answer_for_all(
+    tokens: tuple[list[str], list[str]],
+) -> None:
+    with Cluster(
+        2, access=[Access({"read": own, "operate": own}) for own in tokens]
+    ) as cluster:
         cluster.deal(2, DATA)
         [known] = set(tokens[0]) & set(tokens[1])
         for node in cluster.nodes:
             with QueryClient(node.url, token=known) as client:
-                assert [found and found.value for found in client.get_many("counts", KEYS)] == list(range(50))
+                assert [
+                    found and found.value for found in client.get_many("counts", KEYS)
+                ] == list(range(50))
 
 
 def test_instances_with_different_tokens_say_so_and_ask_again() -> None:
     with Cluster(
-        2, access=[Access({"read": [READ], "operate": [READ]}), Access({"read": [NEW], "operate": [NEW]})]
+        2,
+        access=[
+            Access({"read": [READ], "operate": [READ]}),
+            Access({"read": [NEW], "operate": [NEW]}),
+        ],
     ) as c:
         c.deal(2, DATA)
         key = next(key for key in KEYS if c.owner("counts", key).name == "b")
         answer = ask(c["a"], f"/v1/stores/counts/keys/{key}", READ)
         assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
-        assert "instance b does not know the token of this one: give all instances the same" in answer.json()["message"]
-        [gone] = [i for i in ask(c["a"], "/v1/status", READ).json()["instances"] if i["id"] == "b"]
+        assert (
+            "instance b does not know the token of this one: give all instances the same"
+            in answer.json()["message"]
+        )
+        [gone] = [
+            i
+            for i in ask(c["a"], "/v1/status", READ).json()["instances"]
+            if i["id"] == "b"
+        ]
         assert not gone["live"]
 
 
@@ -197,11 +276,16 @@ def test_one_token_is_enough_for_both_roles() -> None:
         ({"http_token_read": "a token with spaces in it"}, "openssl rand -hex 32"),
         ({"http_token_operate": OPERATE}, "anybody could read the state"),
         ({"http_ssl_client_auth": "required"}, r"Set http\.ssl\.ca\.location"),
-        ({"http_ssl_ca_location": "ca.pem"}, r"without http\.ssl\.certificate\.location"),
+        (
+            {"http_ssl_ca_location": "ca.pem"},
+            r"without http\.ssl\.certificate\.location",
+        ),
         ({"http_ssl_certificate_location": "nowhere.pem"}, "nowhere.pem.*No such file"),
     ],
 )
-def test_settings_that_leave_something_open_are_refused(settings: dict[str, str], words: str) -> None:
+def test_settings_that_leave_something_open_are_refused(
+    settings: dict[str, str], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         Access.of(config(**settings).values)
     assert OPERATE not in str(refused.value)
@@ -231,4 +315,6 @@ def test_a_server_that_others_reach_says_what_is_open(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         QueryServer(listen, access=access).stop()
-    assert [words in record.getMessage() for record in caplog.records] == ([True] if words else [])
+    assert [words in record.getMessage() for record in caplog.records] == (
+        [True] if words else []
+    )

@@ -16,7 +16,13 @@ import httpx
 import pytest
 
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, MOST_AT_ONCE, TARGET
+from coopstreams.query.peers import (
+    APPLICATION,
+    FORWARDED,
+    GENERATION,
+    MOST_AT_ONCE,
+    TARGET,
+)
 from coopstreams.topology.kept_headers import Headed
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
@@ -30,8 +36,16 @@ COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {
 }
 DATA: Data = {
     "counts": COUNTS,
-    "blobs": {b"\xff\x00": (b"\xfe", 1), b"plain": (b"text", 2), b"base64:x": (b"base64:y", 3)},
-    "numbers": {-(2**63): ({"least": True}, 1), 0: ([], 2), 42: ({"a": [1, None, "x"]}, 3)},
+    "blobs": {
+        b"\xff\x00": (b"\xfe", 1),
+        b"plain": (b"text", 2),
+        b"base64:x": (b"base64:y", 3),
+    },
+    "numbers": {
+        -(2**63): ({"least": True}, 1),
+        0: ([], 2),
+        42: ({"a": [1, None, "x"]}, 3),
+    },
     "points": {"a": (1, 1), 7: (2, 2)},
     "traced": {
         "a": (Headed(b"x", [("trace", b"7"), ("none", None), ("bytes", b"\xff")]), 1),
@@ -65,16 +79,38 @@ def test_rows_show_their_headers(cluster: Cluster) -> None:
         found = ask(node, key_path("traced", "a")).json()
         assert (found["value"], found["headers"]) == ("x", headers)
         entries = ask(node, "/v1/stores/traced/range").json()["entries"]
-        assert [(entry["value"], entry["headers"]) for entry in entries] == [("x", headers), ("y", [])]
-        assert ask(node, "/v1/stores/traced/keys?key=a").json()["entries"][0]["headers"] == headers
+        assert [(entry["value"], entry["headers"]) for entry in entries] == [
+            ("x", headers),
+            ("y", []),
+        ]
+        assert (
+            ask(node, "/v1/stores/traced/keys?key=a").json()["entries"][0]["headers"]
+            == headers
+        )
         assert "headers" not in ask(node, key_path("counts", "word-1")).json()
 
 
 def as_forwarded(cluster: Cluster, to: Node) -> dict[str, str]:
-    return {FORWARDED: "1", APPLICATION: to.application, TARGET: to.name, GENERATION: str(cluster.generation)}
+    return {
+        FORWARDED: "1",
+        APPLICATION: to.application,
+        TARGET: to.name,
+        GENERATION: str(cluster.generation),
+    }
 
 
-@pytest.mark.parametrize("key", [*itertools.islice(COUNTS, 20), "", "a/b c?&#%+", "..", ".", "grüße ✓", "two\nlines\n"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *itertools.islice(COUNTS, 20),
+        "",
+        "a/b c?&#%+",
+        "..",
+        ".",
+        "grüße ✓",
+        "two\nlines\n",
+    ],
+)
 def test_every_instance_answers_for_every_key(cluster: Cluster, key: str) -> None:
     owner, task = cluster.owner("counts", key), cluster.task("counts", key)
     value, timestamp = COUNTS[key]
@@ -117,31 +153,53 @@ def test_keys_of_all_serdes_are_found_by_their_text(
 
 
 def test_a_slash_in_a_key_may_stand_as_it_is(cluster: Cluster) -> None:
-    assert ask(cluster["a"], "/v1/stores/counts/keys/a/b%20c%3F&%23%25+").json()["key"] == "a/b c?&#%+"
+    assert (
+        ask(cluster["a"], "/v1/stores/counts/keys/a/b%20c%3F&%23%25+").json()["key"]
+        == "a/b c?&#%+"
+    )
 
 
-@pytest.mark.parametrize("key", ["nowhere-1", "nowhere-2", "nowhere-3", "nowhere-4", "nowhere-5"])
-def test_not_found_comes_from_the_owner_whoever_is_asked(cluster: Cluster, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["nowhere-1", "nowhere-2", "nowhere-3", "nowhere-4", "nowhere-5"]
+)
+def test_not_found_comes_from_the_owner_whoever_is_asked(
+    cluster: Cluster, key: str
+) -> None:
     for node in cluster.nodes:
         response = ask(node, key_path("counts", key))
         body = response.json()
-        assert (response.status_code, body["error"], body["retryable"]) == (404, "KEY_NOT_FOUND", False)
+        assert (response.status_code, body["error"], body["retryable"]) == (
+            404,
+            "KEY_NOT_FOUND",
+            False,
+        )
         assert (body["owner"], body["key_range"]) == (
             cluster.owner("counts", key).name,
             str(cluster.task("counts", key).key_range),
         )
 
 
-def test_not_found_says_that_records_may_be_in_another_partition(cluster: Cluster) -> None:
-    owner, other = cluster.owner("counts", "nowhere"), cluster.other("counts", "nowhere")
+def test_not_found_says_that_records_may_be_in_another_partition(
+    cluster: Cluster,
+) -> None:
+    owner, other = (
+        cluster.owner("counts", "nowhere"),
+        cluster.other("counts", "nowhere"),
+    )
     owner.misplaced = {"counts": ("orders",)}
     try:
         body = ask(other, key_path("counts", "nowhere")).json()
-        stores = {store["name"]: store["misplaced"] for store in ask(other, "/v1/stores").json()["stores"]}
+        stores = {
+            store["name"]: store["misplaced"]
+            for store in ask(other, "/v1/stores").json()["stores"]
+        }
     finally:
         owner.misplaced = {}
     assert body["error"] == "KEY_NOT_FOUND"
-    assert "may be in another one: producers of orders choose partitions in another way" in body["message"]
+    assert (
+        "may be in another one: producers of orders choose partitions in another way"
+        in body["message"]
+    )
     assert (stores["counts"], stores["numbers"]) == (["orders"], [])
 
 
@@ -159,11 +217,22 @@ def test_local_forbids_forwarding_and_says_where_to_go(cluster: Cluster) -> None
     }
 
 
-def test_a_forwarded_request_is_answered_by_the_owner_and_never_forwarded_again(cluster: Cluster) -> None:
+def test_a_forwarded_request_is_answered_by_the_owner_and_never_forwarded_again(
+    cluster: Cluster,
+) -> None:
     owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
-    assert ask(owner, key_path("counts", "word-1"), **as_forwarded(cluster, owner)).status_code == 200
+    assert (
+        ask(
+            owner, key_path("counts", "word-1"), **as_forwarded(cluster, owner)
+        ).status_code
+        == 200
+    )
     response = ask(other, key_path("counts", "word-1"), **as_forwarded(cluster, other))
-    assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (503, "TASK_MOVING", True)
+    assert (
+        response.status_code,
+        response.json()["error"],
+        response.json()["retryable"],
+    ) == (503, "TASK_MOVING", True)
 
 
 def test_a_forwarded_request_for_somebody_else_is_refused(cluster: Cluster) -> None:
@@ -174,17 +243,36 @@ def test_a_forwarded_request_for_somebody_else_is_refused(cluster: Cluster) -> N
         {APPLICATION: "another application"},
         {GENERATION: str(cluster.generation + 1)},
     ):
-        assert ask(owner, key_path("counts", "word-1"), **(right | wrong)).status_code == 503
-    assert ask(owner, key_path("counts", "word-1"), **(right | {GENERATION: "x"})).status_code == 400
-    assert ask(owner, key_path("counts", "word-1"), **(right | {GENERATION: "0"})).status_code == 200
+        assert (
+            ask(owner, key_path("counts", "word-1"), **(right | wrong)).status_code
+            == 503
+        )
+    assert (
+        ask(
+            owner, key_path("counts", "word-1"), **(right | {GENERATION: "x"})
+        ).status_code
+        == 400
+    )
+    assert (
+        ask(
+            owner, key_path("counts", "word-1"), **(right | {GENERATION: "0"})
+        ).status_code
+        == 200
+    )
 
 
 def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
     keys = [f"word-{i}" for i in range(40)] + ["nowhere", "word-3", "a/b c?&#%+"]
-    response = ask(cluster["b"], "/v1/stores/counts/keys?" + "&".join(f"key={quote(key, safe='')}" for key in keys))
+    response = ask(
+        cluster["b"],
+        "/v1/stores/counts/keys?"
+        + "&".join(f"key={quote(key, safe='')}" for key in keys),
+    )
     entries = response.json()["entries"]
     assert [entry["key"] for entry in entries] == keys
-    assert [entry.get("value") for entry in entries] == [COUNTS.get(key, (None, 0))[0] for key in keys]
+    assert [entry.get("value") for entry in entries] == [
+        COUNTS.get(key, (None, 0))[0] for key in keys
+    ]
     assert [entry["found"] for entry in entries] == [key in COUNTS for key in keys]
     assert {entry["owner"] for entry in entries} == {"a", "b", "c"}
 
@@ -202,20 +290,50 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),
         ("/v1/stores/", 404, "UNKNOWN_PATH", "/openapi.json"),
         ("/v1/stores/counts/windows", 404, "UNKNOWN_PATH", "/openapi.json"),
-        ("/v1/stores/counts%2Fkeys/a", 404, "UNKNOWN_PATH", "/v1/stores/counts%2Fkeys/a has a slash"),
+        (
+            "/v1/stores/counts%2Fkeys/a",
+            404,
+            "UNKNOWN_PATH",
+            "/v1/stores/counts%2Fkeys/a has a slash",
+        ),
         ("/v1/stores/counts%2fkeys/a/b", 404, "UNKNOWN_PATH", "percent-encoded"),
         ("/v1%2Fmetadata/counts/a", 404, "UNKNOWN_PATH", "percent-encoded"),
         ("/v1/stores/numbers/keys/12a", 400, "BAD_KEY", "a whole number such as 42"),
-        ("/v1/stores/numbers/keys/9223372036854775808", 400, "BAD_KEY", "one that fits"),
+        (
+            "/v1/stores/numbers/keys/9223372036854775808",
+            400,
+            "BAD_KEY",
+            "one that fits",
+        ),
         ("/v1/stores/points/keys/a", 400, "BAD_KEY", "the serialised key as text"),
         ("/v1/stores/blobs/keys/base64:*", 400, "BAD_KEY", "base64"),
         ("/v1/stores/counts/keys/%FF", 400, "BAD_KEY", "not UTF-8"),
         ("/v1/stores/counts/keys?key=%FF", 400, "BAD_PARAMETER", "not UTF-8"),
         ("/v1/stores/counts/keys", 400, "BAD_PARAMETER", "1 to 1000 keys"),
-        ("/v1/stores/counts/keys/a?locl=true", 400, "BAD_PARAMETER", 'did you mean "local"'),
-        ("/v1/stores/counts/keys/a?local=yes", 400, "BAD_PARAMETER", '"true" or "false"'),
-        ("/v1/stores/counts/keys/a?local=true&local=true", 400, "BAD_PARAMETER", "twice"),
-        ("/v1/stores/hours/keys/a", 400, "WRONG_KIND", "/v1/stores/hours/windows/{key}"),
+        (
+            "/v1/stores/counts/keys/a?locl=true",
+            400,
+            "BAD_PARAMETER",
+            'did you mean "local"',
+        ),
+        (
+            "/v1/stores/counts/keys/a?local=yes",
+            400,
+            "BAD_PARAMETER",
+            '"true" or "false"',
+        ),
+        (
+            "/v1/stores/counts/keys/a?local=true&local=true",
+            400,
+            "BAD_PARAMETER",
+            "twice",
+        ),
+        (
+            "/v1/stores/hours/keys/a",
+            400,
+            "WRONG_KIND",
+            "/v1/stores/hours/windows/{key}",
+        ),
         ("/v1/stores/counts/windows/a", 400, "WRONG_KIND", "key-value"),
     ],
 )
@@ -223,18 +341,29 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(
     cluster: Cluster, path: str, status: int, code: str, says: str
 ) -> None:
     response = ask(cluster["a"], path)
-    assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (status, code, False)
+    assert (
+        response.status_code,
+        response.json()["error"],
+        response.json()["retryable"],
+    ) == (status, code, False)
     assert says in response.json()["message"]
 
 
 def test_only_get_is_allowed(cluster: Cluster) -> None:
     response = httpx.post(cluster["a"].url + "/v1/stores", trust_env=False, timeout=60)
-    assert (response.status_code, response.json()["error"]) == (405, "METHOD_NOT_ALLOWED")
+    assert (response.status_code, response.json()["error"]) == (
+        405,
+        "METHOD_NOT_ALLOWED",
+    )
     assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def moving(response: httpx.Response) -> str:
-    assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (503, "TASK_MOVING", True)
+    assert (
+        response.status_code,
+        response.json()["error"],
+        response.json()["retryable"],
+    ) == (503, "TASK_MOVING", True)
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["retry_after_ms"] > 0
     return str(response.json()["message"])
@@ -243,31 +372,55 @@ def moving(response: httpx.Response) -> str:
 def test_while_a_task_is_restored_its_keys_are_moving_and_no_others() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
-        task, owner = cluster.task("counts", "word-1"), cluster.owner("counts", "word-1")
+        task, owner = (
+            cluster.task("counts", "word-1"),
+            cluster.owner("counts", "word-1"),
+        )
         owner.close(task)
         owner.pending[task] = "restoring"
         for node in cluster.nodes:
-            for key in ("word-1", *(k for k in COUNTS if cluster.task("counts", k) == task)):
-                assert "restoring" in moving(ask(node, key_path("counts", key) + "?local=true" * (node is owner)))
+            for key in (
+                "word-1",
+                *(k for k in COUNTS if cluster.task("counts", k) == task),
+            ):
+                assert "restoring" in moving(
+                    ask(node, key_path("counts", key) + "?local=true" * (node is owner))
+                )
                 break
-            untouched = next(key for key in COUNTS if cluster.task("counts", key) != task)
+            untouched = next(
+                key for key in COUNTS if cluster.task("counts", key) != task
+            )
             assert ask(node, key_path("counts", untouched)).status_code == 200
-            assert moving(ask(node, f"/v1/stores/counts/keys?key=word-1&key={untouched}"))
+            assert moving(
+                ask(node, f"/v1/stores/counts/keys?key=word-1&key={untouched}")
+            )
 
 
 def test_a_key_that_nobody_owns_is_moving() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
         task = cluster.task("counts", "word-1")
-        cluster.locate({name: [t for t in owned if t != task] for name, owned in cluster.placed.items()})
-        assert "no instance owns the key" in moving(ask(cluster["a"], key_path("counts", "word-1")))
-        assert "no instance owns the key" in moving(ask(cluster["a"], key_path("counts", "word-1") + "?local=true"))
+        cluster.locate(
+            {
+                name: [t for t in owned if t != task]
+                for name, owned in cluster.placed.items()
+            }
+        )
+        assert "no instance owns the key" in moving(
+            ask(cluster["a"], key_path("counts", "word-1"))
+        )
+        assert "no instance owns the key" in moving(
+            ask(cluster["a"], key_path("counts", "word-1") + "?local=true")
+        )
 
 
 def test_an_owner_without_an_address_is_moving() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
-        owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
+        owner, other = (
+            cluster.owner("counts", "word-1"),
+            cluster.other("counts", "word-1"),
+        )
         cluster.locate(cluster.placed, without_url=[owner.name])
         assert "serves no queries" in moving(ask(other, key_path("counts", "word-1")))
         assert ask(owner, key_path("counts", "word-1")).status_code == 200
@@ -276,7 +429,10 @@ def test_an_owner_without_an_address_is_moving() -> None:
 def test_an_owner_that_does_not_answer_is_moving() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
-        owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
+        owner, other = (
+            cluster.owner("counts", "word-1"),
+            cluster.other("counts", "word-1"),
+        )
         owner.server.stop()
         assert "does not answer" in moving(ask(other, key_path("counts", "word-1")))
 
@@ -287,7 +443,10 @@ def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
     ):
         cluster.deal(2, DATA)
-        owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
+        owner, other = (
+            cluster.owner("counts", "word-1"),
+            cluster.other("counts", "word-1"),
+        )
         owner.server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cluster.locate(cluster.placed)
         assert "does not answer" in moving(ask(other, key_path("counts", "word-1")))
@@ -295,29 +454,49 @@ def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
 
 @pytest.mark.ci
 def test_an_instance_that_hangs_holds_up_no_query_for_another_one() -> None:
-    with Cluster(3) as cluster, socket.create_server(("127.0.0.1", 0), backlog=1024) as silent, ExitStack() as held:
+    with (
+        Cluster(3) as cluster,
+        socket.create_server(("127.0.0.1", 0), backlog=1024) as silent,
+        ExitStack() as held,
+    ):
         cluster.deal(3, DATA)
         keys = {
-            node.name: next(key for key in COUNTS if cluster.owner("counts", key) is node) for node in cluster.nodes
+            node.name: next(
+                key for key in COUNTS if cluster.owner("counts", key) is node
+            )
+            for node in cluster.nodes
         }
         cluster["b"].server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cluster.locate(cluster.placed)
         for _ in range(2 * MOST_AT_ONCE):
-            client = held.enter_context(socket.create_connection(("127.0.0.1", cluster["a"].server.port)))
-            client.sendall(f"GET {key_path('counts', keys['b'])} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+            client = held.enter_context(
+                socket.create_connection(("127.0.0.1", cluster["a"].server.port))
+            )
+            client.sendall(
+                f"GET {key_path('counts', keys['b'])} HTTP/1.1\r\nhost: a\r\n\r\n".encode()
+            )
         for _ in range(MOST_AT_ONCE):
             held.enter_context(silent.accept()[0])
-        assert ask(cluster["a"], key_path("counts", keys["c"])).json()["value"] == COUNTS[keys["c"]][0]
+        assert (
+            ask(cluster["a"], key_path("counts", keys["c"])).json()["value"]
+            == COUNTS[keys["c"]][0]
+        )
 
 
 @pytest.mark.ci
 def test_a_range_says_which_instance_does_not_answer() -> None:
-    with Cluster(2, RequestLimits(request_s=4.0)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        Cluster(2, RequestLimits(request_s=4.0)) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
         cluster.deal(2, DATA)
         cluster["b"].server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cluster.locate(cluster.placed)
         answer = ask(cluster["a"], "/v1/stores/counts/range")
-        assert f"instance b at {cluster['b'].url} does not answer: ReadTimeout" in moving(answer)
+        assert (
+            f"instance b at {cluster['b'].url} does not answer: ReadTimeout"
+            in moving(answer)
+        )
 
 
 def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
@@ -325,7 +504,9 @@ def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
         def do_GET(self) -> None:
             self.send_response(404)
             self.end_headers()
-            self.wfile.write(b'{"error":"KEY_NOT_FOUND","message":"","retryable":false}')
+            self.wfile.write(
+                b'{"error":"KEY_NOT_FOUND","message":"","retryable":false}'
+            )
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 the name in http.server
             pass
@@ -333,7 +514,10 @@ def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
     with Cluster(2) as cluster, HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
         threading.Thread(target=stranger.serve_forever, daemon=True).start()
         cluster.deal(2, DATA)
-        owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
+        owner, other = (
+            cluster.owner("counts", "word-1"),
+            cluster.other("counts", "word-1"),
+        )
         owner.server.url = f"http://127.0.0.1:{stranger.server_port}"
         cluster.locate(cluster.placed)
         assert "is not instance" in moving(ask(other, key_path("counts", "word-1")))
@@ -343,13 +527,24 @@ def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
 def test_instances_that_disagree_are_moving_until_they_agree() -> None:
     with Cluster(2, replace(LIMITS, retry_s=60.0)) as cluster:
         cluster.deal(2, DATA)
-        owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
+        owner, other = (
+            cluster.owner("counts", "word-1"),
+            cluster.other("counts", "word-1"),
+        )
         agreed = owner.told
-        owner.told = type(agreed)(agreed.generation, owner.name, other_way_round(agreed.instances))
+        owner.told = type(agreed)(
+            agreed.generation, owner.name, other_way_round(agreed.instances)
+        )
         answers: list[int] = []
-        asking = threading.Thread(target=lambda: answers.append(ask(other, key_path("counts", "word-1")).status_code))
+        asking = threading.Thread(
+            target=lambda: answers.append(
+                ask(other, key_path("counts", "word-1")).status_code
+            )
+        )
         asking.start()
-        assert moving(ask(owner, key_path("counts", "word-1"), **as_forwarded(cluster, owner)))
+        assert moving(
+            ask(owner, key_path("counts", "word-1"), **as_forwarded(cluster, owner))
+        )
         owner.told = agreed
         asking.join()
         assert answers == [200]
@@ -357,7 +552,10 @@ def test_instances_that_disagree_are_moving_until_they_agree() -> None:
 
 def other_way_round(instances: Any) -> Any:
     one, two = instances
-    return (type(one)(one.id, one.url, two.tasks), type(two)(two.id, two.url, one.tasks))
+    return (
+        type(one)(one.id, one.url, two.tasks),
+        type(two)(two.id, two.url, one.tasks),
+    )
 
 
 def test_a_value_that_cannot_be_read_is_an_error_of_its_own_not_a_missing_key() -> None:
@@ -367,7 +565,11 @@ def test_a_value_that_cannot_be_read_is_an_error_of_its_own_not_a_missing_key() 
         for node in cluster.nodes:
             for path in (key_path("numbers", "1"), "/v1/stores/numbers/range"):
                 response = ask(node, path)
-                assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (
+                assert (
+                    response.status_code,
+                    response.json()["error"],
+                    response.json()["retryable"],
+                ) == (
                     500,
                     "UNREADABLE",
                     False,

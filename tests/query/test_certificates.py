@@ -34,22 +34,38 @@ def trusting(office: Office, own: Files | None = None) -> ssl.SSLContext:
 
 @pytest.fixture(params=[False, True], ids=["server", "mutual"])
 def cluster(request: pytest.FixtureRequest, office: Office) -> Iterator[Cluster]:
-    access = [Access({}, Certificates(office.files(name), clients_show=request.param)) for name in "ab"]
+    access = [
+        Access({}, Certificates(office.files(name), clients_show=request.param))
+        for name in "ab"
+    ]
     with Cluster(2, access=access) as cluster:
         cluster.deal(2, DATA)
         yield cluster
 
 
-def test_instances_answer_for_each_other_over_https(cluster: Cluster, office: Office) -> None:
+def test_instances_answer_for_each_other_over_https(
+    cluster: Cluster, office: Office
+) -> None:
     assert cluster["a"].url.startswith("https://127.0.0.1:")
-    with QueryClient(cluster["a"].url, tls=trusting(office, office.files("client"))) as client:
-        assert [found and found.value for found in client.get_many("counts", list(DATA["counts"]))] == list(range(50))
+    with QueryClient(
+        cluster["a"].url, tls=trusting(office, office.files("client"))
+    ) as client:
+        assert [
+            found and found.value
+            for found in client.get_many("counts", list(DATA["counts"]))
+        ] == list(range(50))
         assert len(list(client.range("counts"))) == len(DATA["counts"])
-        assert [instance["live"] for instance in client.status()["instances"]] == [True, True]
+        assert [instance["live"] for instance in client.status()["instances"]] == [
+            True,
+            True,
+        ]
 
 
 def test_an_authority_that_is_not_known_is_an_error_at_once(cluster: Cluster) -> None:
-    with QueryClient(cluster["a"].url) as client, pytest.raises(QueryError, match=r"http\.ssl\.ca\.location") as error:
+    with (
+        QueryClient(cluster["a"].url) as client,
+        pytest.raises(QueryError, match=r"http\.ssl\.ca\.location") as error,
+    ):
         client.stores()
     assert (error.value.code, error.value.retryable) == ("UNTRUSTED", False)
 
@@ -57,39 +73,62 @@ def test_an_authority_that_is_not_known_is_an_error_at_once(cluster: Cluster) ->
 def test_without_authorities_of_its_own_a_client_trusts_those_of_the_system(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(office.authorities))  # where OpenSSL takes the system's from
-    with Cluster(1, access=[Access({}, Certificates(office.files(), clients_show=False))]) as cluster:
+    monkeypatch.setenv(
+        "SSL_CERT_FILE", str(office.authorities)
+    )  # where OpenSSL takes the system's from
+    with Cluster(
+        1, access=[Access({}, Certificates(office.files(), clients_show=False))]
+    ) as cluster:
         cluster.deal(1, DATA)
         with QueryClient(cluster["a"].url, deadline_s=0) as client:
             assert client.stores()
 
 
-def test_an_instance_whose_certificate_another_one_refuses_says_so(office: Office, tmp_path: Path) -> None:
+def test_an_instance_whose_certificate_another_one_refuses_says_so(
+    office: Office, tmp_path: Path
+) -> None:
     (tmp_path / "stranger").mkdir()
     strange = Office(tmp_path / "stranger")
     other = replace(strange.files(), authorities=str(office.authorities))
-    access = [Access({}, Certificates(files, clients_show=True)) for files in (office.files("a"), other)]
+    access = [
+        Access({}, Certificates(files, clients_show=True))
+        for files in (office.files("a"), other)
+    ]
     with Cluster(2, LIMITS, access=access) as cluster:
         cluster.deal(2, DATA)
-        tls = trusting(strange, replace(office.files("client"), authorities=str(strange.authorities)))
+        tls = trusting(
+            strange,
+            replace(office.files("client"), authorities=str(strange.authorities)),
+        )
         with QueryClient(cluster["b"].url, deadline_s=0, tls=tls) as client:
             with pytest.raises(
-                QueryError, match=r"http\.ssl\.client\.auth=required .*\.certificate\.location"
+                QueryError,
+                match=r"http\.ssl\.client\.auth=required .*\.certificate\.location",
             ) as error:
                 client.get_many("counts", list(DATA["counts"]))
             assert error.value.code == "TASK_MOVING"
 
 
 def test_without_a_certificate_a_client_gets_nothing(office: Office) -> None:
-    with Cluster(1, access=[Access({}, Certificates(office.files(), clients_show=True))]) as cluster:
-        strange = Office(office.folder / "..")  # another authority, which this server does not trust
+    with Cluster(
+        1, access=[Access({}, Certificates(office.files(), clients_show=True))]
+    ) as cluster:
+        strange = Office(
+            office.folder / ".."
+        )  # another authority, which this server does not trust
         strange.root = authority()
         other = strange.files("stranger")
         for tls in (
             trusting(office),
-            trusting(office, Files(other.certificate, other.key, None, str(office.authorities))),
+            trusting(
+                office,
+                Files(other.certificate, other.key, None, str(office.authorities)),
+            ),
         ):
-            with httpx.Client(verify=tls, trust_env=False) as client, pytest.raises(httpx.TransportError):
+            with (
+                httpx.Client(verify=tls, trust_env=False) as client,
+                pytest.raises(httpx.TransportError),
+            ):
                 client.get(cluster["a"].url + "/v1/stores")
             with (
                 QueryClient(cluster["a"].url, deadline_s=0, tls=tls) as queries,
@@ -100,7 +139,10 @@ def test_without_a_certificate_a_client_gets_nothing(office: Office) -> None:
 
 def test_plain_http_at_an_https_port_is_no_answer(cluster: Cluster) -> None:
     plain = cluster["a"].url.replace("https", "http")
-    with QueryClient(plain, deadline_s=0) as client, pytest.raises(QueryError, match="does not answer"):
+    with (
+        QueryClient(plain, deadline_s=0) as client,
+        pytest.raises(QueryError, match="does not answer"),
+    ):
         client.stores()
 
 
@@ -116,7 +158,9 @@ def test_a_renewed_certificate_is_shown_to_new_connections(office: Office) -> No
         assert shown(cluster["a"].url, office) != before
 
 
-def test_an_authority_that_is_taken_out_of_its_file_is_not_trusted_any_more(office: Office) -> None:
+def test_an_authority_that_is_taken_out_of_its_file_is_not_trusted_any_more(
+    office: Office,
+) -> None:
     certificates = Certificates(office.files(), clients_show=True)
     tls = trusting(office, office.files("client"))
     with Cluster(1, access=[Access({}, certificates)]) as cluster:
@@ -132,7 +176,9 @@ def test_an_authority_that_is_taken_out_of_its_file_is_not_trusted_any_more(offi
             status()
 
 
-def test_a_half_written_renewal_leaves_the_old_certificate_and_is_read_when_it_is_whole(office: Office) -> None:
+def test_a_half_written_renewal_leaves_the_old_certificate_and_is_read_when_it_is_whole(
+    office: Office,
+) -> None:
     files = office.files()
     certificates = Certificates(files, clients_show=False)
     assert files.certificate
@@ -171,9 +217,16 @@ def test_a_renewal_that_cannot_be_read_for_a_moment_is_read_later(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"nothing", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+    "content",
+    [
+        b"",
+        b"nothing",
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    ],
 )
-def test_files_that_are_no_certificates_are_refused_with_the_cure(office: Office, content: bytes) -> None:
+def test_files_that_are_no_certificates_are_refused_with_the_cure(
+    office: Office, content: bytes
+) -> None:
     files = office.files()
     assert files.certificate
     Path(files.certificate).write_bytes(content)
@@ -184,10 +237,14 @@ def test_files_that_are_no_certificates_are_refused_with_the_cure(office: Office
 def shown(url: str, office: Office) -> bytes:
     """Return the certificate that a server shows."""
     host, port = url.removeprefix("https://").split(":")
-    return ssl.get_server_certificate((host, int(port)), ca_certs=str(office.authorities)).encode()
+    return ssl.get_server_certificate(
+        (host, int(port)), ca_certs=str(office.authorities)
+    ).encode()
 
 
-def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_limit_allows(office: Office) -> None:
+def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_limit_allows(
+    office: Office,
+) -> None:
     access = [Access({}, Certificates(office.files(), clients_show=False))]
 
     def connected(cluster: Cluster) -> socket.socket:
@@ -195,7 +252,9 @@ def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_lim
         opened.settimeout(30)  # asyncio closes it after a minute
         return opened
 
-    with Cluster(1, replace(LIMITS, connections=2, ask_s=600.0), access=access) as cluster:
+    with Cluster(
+        1, replace(LIMITS, connections=2, ask_s=600.0), access=access
+    ) as cluster:
         held = [connected(cluster) for _ in range(4)]
         with connected(cluster) as one_more:
             assert ends(one_more)
@@ -203,7 +262,10 @@ def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_lim
             one.close()
         with QueryClient(cluster["a"].url, tls=trusting(office)) as client:
             assert client.stores()
-    with Cluster(1, replace(LIMITS, ask_s=0.5), access=access) as cluster, connected(cluster) as silent:
+    with (
+        Cluster(1, replace(LIMITS, ask_s=0.5), access=access) as cluster,
+        connected(cluster) as silent,
+    ):
         assert ends(silent)
 
 
@@ -211,7 +273,10 @@ def test_a_server_stops_although_clients_keep_connections_for_later(
     office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
     access = [Access({}, Certificates(office.files(), clients_show=False))]
-    with Cluster(1, access=access) as cluster, QueryClient(cluster["a"].url, tls=trusting(office)) as client:
+    with (
+        Cluster(1, access=access) as cluster,
+        QueryClient(cluster["a"].url, tls=trusting(office)) as client,
+    ):
         assert client.stores()
         cluster["a"].server.stop()
     assert caplog.messages == []  # a graceful time-out that was exceeded, by no request

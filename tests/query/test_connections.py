@@ -28,14 +28,19 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def serving() -> Iterator[Cluster]:
-    with Cluster(1, dataclasses.replace(LIMITS, ask_s=0.5, idle_s=5.0, read_s=0.5, entries=10_000)) as cluster:
+    with Cluster(
+        1,
+        dataclasses.replace(LIMITS, ask_s=0.5, idle_s=5.0, read_s=0.5, entries=10_000),
+    ) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(30_000)}})
         yield cluster
 
 
 def connection(cluster: Cluster) -> socket.socket:
     opened = socket.socket()
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that even a short answer has to wait
+    opened.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+    )  # small, so that even a short answer has to wait
     opened.settimeout(60)
     opened.connect(("127.0.0.1", cluster["a"].server.port))
     return opened
@@ -53,12 +58,19 @@ def answered(cluster: Cluster, request: bytes) -> socket.socket:
 
 
 def answers(cluster: Cluster) -> bool:
-    return httpx.get(cluster["a"].url + "/health/live", trust_env=False, timeout=60).status_code == httpx.codes.OK
+    return (
+        httpx.get(
+            cluster["a"].url + "/health/live", trust_env=False, timeout=60
+        ).status_code
+        == httpx.codes.OK
+    )
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "beginning", [b"", b"GET /v1/stores HTTP/1.1\r\nhost: a\r\nx-", b"\x16\x03\x01"], ids=["nothing", "half", "other"]
+    "beginning",
+    [b"", b"GET /v1/stores HTTP/1.1\r\nhost: a\r\nx-", b"\x16\x03\x01"],
+    ids=["nothing", "half", "other"],
 )
 def test_who_never_asks_is_closed(cluster: Cluster, beginning: bytes) -> None:
     with connection(cluster) as silent:
@@ -74,18 +86,24 @@ def test_a_second_request_that_never_ends_is_closed_too(cluster: Cluster) -> Non
         receive_all(client)
 
 
-def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_long_has_its_own_time() -> None:
+def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_long_has_its_own_time() -> (
+    None
+):
     with Cluster(1, dataclasses.replace(LIMITS, idle_s=1.0)) as cluster:
         in_time = False
         while not in_time:
-            with answered(cluster, b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+            with answered(
+                cluster, b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"
+            ) as client:
                 while not client.recv(4096).endswith(b"}"):
                     pass
                 began = time.monotonic()
                 time.sleep(0.8)
                 with suppress(OSError):
                     client.sendall(b"GET /health/live HTTP/1.1\r\n")
-                    if in_time := time.monotonic() - began < 1.0:  # else this machine was paused
+                    if (
+                        in_time := time.monotonic() - began < 1.0
+                    ):  # else this machine was paused
                         time.sleep(0.4)
                         client.sendall(b"host: a\r\n\r\n")
                         assert client.recv(1) == b"H"
@@ -98,8 +116,13 @@ def test_an_idle_connection_is_kept_for_longer_than_clients_keep_it() -> None:
 
 
 def test_a_body_that_never_ends_is_not_waited_for(cluster: Cluster) -> None:
-    request = b"GET /health/live HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000000\r\n\r\n"
-    with answered(cluster, request) as client, pytest.raises(OSError, match=r"reset|pipe"):
+    request = (
+        b"GET /health/live HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000000\r\n\r\n"
+    )
+    with (
+        answered(cluster, request) as client,
+        pytest.raises(OSError, match=r"reset|pipe"),
+    ):
         send_for_ever(client)
 
 
@@ -111,14 +134,21 @@ def test_who_never_reads_a_long_answer_is_closed(cluster: Cluster) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("lines", [b"", b"accept: application/x-ndjson\r\n"], ids=["json", "lines"])
+@pytest.mark.parametrize(
+    "lines", [b"", b"accept: application/x-ndjson\r\n"], ids=["json", "lines"]
+)
 @pytest.mark.parametrize("chosen", ["", "0"], ids=["front", "no front"])
-def test_who_reads_slowly_gets_all_of_a_long_answer(chosen: str, lines: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_slowly_gets_all_of_a_long_answer(
+    chosen: str, lines: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COOPSTREAMS_NATIVE", chosen)
     rows: Data = {"blobs": {b"%d" % i: (b"x" * 4000, i) for i in range(2000)}}
     with Cluster(1, dataclasses.replace(LIMITS, read_s=1.5, entries=2000)) as cluster:
         cluster.deal(1, rows)
-        request = b"GET /v1/stores/blobs/range HTTP/1.1\r\nhost: a\r\nconnection: close\r\n%b\r\n" % lines
+        request = (
+            b"GET /v1/stores/blobs/range HTTP/1.1\r\nhost: a\r\nconnection: close\r\n%b\r\n"
+            % lines
+        )
         whole, longest_s = read_slowly(cluster, request)
         while len(whole) < 2000 * 4000 and longest_s > 0.5:  # this machine was paused
             whole, longest_s = read_slowly(cluster, request)
@@ -138,12 +168,18 @@ def read_slowly(cluster: Cluster, request: bytes) -> tuple[bytes, float]:
     return bytes(received), longest_s
 
 
-def test_connections_beyond_the_limit_are_refused_in_our_words_and_others_are_answered_again() -> None:
-    with Cluster(1, dataclasses.replace(LIMITS, connections=MOST, ask_s=600)) as cluster:
+def test_connections_beyond_the_limit_are_refused_in_our_words_and_others_are_answered_again() -> (
+    None
+):
+    with Cluster(
+        1, dataclasses.replace(LIMITS, connections=MOST, ask_s=600)
+    ) as cluster:
         held = [connection(cluster) for _ in range(MOST)]
         with connection(cluster) as one_more:
             answer = receive_all(one_more)
-        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n")
+        assert answer.startswith(
+            b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+        )
         assert b'"error":"TOO_MANY_CONNECTIONS"' in answer
         assert b'"retryable":true' in answer
         for one in held:
@@ -166,13 +202,22 @@ def receive_all(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def test_an_instance_without_a_connection_left_is_not_taken_for_another_process() -> None:
+def test_an_instance_without_a_connection_left_is_not_taken_for_another_process() -> (
+    None
+):
     limits = dataclasses.replace(LIMITS, retry_s=0.0, connections=MOST, ask_s=600)
     with Cluster(2, limits) as cluster, ExitStack() as open_ones:
         cluster.deal(2, {"counts": {"be": (2, 1)}})
         owner, other = cluster.owner("counts", "be"), cluster.other("counts", "be")
         for _ in range(MOST):
-            open_ones.enter_context(socket.create_connection(("127.0.0.1", owner.server.port)))
-        answer = httpx.get(f"{other.url}/v1/stores/counts/keys/be", trust_env=False, timeout=60)
+            open_ones.enter_context(
+                socket.create_connection(("127.0.0.1", owner.server.port))
+            )
+        answer = httpx.get(
+            f"{other.url}/v1/stores/counts/keys/be", trust_env=False, timeout=60
+        )
     assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
-    assert f"{owner.url} takes no more connections: {MOST} connections are open" in answer.json()["message"]
+    assert (
+        f"{owner.url} takes no more connections: {MOST} connections are open"
+        in answer.json()["message"]
+    )

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.entries import shown
-from coopstreams.query.formats import parse_key, parse_prefix, show_bytes, show_key, show_value, to_json
+from coopstreams.query.formats import (
+    parse_key,
+    parse_prefix,
+    show_bytes,
+    show_key,
+    show_value,
+    to_json,
+)
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.compatibility.schema import Schema
@@ -34,12 +41,20 @@ class Seat:
 
 SEATS = serdes.json(Seat)
 CSV: Serde[tuple[str, ...]] = Serde(
-    "csv", lambda row: ",".join(row).encode(), lambda data: tuple(data.decode().split(","))
+    "csv",
+    lambda row: ",".join(row).encode(),
+    lambda data: tuple(data.decode().split(",")),
 )
 
 json_values = st.recursive(
-    st.text() | st.integers(-(2**53), 2**53) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.text()
+    | st.integers(-(2**53), 2**53)
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -54,7 +69,11 @@ def test_a_text_key_is_found_again_by_what_is_shown(key: str) -> None:
     assert parse_key(serdes.text, show_key(serdes.text, data)) == data
 
 
-@given(st.binary() | st.text().map(str.encode) | st.binary().map(lambda data: b"base64:" + data))
+@given(
+    st.binary()
+    | st.text().map(str.encode)
+    | st.binary().map(lambda data: b"base64:" + data)
+)
 def test_a_raw_key_is_found_again_by_what_is_shown(key: bytes) -> None:
     assert parse_key(serdes.raw, show_key(serdes.raw, key)) == key
 
@@ -69,18 +88,29 @@ def test_an_int64_key_is_found_again_by_what_is_shown(key: int) -> None:
 @given(st.floats(allow_nan=False))
 def test_a_float64_key_is_found_again_by_what_is_shown(key: float) -> None:
     data = serdes.float64.serialize(key)
-    assert parse_key(serdes.float64, as_text(orjson.loads(to_json(show_key(serdes.float64, data), "the key")))) == data
+    assert (
+        parse_key(
+            serdes.float64,
+            as_text(orjson.loads(to_json(show_key(serdes.float64, data), "the key"))),
+        )
+        == data
+    )
 
 
 @given(json_values)
 def test_a_json_key_is_found_again_by_its_json_text(key: Any) -> None:
     data = serdes.json.serialize(key)
-    assert parse_key(serdes.json, orjson.dumps(show_key(serdes.json, data)).decode()) == data
+    assert (
+        parse_key(serdes.json, orjson.dumps(show_key(serdes.json, data)).decode())
+        == data
+    )
 
 
 def test_a_json_key_may_be_written_with_spaces() -> None:
     assert parse_key(serdes.json, '{ "a" : [1, 2] }') == b'{"a":[1,2]}'
-    assert parse_key(SEATS, '{"row": 1, "letter": "B"}') == SEATS.serialize(Seat(1, "B"))
+    assert parse_key(SEATS, '{"row": 1, "letter": "B"}') == SEATS.serialize(
+        Seat(1, "B")
+    )
 
 
 def test_keys_of_a_serde_of_ones_own_are_given_as_serialised_text_or_base64() -> None:
@@ -107,10 +137,16 @@ def test_keys_of_a_serde_of_ones_own_are_given_as_serialised_text_or_base64() ->
         (serdes.raw, "base64:A"),
     ],
 )
-def test_a_text_that_is_no_key_is_refused_with_its_reason(serde: Serde[Any], text: str) -> None:
+def test_a_text_that_is_no_key_is_refused_with_its_reason(
+    serde: Serde[Any], text: str
+) -> None:
     with pytest.raises(QueryError) as caught:
         parse_key(serde, text)
-    assert (caught.value.code, caught.value.status, caught.value.retryable) == ("BAD_KEY", 400, False)
+    assert (caught.value.code, caught.value.status, caught.value.retryable) == (
+        "BAD_KEY",
+        400,
+        False,
+    )
 
 
 def test_prefixes_are_for_texts_and_bytes() -> None:
@@ -121,7 +157,10 @@ def test_prefixes_are_for_texts_and_bytes() -> None:
 
 
 def test_values_become_what_json_has_for_them() -> None:
-    assert to_json(show_value(SEATS, SEATS.serialize(Seat(1, "B")), "v"), "v") == b'{"row":1,"letter":"B"}'
+    assert (
+        to_json(show_value(SEATS, SEATS.serialize(Seat(1, "B")), "v"), "v")
+        == b'{"row":1,"letter":"B"}'
+    )
     assert to_json(show_value(serdes.raw, b"\xff", "v"), "v") == b'"base64:/w=="'
     assert (
         to_json({"exact": Decimal("1.10"), "some": {3}, "none": math.nan}, "v")
@@ -130,7 +169,9 @@ def test_values_become_what_json_has_for_them() -> None:
 
 
 def test_what_cannot_be_shown_says_which_value_it_is() -> None:
-    with pytest.raises(QueryError, match='the value of key "a" cannot be read') as caught:
+    with pytest.raises(
+        QueryError, match='the value of key "a" cannot be read'
+    ) as caught:
         show_value(serdes.int64, b"abc", 'the value of key "a"')
     assert (caught.value.code, caught.value.status) == ("UNREADABLE", 500)
     with pytest.raises(QueryError, match="has no form in JSON"):
@@ -154,7 +195,9 @@ class Away:
 
 
 def test_while_the_schema_registry_does_not_answer_one_may_ask_again() -> None:
-    serde: Any = serdes.avro({"type": "record", "name": "Away", "fields": [{"name": "n", "type": "long"}]})
+    serde: Any = serdes.avro(
+        {"type": "record", "name": "Away", "fields": [{"name": "n", "type": "long"}]}
+    )
     written = b"\0\0\0\0\x09\x02"
     store = StoreInfo("parcels", "key_value", 0, 1, serde, serdes.raw)
     reads: list[Callable[[], object]] = [
@@ -165,9 +208,15 @@ def test_while_the_schema_registry_does_not_answer_one_may_ask_again() -> None:
     ]
     with serde.codec.bound(Away(), ()):
         for read in reads:
-            with pytest.raises(QueryError, match="the registry cannot be reached") as caught:
+            with pytest.raises(
+                QueryError, match="the registry cannot be reached"
+            ) as caught:
                 read()
-            assert (caught.value.code, caught.value.status, caught.value.retryable) == ("UNREADABLE", 503, True)
+            assert (caught.value.code, caught.value.status, caught.value.retryable) == (
+                "UNREADABLE",
+                503,
+                True,
+            )
 
 
 def of(kind: str, logical: str = "", **more: Any) -> dict[str, Any]:
@@ -177,7 +226,11 @@ def of(kind: str, logical: str = "", **more: Any) -> dict[str, Any]:
 
 NOON = datetime(2026, 11, 27, 12, 0, 0, 5000, UTC)
 CENTS = of("bytes", "decimal", precision=9, scale=2)
-INNER = of("record", name="Inner", fields=[{"name": "at", "type": of("long", "timestamp-micros")}])
+INNER = of(
+    "record",
+    name="Inner",
+    fields=[{"name": "at", "type": of("long", "timestamp-micros")}],
+)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +239,10 @@ INNER = of("record", name="Inner", fields=[{"name": "at", "type": of("long", "ti
         (of("bytes"), b"\xff\0a"),
         (of("fixed", name="two", size=2), b"\xff\1"),
         (CENTS, Decimal("1.50")),
-        (of("fixed", "decimal", name="exact", size=8, precision=9, scale=2), Decimal("-1.50")),
+        (
+            of("fixed", "decimal", name="exact", size=8, precision=9, scale=2),
+            Decimal("-1.50"),
+        ),
         (of("long", "timestamp-millis"), NOON),
         (of("long", "local-timestamp-millis"), NOON.replace(tzinfo=None)),
         (of("int", "date"), NOON.date()),
@@ -197,7 +253,14 @@ INNER = of("record", name="Inner", fields=[{"name": "at", "type": of("long", "ti
         (["null", INNER, "long"], {"at": NOON}),
         (["null", INNER, "long"], None),
         (["null", INNER, "long"], 7),
-        (of("record", name="Two", fields=[{"name": "a", "type": INNER}, {"name": "b", "type": "Inner"}]),) * 2,
+        (
+            of(
+                "record",
+                name="Two",
+                fields=[{"name": "a", "type": INNER}, {"name": "b", "type": "Inner"}],
+            ),
+        )
+        * 2,
     ],
     ids=str,
 )
@@ -205,7 +268,10 @@ def test_a_key_of_avro_is_found_again_by_what_is_shown(schema: Any, value: Any) 
     value = {"a": {"at": NOON}, "b": {"at": NOON}} if value is schema else value
     for whole, key in (
         (schema, value),
-        (of("record", name="Key", fields=[{"name": "f", "type": schema}]), {"f": value}),
+        (
+            of("record", name="Key", fields=[{"name": "f", "type": schema}]),
+            {"f": value},
+        ),
     ):
         serde = serdes.avro(whole)
         data = serde.serialize(key)
@@ -213,7 +279,13 @@ def test_a_key_of_avro_is_found_again_by_what_is_shown(schema: Any, value: Any) 
 
 
 def test_a_key_of_avro_that_cannot_be_is_refused_with_the_reason() -> None:
-    serde = serdes.avro(of("record", name="At", fields=[{"name": "at", "type": of("long", "timestamp-millis")}]))
+    serde = serdes.avro(
+        of(
+            "record",
+            name="At",
+            fields=[{"name": "at", "type": of("long", "timestamp-millis")}],
+        )
+    )
     for text in ('{"at": "noon"}', '{"at": null}', "[]", "{}"):
         with pytest.raises(QueryError, match=r"is no avro\(At\) key"):
             parse_key(serde, text)

@@ -90,7 +90,9 @@ def url() -> Iterator[str]:
 
 @pytest.mark.parametrize("most", [15, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("path", "method", "mode"), list(requests()))
-def test_a_request_is_answered_as_described(url: str, path: str, method: str, mode: GenerationMode, most: int) -> None:
+def test_a_request_is_answered_as_described(
+    url: str, path: str, method: str, mode: GenerationMode, most: int
+) -> None:
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method.upper()]
 
     @settings(fuzzed, max_examples=most)
@@ -101,7 +103,11 @@ def test_a_request_is_answered_as_described(url: str, path: str, method: str, mo
     ask()
 
 
-HEADERS = ("x-coopstreams-application", "x-coopstreams-target", "x-coopstreams-generation")
+HEADERS = (
+    "x-coopstreams-application",
+    "x-coopstreams-target",
+    "x-coopstreams-generation",
+)
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
 queries = st.builds(
     Query,
@@ -117,7 +123,13 @@ queries = st.builds(
 @pytest.mark.ci
 @settings(fuzzed, max_examples=150)
 @given(
-    path=st.sampled_from([f"/v1/stores/{store}/{what}" for store in [*INFOS, "nope"] for what in ("keys/w1", "range")]),
+    path=st.sampled_from(
+        [
+            f"/v1/stores/{store}/{what}"
+            for store in [*INFOS, "nope"]
+            for what in ("keys/w1", "range")
+        ]
+    ),
     generation=st.just("1") | st.integers(0, 9).map(str) | texts,
     others=st.just(("words", "a")) | st.just(("words", "a")) | st.tuples(texts, texts),
     query=queries.map(lambda query: msgspec.msgpack.encode(query).hex()) | texts,
@@ -125,9 +137,13 @@ queries = st.builds(
 def test_what_only_instances_send_breaks_nothing_either(
     url: str, path: str, generation: str, others: tuple[str, str], query: str
 ) -> None:
-    headers = dict(zip(HEADERS, (*others, generation), strict=True)) | {"x-coopstreams-forwarded": "1"}
+    headers = dict(zip(HEADERS, (*others, generation), strict=True)) | {
+        "x-coopstreams-forwarded": "1"
+    }
     parameters = {"query": query} if path.endswith("range") else {}
-    response = httpx.get(url + path, headers=headers, params=parameters, trust_env=False, timeout=60)
+    response = httpx.get(
+        url + path, headers=headers, params=parameters, trust_env=False, timeout=60
+    )
     assert response.status_code in (200, 400, 404, 503), response.text
 
 
@@ -136,7 +152,11 @@ def test_what_only_instances_send_breaks_nothing_either(
 def test_bytes_that_are_no_request_break_nothing(url: str, raw: bytes) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
-        client.sendall(b"GET /v1/stores/counts/keys/" + raw + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        client.sendall(
+            b"GET /v1/stores/counts/keys/"
+            + raw
+            + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        )
         client.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert not answer.startswith(b"HTTP/1.1 5"), answer

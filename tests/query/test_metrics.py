@@ -11,7 +11,10 @@ from coopstreams.query.backend import Reason
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
-LOW, HIGH = TaskId(0, 0, KeyRange.of_groups(0, 127)), TaskId(0, 0, KeyRange.of_groups(128, 255))
+LOW, HIGH = (
+    TaskId(0, 0, KeyRange.of_groups(0, 127)),
+    TaskId(0, 0, KeyRange.of_groups(128, 255)),
+)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -46,22 +49,57 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     assert read["coopstreams_consumed_records_total", (part, ("topic", "lines"))] == 10
     assert read["coopstreams_processed_records_total", (part,)] == 10
     assert read["coopstreams_produced_records_total", (part, ("topic", "counts"))] == 4
-    assert read["coopstreams_dropped_records_total", (("node", "windowed"), ("reason", "late"), part)] == 2
+    assert (
+        read[
+            "coopstreams_dropped_records_total",
+            (("node", "windowed"), ("reason", "late"), part),
+        ]
+        == 2
+    )
     assert read["coopstreams_dead_letters_total", (part,)] == 3
     assert read["coopstreams_dead_letters_total", (("subtopology", "global"),)] == 1
-    assert read["coopstreams_record_e2e_latency_seconds_bucket", (("le", "0.025"), ("subtopology", "0"))] == 1
+    assert (
+        read[
+            "coopstreams_record_e2e_latency_seconds_bucket",
+            (("le", "0.025"), ("subtopology", "0")),
+        ]
+        == 1
+    )
     assert read["coopstreams_lag_records", (task, ("topic", "lines"))] == 5
-    assert read["coopstreams_restored_records_total", (("store", "counts-store"), part)] == 100
-    assert read["coopstreams_restore_remaining_records", (("store", "counts-store"), task)] == 50
+    assert (
+        read["coopstreams_restored_records_total", (("store", "counts-store"), part)]
+        == 100
+    )
+    assert (
+        read["coopstreams_restore_remaining_records", (("store", "counts-store"), task)]
+        == 50
+    )
     assert read["coopstreams_commits_total", (("thread", "0"),)] == 2
-    assert read["coopstreams_commit_latency_seconds_bucket", (("le", "0.005"), ("thread", "0"))] == 1
+    assert (
+        read[
+            "coopstreams_commit_latency_seconds_bucket",
+            (("le", "0.005"), ("thread", "0")),
+        ]
+        == 1
+    )
     assert read["coopstreams_commit_latency_seconds_count", (("thread", "0"),)] == 2
     assert read["coopstreams_aborts_total", (("thread", "1"),)] == 1
     assert read["coopstreams_rebalances_total", ()] == 1
     assert read["coopstreams_generation", ()] == 8
     assert read["coopstreams_tasks", (("state", "running"),)] == 2
-    assert read["coopstreams_http_requests_total", (("route", "/v1/stores"), ("status", "200"))] == 1
-    assert read["coopstreams_instance_info", (("application", "words"), ("instance", "i-1"))] == 1
+    assert (
+        read[
+            "coopstreams_http_requests_total",
+            (("route", "/v1/stores"), ("status", "200")),
+        ]
+        == 1
+    )
+    assert (
+        read[
+            "coopstreams_instance_info", (("application", "words"), ("instance", "i-1"))
+        ]
+        == 1
+    )
 
 
 def test_a_task_that_closes_takes_its_gauges_along_and_no_count() -> None:
@@ -74,12 +112,20 @@ def test_a_task_that_closes_takes_its_gauges_along_and_no_count() -> None:
     metrics.task_closed(TaskId(5, 5, WHOLE))
     labels = {dict(labels).get("task") for _, labels in samples(metrics)} - {None}
     assert labels == {"0_0[128..255]"}
-    assert samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)] == 2
+    assert (
+        samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)]
+        == 2
+    )
     metrics.processed(LOW, 2)
-    assert samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)] == 4
+    assert (
+        samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)]
+        == 4
+    )
 
 
-def test_a_gauge_that_is_set_while_its_task_closes_is_shown_when_it_is_set_again() -> None:
+def test_a_gauge_that_is_set_while_its_task_closes_is_shown_when_it_is_set_again() -> (
+    None
+):
     """The watcher may set a lag while the control thread closes the task, and the task may be opened again."""
     metrics = Metrics("words", "i-1")
 
@@ -95,7 +141,12 @@ def test_a_gauge_that_is_set_while_its_task_closes_is_shown_when_it_is_set_again
     shown.clear()
     metrics.task_closed(task)
     metrics.lag(task, "lines", 7)
-    assert samples(metrics)["coopstreams_lag_records", (("task", "closing"), ("topic", "lines"))] == 7
+    assert (
+        samples(metrics)[
+            "coopstreams_lag_records", (("task", "closing"), ("topic", "lines"))
+        ]
+        == 7
+    )
 
 
 def test_states_without_tasks_are_zero_and_instances_share_nothing() -> None:
@@ -113,4 +164,6 @@ def test_every_code_that_a_reason_can_have_is_a_series() -> None:
     metrics = Metrics("words", "i-1")
     metrics.health(dict.fromkeys(HEALTH_CODES, 2))
     read = samples(metrics)
-    assert {read["coopstreams_health_reasons", (("code", code),)] for code in HEALTH_CODES} == {2}
+    assert {
+        read["coopstreams_health_reasons", (("code", code),)] for code in HEALTH_CODES
+    } == {2}

@@ -19,22 +19,40 @@ from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.paths import path_text
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
-DATA: Data = {"counts": {key: (number, number) for number, key in enumerate(["be", "a/b?", "..", "state", ""])}}
+DATA: Data = {
+    "counts": {
+        key: (number, number)
+        for number, key in enumerate(["be", "a/b?", "..", "state", ""])
+    }
+}
 
 
 def test_mounted_routes_answer_under_their_prefix_while_the_instance_runs() -> None:
     async def answers(cluster: Cluster) -> tuple[int, list[Any], int, int]:
         mounted = MountedApp()
         web = httpx.ASGITransport(Starlette(routes=[Mount("/my/state", app=mounted)]))
-        app = QueryApp(cluster["a"], cluster["a"].metrics, LIMITS, Access({"operate": ["secret"], "read": ["secret"]}))
+        app = QueryApp(
+            cluster["a"],
+            cluster["a"].metrics,
+            LIMITS,
+            Access({"operate": ["secret"], "read": ["secret"]}),
+        )
         headers = {"authorization": "Bearer secret"}
-        async with httpx.AsyncClient(transport=web, base_url="http://web/my/state", headers=headers) as client:
+        async with httpx.AsyncClient(
+            transport=web, base_url="http://web/my/state", headers=headers
+        ) as client:
             before = (await client.get("/v1/stores")).status_code
             async with mounted.serving(app):
-                paths = [f"/v1/stores/counts/keys/{path_text(key)}" for key in DATA["counts"]]
+                paths = [
+                    f"/v1/stores/counts/keys/{path_text(key)}" for key in DATA["counts"]
+                ]
                 found = [(await client.get(path)).json()["value"] for path in paths]
-                found.append((await client.get("/v1/metadata/counts/a%2Fb")).json()["key"])
-                refused = (await client.get("/v1/stores", headers={"authorization": ""})).status_code
+                found.append(
+                    (await client.get("/v1/metadata/counts/a%2Fb")).json()["key"]
+                )
+                refused = (
+                    await client.get("/v1/stores", headers={"authorization": ""})
+                ).status_code
             return before, found, refused, (await client.get("/v1/stores")).status_code
 
     with Cluster(1, replace(LIMITS, retry_s=0.0)) as cluster:
@@ -69,16 +87,23 @@ def test_requests_that_are_under_way_when_the_instance_ends_may_be_repeated() ->
         mounted = MountedApp()
         app = QueryApp(node, node.metrics, replace(LIMITS, retry_s=60.0), Access())
         async with (
-            httpx.AsyncClient(transport=httpx.ASGITransport(mounted), base_url="http://web") as client,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(mounted), base_url="http://web"
+            ) as client,
             AsyncExitStack() as running,
         ):
             await running.enter_async_context(mounted.serving(app))
             paths = [*["keys/be"] * 5, "keys?key=be", *["range"] * 4]
-            asking = [asyncio.create_task(client.get(f"/v1/stores/counts/{path}")) for path in paths]
+            asking = [
+                asyncio.create_task(client.get(f"/v1/stores/counts/{path}"))
+                for path in paths
+            ]
             for _ in range(4 + 2):
                 await asyncio.to_thread(node.asked.acquire)
             ending = asyncio.create_task(running.aclose())
-            early, late = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            early, late = await asyncio.wait(
+                asking, return_when=asyncio.FIRST_COMPLETED
+            )
             assert len(late) >= 4
             node.goes_on.set()
             await ending
@@ -91,4 +116,6 @@ def test_requests_that_are_under_way_when_the_instance_ends_may_be_repeated() ->
         node.pending[task] = "closing"
         assert isinstance(node, Asked)
         found = asyncio.run(answers(node))
-    assert {(one.status_code, one.json()["error"]) for one in found} == {(503, "TASK_MOVING")}
+    assert {(one.status_code, one.json()["error"]) for one in found} == {
+        (503, "TASK_MOVING")
+    }

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.pages import Entry, PartialPage, Query, cursor_of, cursor_text, page_of
+from coopstreams.query.pages import (
+    Entry,
+    PartialPage,
+    Query,
+    cursor_of,
+    cursor_text,
+    page_of,
+)
 from coopstreams.topology.errors import QueryError
 
-entries_by_place = st.dictionaries(st.tuples(st.binary(max_size=2), st.integers(0, 2)), st.integers(0, 3), max_size=30)
+entries_by_place = st.dictionaries(
+    st.tuples(st.binary(max_size=2), st.integers(0, 2)), st.integers(0, 3), max_size=30
+)
 
 
 def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[PartialPage]:
@@ -17,7 +26,9 @@ def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[Partia
     parts = []
     for instance in range(4):
         mine: list[Entry] = [
-            (*at, b"1") for at, holder in entries.items() if holder == instance and query.is_after(*at)
+            (*at, b"1")
+            for at, holder in entries.items()
+            if holder == instance and query.is_after(*at)
         ]
         mine.sort(reverse=query.reverse)
         parts.append(PartialPage([], mine[: query.limit], len(mine) > query.limit))
@@ -25,7 +36,9 @@ def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[Partia
 
 
 @given(entries_by_place, st.integers(1, 7), st.booleans())
-def test_pages_give_every_entry_once_in_order(entries: dict[tuple[bytes, int], int], limit: int, reverse: bool) -> None:
+def test_pages_give_every_entry_once_in_order(
+    entries: dict[tuple[bytes, int], int], limit: int, reverse: bool
+) -> None:
     seen: list[tuple[bytes, int]] = []
     after: tuple[bytes, int] | None = None
     for _ in range(len(entries) + 2):

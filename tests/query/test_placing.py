@@ -24,11 +24,15 @@ def counted(topic: str = "orders", *, store: bool = True) -> SubTopology:
     if store:
         orders.group_by_key().count(store="counts")
     else:
-        orders.group_by(lambda _, value: str(value), key=serdes.text).count(store="counts")
+        orders.group_by(lambda _, value: str(value), key=serdes.text).count(
+            store="counts"
+        )
     return builder.build().subtopologies[0]
 
 
-def looked_at(part: SubTopology, *batches: tuple[TopicPartition, list[bytes | None]]) -> Misplaced:
+def looked_at(
+    part: SubTopology, *batches: tuple[TopicPartition, list[bytes | None]]
+) -> Misplaced:
     misplaced = Misplaced()
     placing = Placing(part, PARTITIONS, misplaced)
     for source, keys in batches:
@@ -36,7 +40,9 @@ def looked_at(part: SubTopology, *batches: tuple[TopicPartition, list[bytes | No
     return misplaced
 
 
-def test_a_topic_with_a_key_of_another_partition_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_with_a_key_of_another_partition_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     misplaced, source = Misplaced(), TopicPartition("orders", 1)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):  # two tasks
@@ -58,16 +64,29 @@ def test_behind_the_first_records_the_first_of_each_batch_is_looked_at() -> None
     source, wrong = TopicPartition("orders", 1), RIGHT[0][0]
     right: list[bytes | None] = [*RIGHT[1][:FIRST]]
     assert len(right) == FIRST
-    assert looked_at(counted(), (source, right), (source, [*right[:5], wrong])).topics == {}
-    assert "orders" in looked_at(counted(), (source, right), (source, right), (source, [wrong, *right])).topics
+    assert (
+        looked_at(counted(), (source, right), (source, [*right[:5], wrong])).topics
+        == {}
+    )
+    assert (
+        "orders"
+        in looked_at(
+            counted(), (source, right), (source, right), (source, [wrong, *right])
+        ).topics
+    )
 
 
 @pytest.mark.parametrize(
     ("part", "source"),
     [
         (counted("alone"), TopicPartition("alone", 0)),  # one partition
-        (counted(store=False), TopicPartition("orders", 1)),  # nothing to query: the counts are behind a repartition
+        (
+            counted(store=False),
+            TopicPartition("orders", 1),
+        ),  # nothing to query: the counts are behind a repartition
     ],
 )
-def test_where_no_query_can_go_wrong_nothing_is_looked_at(part: SubTopology, source: TopicPartition) -> None:
+def test_where_no_query_can_go_wrong_nothing_is_looked_at(
+    part: SubTopology, source: TopicPartition
+) -> None:
     assert looked_at(part, (source, [RIGHT[0][0]])).topics == {}

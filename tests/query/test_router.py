@@ -23,7 +23,14 @@ from coopstreams.query.router import (
     scatter,
 )
 from coopstreams.topology import serdes
-from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, key_hash, partition_of
+from coopstreams.topology.keys import (
+    GROUPS,
+    MAX_HASH,
+    WHOLE,
+    KeyRange,
+    key_hash,
+    partition_of,
+)
 from coopstreams.topology.task_id import TaskId
 
 STORE = StoreInfo("counts", "key_value", 1, 2, serdes.text, serdes.int64)
@@ -35,7 +42,10 @@ locations = st.builds(KeyLocation, st.integers(0, 1), hashes)
 @st.composite
 def tilings(draw: st.DrawFn) -> list[KeyRange]:
     cuts = sorted(draw(st.sets(st.integers(1, GROUPS - 1), max_size=6)))
-    return [KeyRange.of_groups(a, b - 1) for a, b in zip([0, *cuts], [*cuts, GROUPS], strict=True)]
+    return [
+        KeyRange.of_groups(a, b - 1)
+        for a, b in zip([0, *cuts], [*cuts, GROUPS], strict=True)
+    ]
 
 
 @st.composite
@@ -45,19 +55,35 @@ def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
     for partition in (0, 1):
         for piece in draw(tilings()):
             most = 1 if whole else 2
-            for holder in draw(st.sets(st.sampled_from("abc"), min_size=1 if whole else 0, max_size=most)):
+            for holder in draw(
+                st.sets(
+                    st.sampled_from("abc"), min_size=1 if whole else 0, max_size=most
+                )
+            ):
                 hands[holder].append(TaskId(1, partition, piece))
-    urls = {name: f"http://{name}" if whole or draw(st.booleans()) else None for name in hands}
-    instances = tuple(Peer(name, urls[name], tuple(tasks)) for name, tasks in hands.items())
+    urls = {
+        name: f"http://{name}" if whole or draw(st.booleans()) else None
+        for name in hands
+    }
+    instances = tuple(
+        Peer(name, urls[name], tuple(tasks)) for name, tasks in hands.items()
+    )
     return Placement(draw(st.integers(0, 9)), "a", instances)
 
 
 def claims(placement: Placement, at: KeyLocation) -> list[Peer]:
-    return [i for i in placement.instances for t in i.tasks if t.partition == at.partition and at.hash in t.key_range]
+    return [
+        i
+        for i in placement.instances
+        for t in i.tasks
+        if t.partition == at.partition and at.hash in t.key_range
+    ]
 
 
 @given(placements(), locations, st.sampled_from(["any", "local", "forwarded"]))
-def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: KeyLocation, asked: Asked) -> None:
+def test_a_key_goes_to_its_only_owner_or_is_moving(
+    placement: Placement, at: KeyLocation, asked: Asked
+) -> None:
     owners = claims(placement, at)
     decision = route(placement, STORE, at, asked)
     if len(owners) != 1:
@@ -76,21 +102,29 @@ def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Key
 
 @pytest.mark.ci
 @given(placements(whole=True), locations)
-def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: KeyLocation) -> None:
+def test_when_everything_is_placed_nothing_is_moving(
+    placement: Placement, at: KeyLocation
+) -> None:
     assert owner_of(placement, STORE, at) is not None
     assert isinstance(route(placement, STORE, at), Here | There)
 
 
 @pytest.mark.ci
 @given(placements(), locations)
-def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at: KeyLocation) -> None:
+def test_another_sub_topology_owns_nothing_of_this_one(
+    placement: Placement, at: KeyLocation
+) -> None:
     assert owner_of(placement, replace(STORE, subtopology=2), at) is None
 
 
 @pytest.mark.ci
 @given(placements())
-def test_a_range_query_asks_exactly_the_owners_or_is_moving(placement: Placement) -> None:
-    everything = [(t.partition, t.key_range) for i in placement.instances for t in i.tasks]
+def test_a_range_query_asks_exactly_the_owners_or_is_moving(
+    placement: Placement,
+) -> None:
+    everything = [
+        (t.partition, t.key_range) for i in placement.instances for t in i.tasks
+    ]
     asked = scatter(placement, STORE)
     silent = any(i.tasks and i.url is None for i in placement.instances if i.id != "a")
     if coverage_gap(STORE, everything) is not None or silent:
@@ -102,7 +136,9 @@ def test_a_range_query_asks_exactly_the_owners_or_is_moving(placement: Placement
 
 
 @given(tilings(), tilings())
-def test_a_store_is_covered_only_if_every_hash_is_covered_once(first: list[KeyRange], second: list[KeyRange]) -> None:
+def test_a_store_is_covered_only_if_every_hash_is_covered_once(
+    first: list[KeyRange], second: list[KeyRange]
+) -> None:
     ranges = [(0, piece) for piece in first] + [(1, piece) for piece in second]
     assert coverage_gap(STORE, ranges) is None
     assert "no key range has" in str(coverage_gap(STORE, ranges[1:]))
@@ -116,7 +152,9 @@ def test_a_key_lies_where_producers_and_tasks_put_it(key: bytes) -> None:
 
 
 @given(placements(whole=True), locations)
-def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(placement: Placement, at: KeyLocation) -> None:
+def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(
+    placement: Placement, at: KeyLocation
+) -> None:
     waiting = replace(placement, waits="it runs another version")
     for decision in (route(waiting, STORE, at), scatter(waiting, STORE)):
         assert isinstance(decision, Moving)

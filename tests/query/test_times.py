@@ -44,7 +44,8 @@ DATA: Data = {
     "visits": VISITS | {("key-1\x00", 1, 2): (9, 2)},
     "ever": {(key, 5): (number, number) for number, key in enumerate(KEYS)},
     "hours": {(key, hour * HOUR): (hour, hour) for key in KEYS for hour in range(3)},
-    "prices": dict.fromkeys(KEYS, (HISTORY, 40)) | {"gone": ([(5, b"0"), (6, None)], 6)},
+    "prices": dict.fromkeys(KEYS, (HISTORY, 40))
+    | {"gone": ([(5, b"0"), (6, None)], 6)},
 }
 NAMES = {f"name-{number}": {"n": number} for number in range(30)}
 
@@ -56,7 +57,9 @@ def refused(failure: Failure) -> None:
 def names(rows: dict[str, Any]) -> GlobalRows:
     table = GlobalRows(GLOBAL)
     values = [GLOBAL.value.serialize(value) for value in rows.values()]
-    columns = Columns([key.encode() for key in rows], values, [7] * len(rows), [*range(len(rows))], [])
+    columns = Columns(
+        [key.encode() for key in rows], values, [7] * len(rows), [*range(len(rows))], []
+    )
     table.apply(TopicPartition("names", 0), columns, refused)
     return table
 
@@ -87,14 +90,20 @@ def ask(node: Node, path: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_sessions_come_in_order_from_whoever_is_asked(cluster: Cluster, node: Node, key: str) -> None:
+def test_sessions_come_in_order_from_whoever_is_asked(
+    cluster: Cluster, node: Node, key: str
+) -> None:
     answer = ask(node, f"visits/sessions/{key}").json()
     assert answer["sessions"] == [
         {"start": 100, "end": 150, "value": 50, "timestamp": 150},
         {"start": 300, "end": 300, "value": 0, "timestamp": 300},
         {"start": 1000, "end": 1500, "value": 500, "timestamp": 1500},
     ]
-    assert (answer["key"], answer["more"], answer["owner"]) == (key, False, cluster.owner("visits", (key, 0, 0)).name)
+    assert (answer["key"], answer["more"], answer["owner"]) == (
+        key,
+        False,
+        cluster.owner("visits", (key, 0, 0)).name,
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,12 +121,17 @@ def test_sessions_come_in_order_from_whoever_is_asked(cluster: Cluster, node: No
 def test_sessions_are_found_that_overlap_a_time_both_ends_inside(
     queries: QueryClient, first: int, last: int, starts: list[int]
 ) -> None:
-    assert [session.start for session in queries.sessions("visits", "key-1", first, last)] == starts
+    assert [
+        session.start for session in queries.sessions("visits", "key-1", first, last)
+    ] == starts
 
 
 def test_sessions_of_a_limit_say_that_there_are_more(node: Node) -> None:
     answer = ask(node, "visits/sessions/key-3?limit=2").json()
-    assert ([session["start"] for session in answer["sessions"]], answer["more"]) == ([100, 300], True)
+    assert ([session["start"] for session in answer["sessions"]], answer["more"]) == (
+        [100, 300],
+        True,
+    )
     assert ask(node, "visits/sessions/nobody").json()["sessions"] == []
 
 
@@ -129,36 +143,52 @@ def test_a_range_of_sessions_has_both_ends_of_each(queries: QueryClient) -> None
         ("key-1", (300, 300)),
         ("key-1", (1000, 1500)),
     ]
-    assert [entry.window for entry in queries.range("visits", page=7, reverse=True)] == [
-        entry.window for entry in queries.range("visits")
-    ][::-1]
+    assert [
+        entry.window for entry in queries.range("visits", page=7, reverse=True)
+    ] == [entry.window for entry in queries.range("visits")][::-1]
 
 
-def test_a_window_that_never_ends_has_no_end_and_others_have_theirs(node: Node, queries: QueryClient) -> None:
+def test_a_window_that_never_ends_has_no_end_and_others_have_theirs(
+    node: Node, queries: QueryClient
+) -> None:
     assert queries.windows("ever", "key-7") == [WindowFound(5, None, 7, 7)]
     assert '"end":null' in ask(node, "ever/windows/key-7").text
-    assert {(entry.key, entry.window) for entry in queries.range("ever")} == {(key, (5, None)) for key in KEYS}
+    assert {(entry.key, entry.window) for entry in queries.range("ever")} == {
+        (key, (5, None)) for key in KEYS
+    }
     assert [(one.start, one.end) for one in queries.windows("hours", "key-7")] == [
         (h * HOUR, (h + 1) * HOUR) for h in range(3)
     ]
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_latest_version_is_the_value_of_a_key(cluster: Cluster, node: Node, key: str) -> None:
+def test_the_latest_version_is_the_value_of_a_key(
+    cluster: Cluster, node: Node, key: str
+) -> None:
     answer = ask(node, f"prices/keys/{key}").json()
-    assert (answer["value"], answer["timestamp"], answer["owner"]) == ("4", 40, cluster.owner("prices", key).name)
+    assert (answer["value"], answer["timestamp"], answer["owner"]) == (
+        "4",
+        40,
+        cluster.owner("prices", key).name,
+    )
 
 
-def test_a_row_whose_latest_version_is_a_deletion_is_not_there(node: Node, queries: QueryClient) -> None:
+def test_a_row_whose_latest_version_is_a_deletion_is_not_there(
+    node: Node, queries: QueryClient
+) -> None:
     assert queries.get("prices", "gone") is None
-    assert [found and found.value for found in queries.get_many("prices", ["gone", "key-1", "nobody"])] == [
+    assert [
+        found and found.value
+        for found in queries.get_many("prices", ["gone", "key-1", "nobody"])
+    ] == [
         None,
         "4",
         None,
     ]
-    assert [(entry.key, entry.value, entry.timestamp) for entry in queries.range("prices", page=5)] == [
-        (key, "4", 40) for key in sorted(KEYS)
-    ]
+    assert [
+        (entry.key, entry.value, entry.timestamp)
+        for entry in queries.range("prices", page=5)
+    ] == [(key, "4", 40) for key in sorted(KEYS)]
     assert ask(node, "prices/keys/gone").json()["error"] == "KEY_NOT_FOUND"
 
 
@@ -174,13 +204,21 @@ def test_a_row_whose_latest_version_is_a_deletion_is_not_there(node: Node, queri
         (1 << 62, VersionFound(40, None, "4")),
     ],
 )
-def test_a_row_is_what_it_was_at_a_moment(queries: QueryClient, moment: int, version: VersionFound | None) -> None:
+def test_a_row_is_what_it_was_at_a_moment(
+    queries: QueryClient, moment: int, version: VersionFound | None
+) -> None:
     assert queries.as_of("prices", "key-5", moment) == version
     assert queries.as_of("prices", "nobody", moment) is None
 
 
-def test_all_versions_of_a_time_come_in_order_without_deletions(node: Node, queries: QueryClient) -> None:
-    one, two, four = VersionFound(10, 20, "1"), VersionFound(20, 30, "2"), VersionFound(40, None, "4")
+def test_all_versions_of_a_time_come_in_order_without_deletions(
+    node: Node, queries: QueryClient
+) -> None:
+    one, two, four = (
+        VersionFound(10, 20, "1"),
+        VersionFound(20, 30, "2"),
+        VersionFound(40, None, "4"),
+    )
     assert queries.versions("prices", "key-2") == [one, two, four]
     assert queries.versions("prices", "key-2", 0, 19) == [one]
     assert queries.versions("prices", "key-2", 19, 20) == [one, two]
@@ -195,17 +233,32 @@ def test_many_versions_come_in_several_answers(
     pages = []
     for limit, since in ((1, 0), (1, 20), (1, 30), (2, 0), (3, 0)):
         answer = ask(node, f"prices/versions/key-2?from={since}&limit={limit}").json()
-        pages.append(([version["since"] for version in answer["versions"]], answer["more"]))
-    assert pages == [([10], True), ([20], True), ([40], False), ([10, 20], True), ([10, 20, 40], False)]
+        pages.append(
+            ([version["since"] for version in answer["versions"]], answer["more"])
+        )
+    assert pages == [
+        ([10], True),
+        ([20], True),
+        ([40], False),
+        ([10, 20], True),
+        ([10, 20, 40], False),
+    ]
     everything = queries.versions("prices", "key-2")
     monkeypatch.setattr(local, "MOST_BYTES", 1)
     assert ask(node, "prices/versions/key-2").json()["more"]
     assert queries.versions("prices", "key-2") == everything
 
 
-def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(node: Node, queries: QueryClient) -> None:
+def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(
+    node: Node, queries: QueryClient
+) -> None:
     answer = ask(node, "prices/versions/key-5?as_of=14")
-    assert (answer.status_code, answer.json()["error"], answer.json()["known_since"], answer.json()["retryable"]) == (
+    assert (
+        answer.status_code,
+        answer.json()["error"],
+        answer.json()["known_since"],
+        answer.json()["retryable"],
+    ) == (
         410,
         "FORGOTTEN",
         15,
@@ -214,16 +267,30 @@ def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(node: N
     with pytest.raises(QueryError, match="does not know any more") as caught:
         queries.as_of("prices", "key-5", 3)
     assert caught.value.code == "FORGOTTEN"
-    assert queries.as_of("prices", "gone", 14) is None, "the deletion was the last change: it holds since"
+    assert queries.as_of("prices", "gone", 14) is None, (
+        "the deletion was the last change: it holds since"
+    )
 
 
 def test_of_a_past_that_is_ahead_of_its_row_only_what_the_row_knows_is_shown() -> None:
     """A commit between the reads of both, or at-least-once a crash in its middle, brought 10 and 20 into the past."""
     with Cluster(1) as cluster:
-        cluster.deal(1, {"prices": {"ahead": ([(5, b"0"), (10, b"1"), (20, b"2"), (30, b"3")], 30)}})
-        cluster["a"].damage("prices", "ahead", versions_of(serdes.raw).serialize([(10, b"1")]))
+        cluster.deal(
+            1,
+            {
+                "prices": {
+                    "ahead": ([(5, b"0"), (10, b"1"), (20, b"2"), (30, b"3")], 30)
+                }
+            },
+        )
+        cluster["a"].damage(
+            "prices", "ahead", versions_of(serdes.raw).serialize([(10, b"1")])
+        )
         with QueryClient(cluster["a"].url) as queries:
-            assert queries.versions("prices", "ahead") == [VersionFound(5, 10, "0"), VersionFound(10, None, "1")]
+            assert queries.versions("prices", "ahead") == [
+                VersionFound(5, 10, "0"),
+                VersionFound(10, None, "1"),
+            ]
             assert queries.as_of("prices", "ahead", 40) == VersionFound(10, None, "1")
 
 
@@ -244,7 +311,10 @@ def test_a_latest_version_older_than_the_history_still_holds() -> None:
         ("hours/sessions/a", "window store: ask /v1/stores/hours/windows/{key}"),
         ("counts/versions/a", "key-value store: ask /v1/stores/counts/keys/{key}"),
         ("names/windows/a", "global table: ask /v1/stores/names/keys/{key}"),
-        ("prices/windows/a", "versioned store: ask /v1/stores/prices/versions/{key}, keys/{key}"),
+        (
+            "prices/windows/a",
+            "versioned store: ask /v1/stores/prices/versions/{key}, keys/{key}",
+        ),
         ("prices/versions/a?as_of=1&from=0", "give one or the other"),
         ("prices/versions/a?as_of=yesterday", "a whole number"),
         ("prices/versions/a?prefix=3", "unknown parameter"),
@@ -259,11 +329,18 @@ def test_what_a_store_of_another_kind_is_asked_is_refused_with_what_can_be_asked
     assert says in answer.json()["message"]
 
 
-def test_a_global_table_is_answered_by_whoever_is_asked(cluster: Cluster, node: Node, queries: QueryClient) -> None:
-    assert queries.get("names", "name-3") == Found("name-3", {"n": 3}, 7, None, None, node.name, None, None)
+def test_a_global_table_is_answered_by_whoever_is_asked(
+    cluster: Cluster, node: Node, queries: QueryClient
+) -> None:
+    assert queries.get("names", "name-3") == Found(
+        "name-3", {"n": 3}, 7, None, None, node.name, None, None
+    )
     assert ask(node, "names/keys/name-3?local=true").json()["owner"] == node.name
     assert queries.get("names", "nobody") is None
-    assert [found and found.value for found in queries.get_many("names", ["name-1", "nobody"])] == [{"n": 1}, None]
+    assert [
+        found and found.value
+        for found in queries.get_many("names", ["name-1", "nobody"])
+    ] == [{"n": 1}, None]
     everything = [EntryFound(key, NAMES[key], 7, None) for key in sorted(NAMES)]
     assert list(queries.range("names", page=4)) == everything
     assert list(queries.range("names", page=4, reverse=True)) == everything[::-1]
@@ -273,17 +350,21 @@ def test_a_global_table_is_answered_by_whoever_is_asked(cluster: Cluster, node: 
         "name-11",
         "name-12",
     ]
-    assert [entry.key for entry in queries.range("names", prefix="name-2", page=3)] == sorted(
-        k for k in NAMES if k.startswith("name-2")
-    )
-    assert next(store for store in queries.stores() if store["name"] == "names")["approximate_entries"] == len(NAMES)
+    assert [
+        entry.key for entry in queries.range("names", prefix="name-2", page=3)
+    ] == sorted(k for k in NAMES if k.startswith("name-2"))
+    assert next(store for store in queries.stores() if store["name"] == "names")[
+        "approximate_entries"
+    ] == len(NAMES)
 
 
 def test_a_global_table_is_nobodys(node: Node, queries: QueryClient) -> None:
     with pytest.raises(QueryError, match="every instance has all of it"):
         queries.owner("names", "name-1")
     assert all(
-        "names" not in task["stores"] for instance in queries.metadata()["instances"] for task in instance["tasks"]
+        "names" not in task["stores"]
+        for instance in queries.metadata()["instances"]
+        for task in instance["tasks"]
     )
 
 
@@ -303,12 +384,19 @@ def test_bytes_that_are_no_history_are_unreadable() -> None:
         cluster.deal(1, {"prices": {"a": (HISTORY, 40)}})
         cluster["a"].damage("prices", "a", b"\x00\x01")
         for path in ("prices/keys/a", "prices/versions/a", "prices/range"):
-            assert (ask(cluster["a"], path).status_code, ask(cluster["a"], path).json()["error"]) == (500, "UNREADABLE")
+            assert (
+                ask(cluster["a"], path).status_code,
+                ask(cluster["a"], path).json()["error"],
+            ) == (500, "UNREADABLE")
 
 
 @given(
     st.dictionaries(
-        st.tuples(st.text("\x00\x01a", max_size=3).map(str.encode), st.integers(0, 70_000), st.integers(0, 2**40)),
+        st.tuples(
+            st.text("\x00\x01a", max_size=3).map(str.encode),
+            st.integers(0, 70_000),
+            st.integers(0, 2**40),
+        ),
         st.just(b""),
         max_size=12,
     ),
@@ -324,16 +412,25 @@ def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
     reverse: bool,
     after: int | None,
 ) -> None:
-    spec = StoreSpec("s", "session", serdes.raw, serdes.raw, retention_ms=2**62, step_ms=1)
+    spec = StoreSpec(
+        "s", "session", serdes.raw, serdes.raw, retention_ms=2**62, step_ms=1
+    )
     database = Database(Memory(), [spec])
     state = TaskState(database, [spec], WHOLE, 1 << 20)
-    stored = [session_key(key, start, start + length) for key, start, length in sessions]
+    stored = [
+        session_key(key, start, start + length) for key, start, length in sessions
+    ]
     for row in stored:
         put(state.stores["s"], row, b"v", 1)
     state.changes()
     state.commit({"s": 1})
     wanted = sorted(
-        (row for row in stored if (first is None or row[:-16] >= first) and (last is None or row[:-16] <= last)),
+        (
+            row
+            for row in stored
+            if (first is None or row[:-16] >= first)
+            and (last is None or row[:-16] <= last)
+        ),
         reverse=reverse,
     )
     cursor = None if after is None or after >= len(wanted) else (wanted[after], 0)
@@ -342,10 +439,17 @@ def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
     view = KeyRangeView(database, spec, [WHOLE])
     assert [
         row.key
-        for row in rows(view, "session", 0, Query(first=first, last=last, reverse=reverse, limit=100, after=cursor))
+        for row in rows(
+            view,
+            "session",
+            0,
+            Query(first=first, last=last, reverse=reverse, limit=100, after=cursor),
+        )
     ] == wanted
     for key in {key for key, _, _ in sessions}:
-        of_key = sorted((start + length, start) for other, start, length in sessions if other == key)
+        of_key = sorted(
+            (start + length, start) for other, start, length in sessions if other == key
+        )
         assert [(one.end, one.start) for one in view.sessions(key, 30_000, 60_000)] == [
             x for x in of_key if x[0] >= 30_000 and x[1] <= 60_000
         ]

@@ -62,12 +62,20 @@ class ShareGroup:
     releases: int = 0
     """The requests that have released records."""
 
-    def write(self, topic: str, *values: bytes, partition: int = 0, headers: Headers | None = None) -> None:
+    def write(
+        self,
+        topic: str,
+        *values: bytes,
+        partition: int = 0,
+        headers: Headers | None = None,
+    ) -> None:
         """Append records without keys."""
         with self.lock:
             for value in values:
                 offset = sum(at[:2] == (topic, partition) for at in self.dealt)
-                self.dealt[topic, partition, offset] = _Dealt((None, value, 1000 + offset, headers))
+                self.dealt[topic, partition, offset] = _Dealt(
+                    (None, value, 1000 + offset, headers)
+                )
 
     def member(self) -> Member:
         """Return a member that has just joined."""
@@ -97,7 +105,9 @@ class Member:
         self._topics = topics
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
-        assert not self._open, "the client demands an answer to each record before the next poll"
+        assert not self._open, (
+            "the client demands an answer to each record before the next poll"
+        )
         records = self._acquired()
         if not records:
             time.sleep(min(timeout_s, 0.005))
@@ -109,7 +119,9 @@ class Member:
             free = [
                 (at, each)
                 for at, each in group.dealt.items()
-                if at[0] in self._topics and not each.over and (each.holder is None or each.until < now)
+                if at[0] in self._topics
+                and not each.over
+                and (each.holder is None or each.until < now)
             ]
             records = []
             for at, each in free[: group.most]:
@@ -117,10 +129,15 @@ class Member:
                     each.over = "given up"
                     continue
                 each.deliveries += 1
-                each.holder, each.until = self, now + group.lock_s if group.locks_end else float("inf")
+                each.holder, each.until = (
+                    self,
+                    now + group.lock_s if group.locks_end else float("inf"),
+                )
                 self._open.add(at)
                 key, value, timestamp, headers = each.record
-                records.append(AcquiredRecord(*at, key, value, timestamp, headers, each.deliveries))
+                records.append(
+                    AcquiredRecord(*at, key, value, timestamp, headers, each.deliveries)
+                )
             return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
@@ -169,11 +186,15 @@ class LateWriter(MemoryWriter):
         self._waiting: list[Callable[[], None]] = []
 
     def append(self, *columns: Any, **more: Any) -> None:
-        self._waiting.append(partial(super().append, *deepcopy(columns), **deepcopy(more)))
+        self._waiting.append(
+            partial(super().append, *deepcopy(columns), **deepcopy(more))
+        )
 
     def flush(self, timeout_s: float) -> None:
         outcome = next(self._flushes, True)
-        for write in self._waiting[: None if outcome is True else len(self._waiting) // 2]:
+        for write in self._waiting[
+            : None if outcome is True else len(self._waiting) // 2
+        ]:
             write()
         self._waiting.clear()
         if outcome is not True:
@@ -202,22 +223,43 @@ class Instance:
         **settings: Any,
     ) -> None:
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        config = Config.of({"bootstrap.servers": "nowhere:1"} | given, topology.application_id)
+        config = Config.of(
+            {"bootstrap.servers": "nowhere:1"} | given, topology.application_id
+        )
         self.log = MemoryLog()
         letters = config["errors.dead.letter.queue.topic.name"]
-        named = [*topology.sink_topics, *topology.dead_letter_topics.values(), *([letters] if letters else [])]
+        named = [
+            *topology.sink_topics,
+            *topology.dead_letter_topics.values(),
+            *([letters] if letters else []),
+        ]
         self.log.create_topics([TopicSpec(topic, 1) for topic in named])
         self.metrics = Metrics(topology.application_id, "test")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        programs = [compile_subtopology(topology, part) for part in topology.subtopologies if part.unordered]
+        programs = [
+            compile_subtopology(topology, part)
+            for part in topology.subtopologies
+            if part.unordered
+        ]
         refusals = Refusals(self.log, config)
         tables: dict[str, TableStore] = {}
-        shared = config, self.metrics, Tallies(self.metrics), Sayings(), refusals, lambda _: 1, tables
+        shared = (
+            config,
+            self.metrics,
+            Tallies(self.metrics),
+            Sayings(),
+            refusals,
+            lambda _: 1,
+            tables,
+        )
         made, outcomes = [], iter(flushes)
         for number in range(threads):
             writer = LateWriter(self.log, outcomes)
             works = [
-                SharedWork(number, program, writer, *shared, topology.dead_letter_topics, host) for program in programs
+                SharedWork(
+                    number, program, writer, *shared, topology.dead_letter_topics, host
+                )
+                for program in programs
             ]
             made.append(
                 ShareThread(
@@ -245,7 +287,10 @@ class Instance:
         for batch in reader.fetch(1 << 20, 0.0):
             columns = batch.columns
             headers = columns.headers or [None] * len(columns)
-            found += [(value, dict(head or ())) for value, head in zip(columns.values, headers, strict=True)]
+            found += [
+                (value, dict(head or ()))
+                for value, head in zip(columns.values, headers, strict=True)
+            ]
         return found
 
     def failure(self) -> BaseException:

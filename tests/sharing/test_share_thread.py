@@ -27,14 +27,24 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde
-from tests.sharing.dealing import MOST_DELIVERIES, PATIENCE_S, Instance, Member, ShareGroup, running, until
+from tests.sharing.dealing import (
+    MOST_DELIVERIES,
+    PATIENCE_S,
+    Instance,
+    Member,
+    ShareGroup,
+    running,
+    until,
+)
 
 
 def mapping(function: Any, **how: Any) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.int64, order="none")
     if how:
-        stream.map_values_async(function, value=serdes.int64, order="none", **how).to("out")
+        stream.map_values_async(function, value=serdes.int64, order="none", **how).to(
+            "out"
+        )
     else:
         stream.map_values(function, value=serdes.int64).to("out")
     return builder.build()
@@ -45,16 +55,27 @@ def encoded(*values: int) -> list[bytes]:
 
 
 def results(*instances: Instance) -> Counter[int]:
-    return Counter(serdes.int64.decode(value) for each in instances for value, _ in each.read("out") if value)
+    return Counter(
+        serdes.int64.decode(value)
+        for each in instances
+        for value, _ in each.read("out")
+        if value
+    )
 
 
 def settled(group: ShareGroup) -> bool:
     return all(group.over)
 
 
-@given(breaks=st.lists(st.integers(0, 5), max_size=4), waits=st.booleans(), threads=st.integers(1, 3))
+@given(
+    breaks=st.lists(st.integers(0, 5), max_size=4),
+    waits=st.booleans(),
+    threads=st.integers(1, 3),
+)
 @settings(max_examples=20)
-def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, threads: int) -> None:
+def test_nothing_is_lost_whenever_members_break(
+    breaks: list[int], waits: bool, threads: int
+) -> None:
     """Instances lose their broker in turn, with all their records, as often as a record may be delivered."""
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
@@ -63,9 +84,14 @@ def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, 
         await asyncio.sleep(0.001)
         return -value
 
-    topology = mapping(later, max_in_flight=50) if waits else mapping(lambda value: -value)
+    topology = (
+        mapping(later, max_in_flight=50) if waits else mapping(lambda value: -value)
+    )
     made = []
-    for at in [*breaks[: (MOST_DELIVERIES - 1) // threads], None]:  # each thread of an instance loses its broker
+    for at in [
+        *breaks[: (MOST_DELIVERIES - 1) // threads],
+        None,
+    ]:  # each thread of an instance loses its broker
 
         def connect(at: int | None = at) -> Member:
             member = group.member()
@@ -82,11 +108,15 @@ def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, 
 
 @given(flushes=st.lists(st.booleans(), max_size=8), threads=st.integers(1, 2))
 @settings(max_examples=20)
-def test_nothing_is_lost_whenever_the_log_does_not_take_results(flushes: list[bool], threads: int) -> None:
+def test_nothing_is_lost_whenever_the_log_does_not_take_results(
+    flushes: list[bool], threads: int
+) -> None:
     group = ShareGroup(most=7)
     for partition in range(2):
         group.write("in", *encoded(*range(partition, 40, 2)), partition=partition)
-    made = Instance(mapping(lambda value: -value), group, threads=threads, flushes=flushes)
+    made = Instance(
+        mapping(lambda value: -value), group, threads=threads, flushes=flushes
+    )
     with running(made):
         until(lambda: settled(group))
     assert results(made).keys() == {-value for value in range(40)}
@@ -122,7 +152,9 @@ def test_records_that_a_slow_one_leaves_to_the_next_step_are_processed() -> None
     assert results(made) == Counter(range(8))
 
 
-def test_what_is_done_is_acknowledged_before_its_lock_ends_however_seldom_the_application_commits() -> None:
+def test_what_is_done_is_acknowledged_before_its_lock_ends_however_seldom_the_application_commits() -> (
+    None
+):
     group = ShareGroup(lock_s=1.0, locks_end=False)
     group.write("in", *encoded(0, 1))
     acknowledged = threading.Event()
@@ -132,7 +164,9 @@ def test_what_is_done_is_acknowledged_before_its_lock_ends_however_seldom_the_ap
             assert acknowledged.wait(PATIENCE_S)
         return value
 
-    made = Instance(mapping(work, max_in_flight=2), group, acknowledge_every_s=2 * PATIENCE_S)
+    made = Instance(
+        mapping(work, max_in_flight=2), group, acknowledge_every_s=2 * PATIENCE_S
+    )
     with running(made):
         until(lambda: group.over == ["", "done"])
         acknowledged.set()
@@ -176,7 +210,9 @@ def test_it_joins_again_once_a_file_for_its_client_has_been_exchanged() -> None:
     assert settled(group)
 
 
-def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once() -> None:
+def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once() -> (
+    None
+):
     group = ShareGroup()
     group.write("in", *encoded(*range(20)))
     attempts: Counter[int] = Counter()
@@ -191,7 +227,11 @@ def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once
     def handler(failure: Failure) -> Any:
         value = serdes.int64.decode(failure.value or b"")
         told[value].append(failure.attempt)
-        return {3: Retry(times=5, backoff=timedelta(milliseconds=1)), 5: "continue", 7: "dead-letter"}[value]
+        return {
+            3: Retry(times=5, backoff=timedelta(milliseconds=1)),
+            5: "continue",
+            7: "dead-letter",
+        }[value]
 
     made = Instance(
         mapping(work),
@@ -209,7 +249,12 @@ def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once
     assert headers["__coopstreams.errors.task"] == b"0_0[0..255]"
     assert max(told[3]) == 2
     (status,) = made.members.status()
-    assert (status.acquired, status.redelivered, status.dead_letters, status.waits) == (0, 0, 1, "")
+    assert (status.acquired, status.redelivered, status.dead_letters, status.waits) == (
+        0,
+        0,
+        1,
+        "",
+    )
 
 
 def test_what_is_left_out_counts_once_although_its_batch_is_done_again() -> None:
@@ -227,10 +272,17 @@ def test_what_is_left_out_counts_once_although_its_batch_is_done_again() -> None
         value = serdes.int64.decode(failure.value or b"")
         if value == 24:
             said.append(value)
-        return {20: "dead-letter", 21: "continue", 24: Retry(backoff=timedelta(milliseconds=1))}[value]
+        return {
+            20: "dead-letter",
+            21: "continue",
+            24: Retry(backoff=timedelta(milliseconds=1)),
+        }[value]
 
     made = Instance(
-        mapping(work), group, processing_exception_handler=handler, errors_dead_letter_queue_topic_name="letters"
+        mapping(work),
+        group,
+        processing_exception_handler=handler,
+        errors_dead_letter_queue_topic_name="letters",
     )
     with running(made):
         until(lambda: settled(group))
@@ -241,7 +293,9 @@ def test_what_is_left_out_counts_once_although_its_batch_is_done_again() -> None
 
 
 @pytest.mark.parametrize("how", [{}, {"max_in_flight": 2}])
-def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(how: dict[str, int]) -> None:
+def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(
+    how: dict[str, int],
+) -> None:
     group = ShareGroup()
     group.write("in", *encoded(*range(10)))
 
@@ -269,7 +323,9 @@ def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(how: dic
     assert results(second) == Counter([0, 6])
 
 
-def test_a_bad_record_uses_up_no_deliveries_but_its_own_however_often_the_process_is_started_again() -> None:
+def test_a_bad_record_uses_up_no_deliveries_but_its_own_however_often_the_process_is_started_again() -> (
+    None
+):
     """A broker deals a producer's whole batch, and divides it only when it was delivered in vain more than once."""
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
@@ -288,7 +344,9 @@ def test_a_bad_record_uses_up_no_deliveries_but_its_own_however_often_the_proces
     assert results(*made).keys() == set(range(60)) - {0, 30}
 
 
-def test_a_thread_that_ends_waits_for_its_other_records_no_longer_than_their_lock_lasts() -> None:
+def test_a_thread_that_ends_waits_for_its_other_records_no_longer_than_their_lock_lasts() -> (
+    None
+):
     group = ShareGroup(lock_s=0.5, locks_end=False)
     group.write("in", *encoded(0, 1, 2))
     never = asyncio.Event()
@@ -305,7 +363,9 @@ def test_a_thread_that_ends_waits_for_its_other_records_no_longer_than_their_loc
     assert group.over == ["", "", "done"]
 
 
-def test_a_record_that_the_brokers_give_up_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_the_brokers_give_up_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """They say so to nobody, and no member sees the record again."""
     group = ShareGroup()
     group.write("in", *encoded(1, 2))
@@ -320,7 +380,9 @@ def test_a_record_that_the_brokers_give_up_is_named(caplog: pytest.LogCaptureFix
         instance = Instance(mapping(work), group)
         with running(instance):
             instance.failure()
-        said = [record.message for record in caplog.records if "in[0]@1" in record.message]
+        said = [
+            record.message for record in caplog.records if "in[0]@1" in record.message
+        ]
         assert bool(said) == (delivery == MOST_DELIVERIES)
     last = Instance(mapping(work), group)
     with running(last):
@@ -345,7 +407,9 @@ def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
     made = Instance(
         mapping(work),
         group,
-        processing_exception_handler=lambda _: Retry(times=100, backoff=pause, longest=pause, jitter=0.0),
+        processing_exception_handler=lambda _: Retry(
+            times=100, backoff=pause, longest=pause, jitter=0.0
+        ),
     )
     with running(made):
         until(lambda: settled(group))
@@ -353,7 +417,9 @@ def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
     assert set(tried) == {1, 2}
 
 
-def test_records_that_fail_together_are_released_and_logged_together(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_fail_together_are_released_and_logged_together(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A request for each would take longer than the locks last."""
     group = ShareGroup(lock_s=0.05, locks_end=False)
     group.write("in", *encoded(*range(30)))
@@ -373,12 +439,17 @@ def test_records_that_fail_together_are_released_and_logged_together(caplog: pyt
 
     hour = timedelta(hours=1)
     again = Retry(times=100, backoff=hour, longest=hour, jitter=0.0)
-    made = Instance(mapping(work), group, host=Clock(), processing_exception_handler=lambda _: again)
+    made = Instance(
+        mapping(work), group, host=Clock(), processing_exception_handler=lambda _: again
+    )
     with running(made):
         until(lambda: settled(group))
     assert results(made) == Counter(range(30))
     assert group.releases == 1
-    assert sum("processed again" in record.message for record in caplog.records) == repeats.FIRST
+    assert (
+        sum("processed again" in record.message for record in caplog.records)
+        == repeats.FIRST
+    )
 
 
 def test_calls_under_way_end_and_the_rest_is_released_when_it_stops() -> None:
@@ -400,10 +471,14 @@ def test_calls_under_way_end_and_the_rest_is_released_when_it_stops() -> None:
     assert all(each.holder is None for each in group.dealt.values() if not each.over)
 
 
-def test_time_marks_of_others_are_no_records_even_if_the_log_does_not_take_the_results_beside_them() -> None:
+def test_time_marks_of_others_are_no_records_even_if_the_log_does_not_take_the_results_beside_them() -> (
+    None
+):
     group = ShareGroup()
     group.write("in", *encoded(1))
-    group.dealt["in", 0, 1] = type(group.dealt["in", 0, 0])((None, None, 5, time_marks.headers_of(3)))
+    group.dealt["in", 0, 1] = type(group.dealt["in", 0, 0])(
+        (None, None, 5, time_marks.headers_of(3))
+    )
     made = Instance(mapping(lambda value: value + 1), group, flushes=[False])
     with running(made):
         until(lambda: settled(group) or not made.events.empty())
@@ -411,7 +486,9 @@ def test_time_marks_of_others_are_no_records_even_if_the_log_does_not_take_the_r
     assert [value for value, _ in made.read("out")] == encoded(2)
 
 
-def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_looked_for() -> None:
+def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_looked_for() -> (
+    None
+):
     group = ShareGroup()
     group.write("in", *encoded(1, 2))
     away = [1]
@@ -436,7 +513,9 @@ def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_lo
     assert made.members.status()[0].redelivered == 0
 
 
-def test_a_thread_is_live_while_the_log_takes_its_results_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_is_live_while_the_log_takes_its_results_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The brokers may be away, which a new process would not heal; a flush ends by itself."""
     monkeypatch.setattr(sharing_group, "SLOW_S", 0.0)
     monkeypatch.setattr(sharing_group, "STALLED_S", 0.0)

@@ -40,26 +40,53 @@ class Outcome(NamedTuple):
 
 def main() -> int:
     """Return 0 if every history of these seeds is right."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", default="0..200", help="A..B: from A up to, but not including, B")
-    parser.add_argument("--minutes", type=float, help="end after so long, whatever is left")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=__doc__
+    )
+    parser.add_argument(
+        "--seeds", default="0..200", help="A..B: from A up to, but not including, B"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="end after so long, whatever is left"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that play")
-    parser.add_argument("--steps", type=int, default=STEPS, help="how many things happen in each history")
-    parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
-    parser.add_argument("--program", choices=[*PROGRAMS, CONSUMERS], help="always this one; otherwise they take turns")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        help="how many things happen in each history",
+    )
+    parser.add_argument(
+        "--guarantee",
+        choices=("exactly_once_v2", "at_least_once"),
+        help="only this one",
+    )
+    parser.add_argument(
+        "--program",
+        choices=[*PROGRAMS, CONSUMERS],
+        help="always this one; otherwise they take turns",
+    )
     parser.add_argument(
         "--planted",
         choices=[*PLANTED, "all"],
         help="put this bug in, and end when it is found; all: each, where it was",
     )
-    parser.add_argument("--replay", type=int, metavar="SEED", help="print what happens in the histories of one seed")
+    parser.add_argument(
+        "--replay",
+        type=int,
+        metavar="SEED",
+        help="print what happens in the histories of one seed",
+    )
     parser.add_argument(
         "--only",
         type=lambda given: [int(number) for number in given.split(",")],
         help="replay these steps only: 0,4,17",
     )
     parser.add_argument(
-        "--shrink", type=int, metavar="SEED", help="leave out of the histories of one seed what they need not go wrong"
+        "--shrink",
+        type=int,
+        metavar="SEED",
+        help="leave out of the histories of one seed what they need not go wrong",
     )
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # histories depend on the order of sets
@@ -67,11 +94,18 @@ def main() -> int:
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)
     if given.planted == "all":
-        return max([_find_again(name, planted) for name, planted in PLANTED.items() if planted.seed is not None])
+        return max(
+            [
+                _find_again(name, planted)
+                for name, planted in PLANTED.items()
+                if planted.seed is not None
+            ]
+        )
     with PLANTED[given.planted].put_in() if given.planted else nullcontext():
         if given.shrink is not None:
             return max(
-                _shrink(history, given.steps) for history in histories([given.shrink], given.guarantee, given.program)
+                _shrink(history, given.steps)
+                for history in histories([given.shrink], given.guarantee, given.program)
             )
         if given.replay is not None:
             return max(
@@ -91,10 +125,19 @@ def _play(given: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, partial(_end, interrupted))
     in_time = takewhile(lambda _: time.monotonic() < ends, todo)
     for played, outcome in enumerate(_outcomes(in_time, given.steps, given.jobs), 1):
-        turns, wrong, now = turns + outcome.turns, wrong + bool(outcome.wrong), time.monotonic()
+        turns, wrong, now = (
+            turns + outcome.turns,
+            wrong + bool(outcome.wrong),
+            time.monotonic(),
+        )
         if outcome.wrong:
             print(f"{outcome.history}, history {played}: {outcome.wrong}", flush=True)
-        done = played == every or now >= ends or interrupted.is_set() or (wrong and given.planted)
+        done = (
+            played == every
+            or now >= ends
+            or interrupted.is_set()
+            or (wrong and given.planted)
+        )
         if done or now - said >= SAY_S:
             left_s = min((now - began) * (every / played - 1), ends - now)
             print(
@@ -119,7 +162,11 @@ def _find_again(name: str, planted: Planted) -> int:
     """Plant a bug; return 0 if its seed, or one of the next, finds it again by its oracle."""
     assert planted.seed is not None
     with planted.put_in():
-        for history in histories(range(planted.seed, planted.seed + WITHIN), planted.guarantee, planted.program):
+        for history in histories(
+            range(planted.seed, planted.seed + WITHIN),
+            planted.guarantee,
+            planted.program,
+        ):
             wrong = play(history)[1]
             if wrong is not None and wrong.oracle == planted.oracle:
                 print(f"{name}: found, {history}: {str(wrong)[:100]}", flush=True)
@@ -134,7 +181,9 @@ def _outcomes(todo: Iterable[History], steps: int, jobs: int) -> Iterator[Outcom
         yield from (_outcome(history, steps) for history in todo)
         return
     waiting: deque[Future[Outcome]] = deque()
-    pool = ProcessPoolExecutor(jobs, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(
+        jobs, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
     try:
         for history in todo:
             waiting.append(pool.submit(_outcome, history, steps))
@@ -164,14 +213,19 @@ def _shrink(history: History, steps: int) -> int:
         print(f"{history}: right")
         return 0
     print(f"{history}: {len(world.events)} events: {violation}", flush=True)
-    only = shrunk(range(steps + 1), lambda kept: play(history, kept, steps)[1] is not None)
+    only = shrunk(
+        range(steps + 1), lambda kept: play(history, kept, steps)[1] is not None
+    )
     world, violation = play(history, only, steps)
     again = (
         f'--replay {history.seed} --only {",".join(map(str, only))} --program "{history.program}" --guarantee '
         f"{history.guarantee} --steps {steps}"
     )
     print(
-        f"{len(only)} of {steps + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    "
+        f"{len(only)} of {steps + 1} steps, {len(world.events)} events: {violation}",
+        *world.events,
+        again,
+        sep="\n    ",
     )
     return 1
 

@@ -47,11 +47,20 @@ class Written(NamedTuple):
 class Answer:
     """The expected results of the records written so far, and the observed ones."""
 
-    def __init__(self, topology: Topology, settings: Mapping[str, Any], partitions: int, *, exactly_once: bool) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Mapping[str, Any],
+        partitions: int,
+        *,
+        exactly_once: bool,
+    ) -> None:
         self.exactly_once = exactly_once
         self.expected: dict[Key, list[Value]] = defaultdict(list)
         self.told: dict[Key, list[Value]] = defaultdict(list)
-        self.written: dict[str, dict[Key, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+        self.written: dict[str, dict[Key, set[bytes]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         """The written values by topic and key; a deletion is empty bytes."""
         counts = {**dict.fromkeys(topology.source_topics, partitions), "out": 1}
         self._driver = TopologyTestDriver(topology, config=settings, partitions=counts)
@@ -65,7 +74,9 @@ class Answer:
         """Note records that were written."""
         for record in records:
             self.written[record.topic][record.key].add(record.value or b"")
-            self._driver.input(record.topic, serdes.raw, serdes.raw).send(record.key, record.value, record.timestamp)
+            self._driver.input(record.topic, serdes.raw, serdes.raw).send(
+                record.key, record.value, record.timestamp
+            )
         for result in self._results.read():
             self.expected[result.key].append(result.value)
 
@@ -80,18 +91,31 @@ class Answer:
 
     def lacking(self) -> list[str]:
         """Return the results that are missing now."""
-        return [f"{key!r}: {problem}" for key in self.expected if (problem := self._lack(key))]
+        return [
+            f"{key!r}: {problem}"
+            for key in self.expected
+            if (problem := self._lack(key))
+        ]
 
     def rows(self, store: str) -> list[StoredRow]:
         """Return the rows of a store."""
         self._driver.commit()
-        spec = next(spec for part in self._driver.topology.subtopologies for spec in part.stores if spec.name == store)
+        spec = next(
+            spec
+            for part in self._driver.topology.subtopologies
+            for spec in part.stores
+            if spec.name == store
+        )
         databases = [
             database
             for (number, _), database in self._driver._databases.items()
             if spec in self._driver.topology.subtopologies[number].stores
         ]
-        return sorted(row for database in databases for row in KeyRangeView(database, spec, [WHOLE]).range())
+        return sorted(
+            row
+            for database in databases
+            for row in KeyRangeView(database, spec, [WHOLE]).range()
+        )
 
     def _problem(self, key: Key, value: Value) -> str:
         raise NotImplementedError
@@ -118,7 +142,9 @@ class Answer:
     def _other_last(self, key: Key) -> str:
         """Return why the last result is not the driver's."""
         told, last = [None, *self.told[key]][-1], self.expected[key][-1]
-        return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
+        return (
+            "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
+        )
 
 
 class Counted(Answer):
@@ -133,9 +159,18 @@ class Counted(Answer):
         if self.exactly_once:
             return self._short(key)
         # a session may have been merged with one of uncommitted records, which are processed again
-        told, last = [value for value in self.told[key] if value is not None], self.expected[key][-1]
-        enough = last is None or (told and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last))
-        return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
+        told, last = (
+            [value for value in self.told[key] if value is not None],
+            self.expected[key][-1],
+        )
+        enough = last is None or (
+            told and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last)
+        )
+        return (
+            ""
+            if enough
+            else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
+        )
 
 
 class Sessions(Counted):
@@ -148,8 +183,14 @@ class Sessions(Counted):
         if self.exactly_once or not problem:
             return problem
         name, end, start = key[:-16], key[-16:-8], key[-8:]
-        longer = (each for each, told in self.told.items() if told and each[:-16] == name)
-        return "" if any(each[-8:] <= start and end <= each[-16:-8] for each in longer) else problem
+        longer = (
+            each for each, told in self.told.items() if told and each[:-16] == name
+        )
+        return (
+            ""
+            if any(each[-8:] <= start and end <= each[-16:-8] for each in longer)
+            else problem
+        )
 
 
 class Ordered(Answer):
@@ -158,13 +199,24 @@ class Ordered(Answer):
     def _problem(self, key: Key, value: Value) -> str:
         if self.exactly_once:
             return self._out_of_order(key, value)
-        return "" if value in self.expected.get(key, ()) else f"{_shown(value)} is nobody's result"
+        return (
+            ""
+            if value in self.expected.get(key, ())
+            else f"{_shown(value)} is nobody's result"
+        )
 
     def _lack(self, key: Key) -> str:
         if self.exactly_once:
             return self._short(key)
         told = iter(self.told[key])
-        return next((f"{_shown(due)} did not come in its place" for due in self.expected[key] if due not in told), "")
+        return next(
+            (
+                f"{_shown(due)} did not come in its place"
+                for due in self.expected[key]
+                if due not in told
+            ),
+            "",
+        )
 
 
 class Paired(Answer):
@@ -174,7 +226,11 @@ class Paired(Answer):
         expected, told = self.expected.get(key, ()), self.told[key]
         if value not in expected:
             return f"{_shown(value)} is no pair"
-        return f"{_shown(value)} was told twice" if self.exactly_once and value in told else ""
+        return (
+            f"{_shown(value)} was told twice"
+            if self.exactly_once and value in told
+            else ""
+        )
 
     def _lack(self, key: Key) -> str:
         missing = (Counter(self.expected[key]) - Counter(self.told[key])).elements()
@@ -190,7 +246,11 @@ class Alone(Paired):
             return super()._problem(key, value)
         if value.rstrip(b"?:") not in self.written["left"][key]:
             return f"record {_shown(value)} was never written"
-        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
+        return (
+            f"{_shown(value)} was told twice"
+            if self.exactly_once and value in self.told[key]
+            else ""
+        )
 
 
 class Either(Alone):
@@ -201,7 +261,11 @@ class Either(Alone):
             return super()._problem(key, value)
         if value[1:] not in self.written["right"][key]:
             return f"record {_shown(value)} was never written"
-        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
+        return (
+            f"{_shown(value)} was told twice"
+            if self.exactly_once and value in self.told[key]
+            else ""
+        )
 
 
 class Matched(Answer):
@@ -210,7 +274,10 @@ class Matched(Answer):
     def _problem(self, key: Key, value: Value) -> str:
         assert value is not None
         record, _, row = value.partition(b":")
-        told, due = len(self.told[key]), [_record(each) for each in self.expected.get(key, ())]
+        told, due = (
+            len(self.told[key]),
+            [_record(each) for each in self.expected.get(key, ())],
+        )
         if row and row not in self.written["table"][key]:
             return f"row {_shown(row)} was never written"
         if record not in due:
@@ -223,7 +290,11 @@ class Matched(Answer):
 
     def _lack(self, key: Key) -> str:
         told = set(map(_record, self.told[key]))
-        return ", ".join(_shown(record) for record in map(_record, self.expected[key]) if record not in told)
+        return ", ".join(
+            _shown(record)
+            for record in map(_record, self.expected[key])
+            if record not in told
+        )
 
 
 class Settled(Answer):
@@ -237,10 +308,16 @@ class Settled(Answer):
             return ""
         left, _, right = value.partition(b":")
         rights = set[bytes]().union({b"None"}, *self.written["right"].values())
-        known = left in self.written["left"][key] or (self.right_alone and left == b"None" != right)
+        known = left in self.written["left"][key] or (
+            self.right_alone and left == b"None" != right
+        )
         if not known or right not in rights:
             return f"{_shown(value)} is of no two rows"
-        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
+        return (
+            f"{_shown(value)} was told twice"
+            if self.exactly_once and value in self.told[key]
+            else ""
+        )
 
     def _lack(self, key: Key) -> str:
         return self._other_last(key)
@@ -256,7 +333,9 @@ class SettledInCache(Settled):
     """As `Settled`, with a record cache: no result of a row that comes and goes between two commits."""
 
     def _lack(self, key: Key) -> str:
-        gone = self.expected[key][-1] is None and not self.exactly_once  # docs/semantics.md, Quirks
+        gone = (
+            self.expected[key][-1] is None and not self.exactly_once
+        )  # docs/semantics.md, Quirks
         return "" if gone else self._other_last(key)
 
 
@@ -268,8 +347,14 @@ class Stepwise(Counted):
             return f"{_shown(value)} is no number"
         told, now = self.told[key], serdes.int64.decode(value)
         before = serdes.int64.decode(told[-1] or bytes(8)) if told else 0
-        step = not self.exactly_once or (abs(now - before) <= 1 and len(told) < len(self.expected[key]))
-        return "" if step else f"{now} came after {before}, number {len(told)} of {len(self.expected[key])}"
+        step = not self.exactly_once or (
+            abs(now - before) <= 1 and len(told) < len(self.expected[key])
+        )
+        return (
+            ""
+            if step
+            else f"{now} came after {before}, number {len(told)} of {len(self.expected[key])}"
+        )
 
     def _lack(self, key: Key) -> str:
         if not self.exactly_once:
@@ -282,7 +367,9 @@ class Latest(Counted):
 
     def _problem(self, key: Key, value: Value) -> str:
         left = iter(self.expected[key])
-        if not self.exactly_once or all(each in left for each in [*self.told[key], value]):
+        if not self.exactly_once or all(
+            each in left for each in [*self.told[key], value]
+        ):
             return ""
         return f"{_shown(value)} did not come in its place behind {list(map(_shown, self.told[key]))}"
 
@@ -299,7 +386,11 @@ class Final(Latest):
         if value is None or len(value) != 8:
             return f"{_shown(value)} is no number"
         again = self.exactly_once and self.told[key]
-        return f"{_shown(value)} was told after {_shown(self.told[key][-1])}" if again else ""
+        return (
+            f"{_shown(value)} was told after {_shown(self.told[key][-1])}"
+            if again
+            else ""
+        )
 
 
 def _record(value: Value) -> bytes:

@@ -32,7 +32,11 @@ class Place(NamedTuple):
 
 def place(record: ConsumerRecord) -> Place:
     """Return the place of a record, whose value is the number of its topic."""
-    return Place(TopicPartition(record.topic, record.partition), record.offset, int(record.value or b""))
+    return Place(
+        TopicPartition(record.topic, record.partition),
+        record.offset,
+        int(record.value or b""),
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -52,13 +56,20 @@ class Book:
     """Everything observed. `denied`: keys that no consumer gets."""
 
     def __init__(self, denied: frozenset[bytes], now: Callable[[], float]) -> None:
-        self.wrong: dict[str, list[str]] = {"again": [], "order": [], "owners": [], "results": []}
+        self.wrong: dict[str, list[str]] = {
+            "again": [],
+            "order": [],
+            "owners": [],
+            "results": [],
+        }
         self._denied, self._now = denied, now
         self._count = 0
         """Numbers the events."""
         self._topics: dict[str, list[str]] = defaultdict(list)
         """The ids of the topics of each name."""
-        self._written: dict[tuple[TopicPartition, int, bytes], list[int]] = defaultdict(list)
+        self._written: dict[tuple[TopicPartition, int, bytes], list[int]] = defaultdict(
+            list
+        )
         self._done: set[Place] = set()
         self._committed: dict[Place, tuple[int, _Owned]] = {}
         self._opened: list[_Owned] = []
@@ -88,7 +99,9 @@ class Book:
         self._count += 1
         return self._count
 
-    def opened(self, by: str, at: TopicPartition, key_range: KeyRange, after: int) -> None:
+    def opened(
+        self, by: str, at: TopicPartition, key_range: KeyRange, after: int
+    ) -> None:
         """Note that a consumer has opened a key range. `after`: the moment before the call, which may have paused."""
         self._opened.append(_Owned(by, at, key_range, after, self.moment()))
 
@@ -96,19 +109,31 @@ class Book:
         """Note that a consumer has got a record."""
         here, key, owned = place(record), record.key or b"", self._of(by, record.share)
         if here.made < self._opened_in(record.share):
-            self._say("order", f"{by} gets {here} of {record.share}, and that topic was deleted before it began")
+            self._say(
+                "order",
+                f"{by} gets {here} of {record.share}, and that topic was deleted before it began",
+            )
         if not self.counts(record):
             return
         if here in self._committed:
             since, owner = self._committed[here]
             if since < owned.after or owner is owned:
-                self._say("again", f"{by} gets {here} of {record.share}, which {owner.by} has committed")
+                self._say(
+                    "again",
+                    f"{by} gets {here} of {record.share}, which {owner.by} has committed",
+                )
         earlier, mine = self._written[here.at, here.made, key], owned.handed[key]
         if mine and mine[-1] >= here.offset:
             self._say("order", f"{by} gets {here} of key {key!r} after {mine[-1]}")
         before = bisect_left(earlier, here.offset)
-        if before and (last := earlier[before - 1]) not in mine and here._replace(offset=last) not in self._done:
-            self._say("order", f"{by} gets {here} of key {key!r}, and nobody has done {last}")
+        if (
+            before
+            and (last := earlier[before - 1]) not in mine
+            and here._replace(offset=last) not in self._done
+        ):
+            self._say(
+                "order", f"{by} gets {here} of key {key!r}, and nobody has done {last}"
+            )
         mine.append(here.offset)
 
     def done(self, record: ConsumerRecord) -> None:
@@ -122,7 +147,10 @@ class Book:
             here, owned = place(record), self._of(by, record.share)
             since, other = self._committed.setdefault(here, (self.moment(), owned))
             if other is not owned:
-                self._say("owners", f"{by} commits {here} of {record.share}, which {other.by} committed at {since}")
+                self._say(
+                    "owners",
+                    f"{by} commits {here} of {record.share}, which {other.by} committed at {since}",
+                )
             for later in self._opened:
                 if (
                     later.at == here.at
@@ -130,7 +158,10 @@ class Book:
                     and later.since < began
                     and later.key_range.overlaps(owned.key_range)
                 ):
-                    self._say("owners", f"{by} commits {here} of {record.share}, which {later.by} has opened since")
+                    self._say(
+                        "owners",
+                        f"{by} commits {here} of {record.share}, which {later.by} has opened since",
+                    )
 
     def told(self, results: Columns) -> None:
         """Note committed results."""
@@ -138,13 +169,19 @@ class Book:
             if not value:
                 continue  # of a record that does not count
             topic, partition, offset, made = value.decode().split(":")
-            here, name = Place(TopicPartition(topic, int(partition)), int(offset), int(made)), key or b""
+            here, name = (
+                Place(TopicPartition(topic, int(partition)), int(offset), int(made)),
+                key or b"",
+            )
             self._results[here] = self._results.get(here, 0) + 1
             if self._results[here] > 1:
                 self._say("results", f"{here} has {self._results[here]} results")
             series = here.at, here.made, name
             if self._last_result.get(series, -1) > here.offset:
-                self._say("results", f"{here} has its result after that of {self._last_result[series]}")
+                self._say(
+                    "results",
+                    f"{here} has its result after that of {self._last_result[series]}",
+                )
             self._last_result[series] = here.offset
 
     def lacking(self, *, results: bool) -> list[str]:
@@ -156,7 +193,11 @@ class Book:
             if made == self.newest(at.topic)
         }
         lacking = sorted(every - (self._results.keys() if results else self._done))
-        return [f"{len(lacking)} records are not done, the first is {lacking[0]}"] if lacking else []
+        return (
+            [f"{len(lacking)} records are not done, the first is {lacking[0]}"]
+            if lacking
+            else []
+        )
 
     def _opened_in(self, share: Share) -> int:
         """Return the number of the topic in which a key range was opened."""

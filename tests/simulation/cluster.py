@@ -55,10 +55,18 @@ class MachineCluster(Cluster):
     changed = _Unlocked
 
     def __init__(
-        self, scheduler: Scheduler, plan: Plan, check_fence: CheckFence, *, transaction_timeout_s: float
+        self,
+        scheduler: Scheduler,
+        plan: Plan,
+        check_fence: CheckFence,
+        *,
+        transaction_timeout_s: float,
     ) -> None:
         super().__init__(
-            plan, Machine(scheduler, "cluster"), check_fence=check_fence, transaction_timeout_s=transaction_timeout_s
+            plan,
+            Machine(scheduler, "cluster"),
+            check_fence=check_fence,
+            transaction_timeout_s=transaction_timeout_s,
         )
         self._scheduler = scheduler
         self.owners: dict[str, Machine] = {}
@@ -108,8 +116,13 @@ class MachineClient(Client):
         self.random, self._mean_s = random, latency_s
         self._killed = killed
 
-    def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
-        scheduler, request = self.machine.scheduler, _Request(Call(kind, where, self.by), effect)
+    def ask(
+        self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float
+    ) -> T:
+        scheduler, request = (
+            self.machine.scheduler,
+            _Request(Call(kind, where, self.by), effect),
+        )
         scheduler.at(scheduler.now + self.latency_s(), partial(self._arrive, request))
         scheduler.wait(None, request.waiting)
         if request.error is not None:
@@ -134,11 +147,15 @@ class MachineClient(Client):
             while (left := give_up - self.machine.now()) > 0:
                 signal.clear()
                 signal.wait(left)
-                if ready() and self.machine.now() < give_up:  # it may have been paused in between
+                if (
+                    ready() and self.machine.now() < give_up
+                ):  # it may have been paused in between
                     return True
         return False
 
-    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> ProducerSession:
+    def take_over(
+        self, transactional_id: str, seconds: float, kind: Kind = "take over"
+    ) -> ProducerSession:
         if kind == "take over":
             self.cluster.owners[transactional_id] = self.machine
         return super().take_over(transactional_id, seconds, kind)
@@ -162,7 +179,9 @@ class MachineClient(Client):
             request.answer, request.answered = self.cluster.take(request.effect), True
         except Exception as error:  # noqa: BLE001 it is raised where it was asked
             request.error = error
-        scheduler.at(scheduler.now + self.latency_s(), partial(scheduler.wake, request.waiting))
+        scheduler.at(
+            scheduler.now + self.latency_s(), partial(scheduler.wake, request.waiting)
+        )
 
 
 class MachineReader(SimulatedReader):
@@ -177,7 +196,9 @@ class MachineReader(SimulatedReader):
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self._check_open()
-        give_up = self._scheduler.now + (max(timeout_s, LEAST_S) if timeout_s > 0 else 0.0)
+        give_up = self._scheduler.now + (
+            max(timeout_s, LEAST_S) if timeout_s > 0 else 0.0
+        )
         with self._cluster.woken(self._send):
             while True:
                 self._send()
@@ -195,14 +216,17 @@ class MachineReader(SimulatedReader):
         self._awake = True
         if self._waiting:  # a Kafka reader polls as often
             self._scheduler.at(
-                self._scheduler.now + WAKE_S * self._way.random.random(), partial(self._scheduler.wake, self._waiting)
+                self._scheduler.now + WAKE_S * self._way.random.random(),
+                partial(self._scheduler.wake, self._waiting),
             )
 
     def _send(self) -> None:
         """Fetch new records."""
         if not self._coming and not self._way.machine.dead and self._has_news():
             self._coming = True
-            self._scheduler.at(self._scheduler.now + self._way.latency_s(), self._arrive)
+            self._scheduler.at(
+                self._scheduler.now + self._way.latency_s(), self._arrive
+            )
 
     def _arrive(self) -> None:
         self._come = True
@@ -215,7 +239,10 @@ class MachineReader(SimulatedReader):
                 leader = brokers.leader(partition)
                 if not reading.held and (
                     self._leaders.get(partition, leader.epoch) != leader.epoch
-                    or (leader.broker not in brokers.away and self._is_news(partition, reading))
+                    or (
+                        leader.broker not in brokers.away
+                        and self._is_news(partition, reading)
+                    )
                 ):
                     return True
         except LogError:
@@ -234,9 +261,13 @@ class MachineLog(SimulatedLog):
         return MachineReader(self._machine_client, committed_only=committed_only)
 
     def writer(
-        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+        self,
+        transactional_id: str | None = None,
+        written: Callable[[], Collection[str]] | None = None,
     ) -> SimulatedWriter:
-        return self._patient(lambda: SimulatedLog.writer(self, transactional_id, written))
+        return self._patient(
+            lambda: SimulatedLog.writer(self, transactional_id, written)
+        )
 
     def end_offset(self, partition: TopicPartition) -> int:
         """Return the true end: the brokers' views give the leader, as in `Ends`, and it is asked with its epoch."""
@@ -252,24 +283,34 @@ class MachineLog(SimulatedLog):
             cluster.state.partition(partition)  # raises if there is no such partition
             return cluster.brokers.views(partition)
 
-        choice = leadership.choose(client.ask("views", partition, views, ANSWER_S), MIN_ISR)
+        choice = leadership.choose(
+            client.ask("views", partition, views, ANSWER_S), MIN_ISR
+        )
         if choice is None or choice.why_not:
             self._machine_client.machine.sleep(0.1)
             raise LogError(
-                f"asking where {partition} ends: {choice.why_not if choice else 'nobody knows it'}", retryable=True
+                f"asking where {partition} ends: {choice.why_not if choice else 'nobody knows it'}",
+                retryable=True,
             )
         return client.ask(
-            "end offset", partition, lambda: cluster.end_told_by(choice.leader, choice.epoch, partition), ANSWER_S
+            "end offset",
+            partition,
+            lambda: cluster.end_told_by(choice.leader, choice.epoch, partition),
+            ANSWER_S,
         )
 
-    def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
+    def _ask(
+        self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]
+    ) -> T:
         return self._patient(lambda: SimulatedLog._ask(self, kind, where, effect))
 
     def _patient(self, question: Callable[[], T]) -> T:
         return patient(self._machine_client.machine, question, self.timeout_s)
 
 
-def patient(machine: Machine, question: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+def patient(
+    machine: Machine, question: Callable[[], T], timeout_s: float = PATIENCE_S
+) -> T:
     """Return the answer; retry until the time limit.
 
     Raises:

@@ -51,7 +51,11 @@ EVENTS = (
 """Events, each as often as its weight."""
 REMAKES = 0.25
 """The share of histories with topics that are made anew."""
-POLICY = ("", "accept.individual.commit"), ("in", "accept.range.fetch"), ("in", "reserve.message.value.range.fetch")
+POLICY = (
+    ("", "accept.individual.commit"),
+    ("in", "accept.range.fetch"),
+    ("in", "reserve.message.value.range.fetch"),
+)
 
 
 class Consumers(Stage[User]):
@@ -64,17 +68,25 @@ class Consumers(Stage[User]):
         self.topics = ("in", "more") if self.random.random() < 0.3 else ("in",)
         self._remakes = Random(f"{seed} topics").random() < REMAKES
         for topic in self.topics:
-            self.cluster.state.create_topic(TopicSpec(topic, self.random.choice((1, 2, 3))))
+            self.cluster.state.create_topic(
+                TopicSpec(topic, self.random.choice((1, 2, 3)))
+            )
         for spec in (TopicSpec("out", 1), policy.topic_spec()):
             self.cluster.state.create_topic(spec)
         self._writer = MemoryWriter(self.cluster.state, None)
         for name in ("in", "more"):
             self._allow((name, "accept.range.fetch"), True)
-        denied = frozenset([KEYS[0].encode()]) if self.random.random() < 0.25 else frozenset[bytes]()
+        denied = (
+            frozenset([KEYS[0].encode()])
+            if self.random.random() < 0.25
+            else frozenset[bytes]()
+        )
         self.calm = False
         """Whether nothing goes wrong any more."""
         self.filter = RecordFilter(deny_keys=denied) if denied else None
-        self.strategy = self.random.choice(("cooperative-sticky", "range", "roundrobin"))
+        self.strategy = self.random.choice(
+            ("cooperative-sticky", "range", "roundrobin")
+        )
         self.order = self.random.choice(("none", "none", "none", "offset"))
         self.book = Book(denied, lambda: self.scheduler.now)
         for topic in self.topics:
@@ -109,13 +121,26 @@ class Consumers(Stage[User]):
         """Write records."""
         now_ms = EPOCH_MS + int(self.scheduler.now * 1000)
         for _ in range(count):
-            topic, key = self.random.choice(self.topics), self.random.choice(KEYS).encode()
-            ends = {at.where: at.end for at in self.cluster.state.topic(topic).partitions}
-            self._writer.append(topic, [key], [b"%d" % self.book.newest(topic)], [now_ms])
-            (at,) = (where for where, end in ends.items() if self.cluster.state.partition(where).end > end)
+            topic, key = (
+                self.random.choice(self.topics),
+                self.random.choice(KEYS).encode(),
+            )
+            ends = {
+                at.where: at.end for at in self.cluster.state.topic(topic).partitions
+            }
+            self._writer.append(
+                topic, [key], [b"%d" % self.book.newest(topic)], [now_ms]
+            )
+            (at,) = (
+                where
+                for where, end in ends.items()
+                if self.cluster.state.partition(where).end > end
+            )
             self.book.written(at, ends[at], key)
 
-    def _do_more(self, event: str, living: Sequence[User], awake: Sequence[User]) -> None:
+    def _do_more(
+        self, event: str, living: Sequence[User], awake: Sequence[User]
+    ) -> None:
         match event:
             case "policy":
                 self._allow(self.random.choice(POLICY), self.random.random() < 0.6)
@@ -136,7 +161,9 @@ class Consumers(Stage[User]):
     def _allow(self, what: tuple[str, str], allowed: bool) -> None:
         topic, name = what
         self.say(f"an administrator sets {name}={allowed} {topic}")
-        self._writer.append(policy.TOPIC, [orjson.dumps([name, topic])], [orjson.dumps(allowed)], [0])
+        self._writer.append(
+            policy.TOPIC, [orjson.dumps([name, topic])], [orjson.dumps(allowed)], [0]
+        )
 
     # --- oracles ---
 
@@ -146,13 +173,19 @@ class Consumers(Stage[User]):
         for run in self._reader.fetch(1 << 20, 0):
             self.book.told(run.columns)
         if whole:
-            yield "progress", [*self.book.lacking(results=self.exactly_once), *self._not_committed()]
+            yield (
+                "progress",
+                [*self.book.lacking(results=self.exactly_once), *self._not_committed()],
+            )
 
     def _not_committed(self) -> list[str]:
         """Return the partitions in which the group has not reached the end, by its plain offsets."""
         committed = self.cluster.state.group(GROUP).committed
         ends = {
-            at.where: at.end for topic in self.topics for at in self.cluster.state.topic(topic).partitions if at.end
+            at.where: at.end
+            for topic in self.topics
+            for at in self.cluster.state.topic(topic).partitions
+            if at.end
         }
         return [
             f"{at} ends at {end}, and is committed up to {committed.get(at)}"

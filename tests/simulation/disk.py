@@ -55,7 +55,9 @@ def copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock"))
     for mark in sorted(target.rglob(MARK)):
         families = _DISKS[mark.read_text()]._families
-        _made(mark)._families = {family: rows.copy() for family, rows in families.items()}
+        _made(mark)._families = {
+            family: rows.copy() for family, rows in families.items()
+        }
 
 
 def fill(folder: Path) -> None:

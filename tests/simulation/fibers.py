@@ -46,7 +46,13 @@ class StuckError(AssertionError):
 class Fiber(greenlet):
     """One thread of a machine."""
 
-    def __init__(self, scheduler: Scheduler, machine: Machine, body: Callable[[], None], name: str) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        machine: Machine,
+        body: Callable[[], None],
+        name: str,
+    ) -> None:
         super().__init__(self._run, scheduler.hub)
         self.scheduler, self.machine, self.name = scheduler, machine, name
         self.waits: int | None = None
@@ -93,7 +99,9 @@ class Scheduler:
         self.random = random
         self.ready: list[Fiber] = []
         self.errors: list[tuple[Fiber, BaseException]] = []
-        self._timers: list[tuple[float, int, Fiber | None, int, Callable[[], None] | None]] = []
+        self._timers: list[
+            tuple[float, int, Fiber | None, int, Callable[[], None] | None]
+        ] = []
         self._numbers = count()
         self._closed = False
         self._looks = 0
@@ -106,7 +114,9 @@ class Scheduler:
         """
         self._looks += 1
         if self._looks > MOST_LOOKS:
-            raise StuckError(f"a thread looks again and again without waiting, and it is {self.now:.3f} s")
+            raise StuckError(
+                f"a thread looks again and again without waiting, and it is {self.now:.3f} s"
+            )
 
     def run(self, until_s: float) -> None:
         """Run all fibers until that moment, or until a thread has ended with an error.
@@ -176,7 +186,11 @@ class Scheduler:
         """Make these fibers ready."""
         if not waiting:
             return
-        for fiber in sorted(waiting, key=lambda one: one.waits or 0) if len(waiting) > 1 else waiting:
+        for fiber in (
+            sorted(waiting, key=lambda one: one.waits or 0)
+            if len(waiting) > 1
+            else waiting
+        ):
             if fiber.waits is not None:
                 self._go_on(fiber, woken=True)
         waiting.clear()
@@ -239,7 +253,10 @@ class Machine:
         """Continue after `pause`."""
         self.paused = False
         if self._suspended_at is not None:
-            self.slept_s, self._suspended_at = self.slept_s + self.scheduler.now - self._suspended_at, None
+            self.slept_s, self._suspended_at = (
+                self.slept_s + self.scheduler.now - self._suspended_at,
+                None,
+            )
         parked, self.parked = self.parked, []
         self.scheduler.ready += parked
 
@@ -347,11 +364,17 @@ class Condition:
         return True
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> None:
         pass
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(
+        self, predicate: Callable[[], bool], timeout: float | None = None
+    ) -> bool:
         give_up = None if timeout is None else self._scheduler.now + timeout
         while not (holds := predicate()):
             left = None if give_up is None else give_up - self._scheduler.now

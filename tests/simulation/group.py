@@ -18,7 +18,12 @@ from coopstreams.group.joining import Hooks, Timings
 from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
+from coopstreams.topology.errors import (
+    FencedError,
+    GroupError,
+    LogError,
+    MembershipLostError,
+)
 from tests.simulation.cluster import ANSWER_S, MachineClient, T, patient
 from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.kafka.log import SimulatedGroup
@@ -101,12 +106,21 @@ class Group:
 
     def ends_transaction(self, owner: Machine | None, by: Machine) -> None:
         """Note a member that ends another one's transaction: the other one must have left."""
-        if owner in (None, by) or owner.dead or owner.paused or self.phase is not Phase.STABLE:
+        if (
+            owner in (None, by)
+            or owner.dead
+            or owner.paused
+            or self.phase is not Phase.STABLE
+        ):
             return
         if owner in self._settled and self._settled[owner](self.generation):
-            self.wrong.append(f"{by.name} ends the transaction of {owner.name}, which is in the group")
+            self.wrong.append(
+                f"{by.name} ends the transaction of {owner.name}, which is in the group"
+            )
 
-    def join(self, member: str, subscription: bytes, session_s: float) -> tuple[str, int]:
+    def join(
+        self, member: str, subscription: bytes, session_s: float
+    ) -> tuple[str, int]:
         """Take a request to join; return the ids of the member and of the request. The answer comes when
         `in_generation`.
         """
@@ -115,11 +129,22 @@ class Group:
         if not member:
             self._ids += 1
             member = f"member-{self._ids}"
-        unchanged = member in self.members and self.members[member].subscription == subscription
-        known = self.members.setdefault(member, _Member(subscription, self.scheduler.now, session_s))
+        unchanged = (
+            member in self.members and self.members[member].subscription == subscription
+        )
+        known = self.members.setdefault(
+            member, _Member(subscription, self.scheduler.now, session_s)
+        )
         self._requests += 1
-        known.subscription, known.heard, known.request = subscription, self.scheduler.now, self._requests
-        if unchanged and (self.phase is Phase.COMPLETING or (self.phase is Phase.STABLE and member != self.leader)):
+        known.subscription, known.heard, known.request = (
+            subscription,
+            self.scheduler.now,
+            self._requests,
+        )
+        if unchanged and (
+            self.phase is Phase.COMPLETING
+            or (self.phase is Phase.STABLE and member != self.leader)
+        ):
             return member, known.request  # Kafka answers with the current generation
         if self.phase is not Phase.PREPARING:
             self._prepare()
@@ -129,12 +154,16 @@ class Group:
 
     def in_generation(self, member: str, request: int) -> tuple[int, dict[str, bytes]]:
         """Wait for the answer to a request to join; return the generation, and for the leader all subscriptions."""
-        self._await(lambda: member not in self.members or self.phase is not Phase.PREPARING)
+        self._await(
+            lambda: member not in self.members or self.phase is not Phase.PREPARING
+        )
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         known = self.members[member]
         if known.request != request:
-            if known.request:  # an earlier request came late, and its client does not wait any more
+            if (
+                known.request
+            ):  # an earlier request came late, and its client does not wait any more
                 self.scheduler.wait(known.session_s + ANSWER_S)
             raise LogError("the broker that was asked does not answer", retryable=True)
         known.heard = self.scheduler.now
@@ -160,7 +189,11 @@ class Group:
     def assigned(self, member: str, generation: int) -> bytes:
         """Wait for the member's assignment; return it."""
         self._await(
-            lambda: self.phase is not Phase.COMPLETING or self.generation != generation or member not in self.members
+            lambda: (
+                self.phase is not Phase.COMPLETING
+                or self.generation != generation
+                or member not in self.members
+            )
         )
         self._check(member, generation)
         if self.phase is not Phase.STABLE:
@@ -184,7 +217,8 @@ class Group:
         """Load the group from the log: another broker coordinates it, or this one has restarted."""
         self.generation, self.leader, kept = self._kept
         self.members = {
-            id_: replace(each, heard=self.scheduler.now, joined=True, request=0) for id_, each in kept.items()
+            id_: replace(each, heard=self.scheduler.now, joined=True, request=0)
+            for id_, each in kept.items()
         }
         self.phase = Phase.STABLE if self.members else Phase.EMPTY
         self._moves += 1
@@ -203,7 +237,11 @@ class Group:
             raise LogError("another broker coordinates the group", retryable=True)
 
     def _keep(self) -> None:
-        self._kept = self.generation, self.leader, {id_: replace(each) for id_, each in self.members.items()}
+        self._kept = (
+            self.generation,
+            self.leader,
+            {id_: replace(each) for id_, each in self.members.items()},
+        )
 
     def _check(self, member: str, generation: int) -> None:
         if member not in self.members:
@@ -213,7 +251,9 @@ class Group:
 
     def _prepare(self) -> None:
         self.phase = Phase.PREPARING
-        self._deadline = self.scheduler.now + max(each.session_s for each in self.members.values())
+        self._deadline = self.scheduler.now + max(
+            each.session_s for each in self.members.values()
+        )
         for each in self.members.values():
             each.joined = False
         self.scheduler.wake(self._waiting)
@@ -223,11 +263,15 @@ class Group:
         if not self.answers():
             self.scheduler.at(self.scheduler.now + LOOK_S, self._complete_late)
         elif self.phase is Phase.PREPARING and self.scheduler.now >= self._deadline:
-            self.members = {id_: each for id_, each in self.members.items() if each.joined}
+            self.members = {
+                id_: each for id_, each in self.members.items() if each.joined
+            }
             self._complete_if_all()
 
     def _complete_if_all(self) -> None:
-        if self.phase is not Phase.PREPARING or not all(each.joined for each in self.members.values()):
+        if self.phase is not Phase.PREPARING or not all(
+            each.joined for each in self.members.values()
+        ):
             return
         self.generation += 1
         self.phase = Phase.COMPLETING if self.members else Phase.EMPTY
@@ -262,7 +306,14 @@ class Group:
 class SimCoordinator:
     """A member's client: a `joining.Coordinator` without a network."""
 
-    def __init__(self, client: MachineClient, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        client: MachineClient,
+        group: Group,
+        name: str,
+        timings: Timings,
+        hooks: Hooks,
+    ) -> None:
         self.problem = "not started"
         self._machine, self._client, self._group = client.machine, client, group
         self._broker = SimulatedGroup(client, name, timeout_s=ANSWER_S)
@@ -294,7 +345,11 @@ class SimCoordinator:
 
     @property
     def sure_until(self) -> float:
-        return self._calm_at + self._timings.session / 1000 if self._generation >= 0 and self._calm_at else 0.0
+        return (
+            self._calm_at + self._timings.session / 1000
+            if self._generation >= 0 and self._calm_at
+            else 0.0
+        )
 
     @property
     def heard_at(self) -> float:
@@ -308,19 +363,30 @@ class SimCoordinator:
         self._wake.set()
 
     def commit_offsets(
-        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+        self,
+        fence: GroupFence,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        timeout_ms: int | None = None,
     ) -> None:
         try:
             patient(self._machine, lambda: self._broker.commit(offsets, fence))
         except FencedError as error:
             raise MembershipLostError(str(error)) from error
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         asked = None if partitions is None else list(partitions)
-        return patient(self._machine, lambda: self._broker.fetch_offsets(asked, stable=stable))
+        return patient(
+            self._machine, lambda: self._broker.fetch_offsets(asked, stable=stable)
+        )
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        self._group.ends_transaction(self._client.cluster.owners.get(transactional_id), self._machine)
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
+        self._group.ends_transaction(
+            self._client.cluster.owners.get(transactional_id), self._machine
+        )
         self._broker.end_transaction(transactional_id, timeout_ms)
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
@@ -362,7 +428,12 @@ class SimCoordinator:
                 self._hooks.failed(error)
                 return
             if not self._again:
-                self._wake.wait(max(0.0, beat_at + self._timings.heartbeat / 1000 - self._machine.now()))
+                self._wake.wait(
+                    max(
+                        0.0,
+                        beat_at + self._timings.heartbeat / 1000 - self._machine.now(),
+                    )
+                )
             else:
                 self._machine.sleep(0.02)
 
@@ -375,14 +446,18 @@ class SimCoordinator:
         session_s = self._timings.session / 1000
         self._again = False
         try:
-            self._member, request = self._call("join", lambda: self._group.join(self._member, subscription, session_s))
+            self._member, request = self._call(
+                "join", lambda: self._group.join(self._member, subscription, session_s)
+            )
             generation, told = self._group.in_generation(self._member, request)
             if self._closed:
                 return
             self._hooks.answered(generation)
             self._generation, joined = generation, self._machine.elapsed()
             given = self._hooks.assignments(told) if told else {}
-            self._call("sync", lambda: self._group.sync(self._member, generation, given))
+            self._call(
+                "sync", lambda: self._group.sync(self._member, generation, given)
+            )
             assignment = self._group.assigned(self._member, generation)
         except LogError:
             self._again = True
@@ -397,7 +472,10 @@ class SimCoordinator:
     def _beat(self) -> None:
         sent = self._machine.elapsed()
         try:
-            self._call("heartbeat", lambda: self._group.heartbeat(self._member, self._generation))
+            self._call(
+                "heartbeat",
+                lambda: self._group.heartbeat(self._member, self._generation),
+            )
         except RebalancingError:
             self._heard_at = sent
             raise

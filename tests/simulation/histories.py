@@ -41,7 +41,9 @@ class History(NamedTuple):
         return f"seed {self.seed}, {self.program}, {self.guarantee}"
 
 
-def histories(seeds: Iterable[int], guarantee: str | None = None, program: str | None = None) -> Iterator[History]:
+def histories(
+    seeds: Iterable[int], guarantee: str | None = None, program: str | None = None
+) -> Iterator[History]:
     """Yield the histories of these seeds: the programs in turn, and sometimes consumers; or always the same one."""
     names = list(PROGRAMS)
     for seed in seeds:
@@ -59,15 +61,26 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
     def told(*given: Any, **named: Any) -> T:
         name = about(*given, **named)
         if name not in known:
-            known[name] = function(*given, **named), given  # keeps the arguments alive, so that their ids stay unique
+            known[name] = (
+                function(*given, **named),
+                given,
+            )  # keeps the arguments alive, so that their ids stay unique
         return known[name][0]
 
     return told
 
 
 MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
-    (resolved_topology, "as_it_runs", lambda built, _, config: (id(built), config["topology.optimization"])),
-    (resolved_topology, "fingerprints", lambda topology, partitions: (id(topology), tuple(partitions))),
+    (
+        resolved_topology,
+        "as_it_runs",
+        lambda built, _, config: (id(built), config["topology.optimization"]),
+    ),
+    (
+        resolved_topology,
+        "fingerprints",
+        lambda topology, partitions: (id(topology), tuple(partitions)),
+    ),
     (
         resolved_topology,
         "compile_subtopology",
@@ -77,7 +90,10 @@ MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (operator_time, "Analysis", id),
 ]
 """Functions whose results are equal in all processes of a topology, which has no patterns: cached."""
-_MADE = [(where, name, _once(getattr(where, name), about)) for where, name, about in MADE_ONCE]
+_MADE = [
+    (where, name, _once(getattr(where, name), about))
+    for where, name, about in MADE_ONCE
+]
 
 
 def play(

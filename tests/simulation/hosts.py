@@ -23,7 +23,11 @@ class Hosts:
     """
 
     def __init__(
-        self, count: int, folder_of: Callable[[int], Path], random: Random, say: Callable[[str], None]
+        self,
+        count: int,
+        folder_of: Callable[[int], Path],
+        random: Random,
+        say: Callable[[str], None],
     ) -> None:
         self._folder_of, self._random, self._say = folder_of, random, say
         self._ahead_ms: Counter[int] = Counter()
@@ -35,25 +39,45 @@ class Hosts:
 
     def happen(self, living: Mapping[int, Machine], down: Sequence[int]) -> None:
         """Cause one fault: `living` run a process, `down` do not."""
-        match self._random.choice(("clock", "lost", "saved", "earlier", "full", "settings", "settings", "version")):
+        match self._random.choice(
+            (
+                "clock",
+                "lost",
+                "saved",
+                "earlier",
+                "full",
+                "settings",
+                "settings",
+                "version",
+            )
+        ):
             case "clock" if living:
                 self._jump(*self._random.choice(sorted(living.items())))
             case "lost" if down:
                 self._lose(self._random.choice(down))
             case "saved" if living:
                 self._copy(self._random.choice(sorted(living)), "is saved", back=False)
-            case "earlier" if saved := [number for number in down if self._saved(number).is_dir()]:
+            case "earlier" if saved := [
+                number for number in down if self._saved(number).is_dir()
+            ]:
                 self._copy(self._random.choice(saved), "is as it was saved", back=True)
             case "full" if living:
                 number = self._random.choice(sorted(living))
                 self._say(f"the disk of p{number} is full")
                 disk.fill(self._folder_of(number))
             case "settings":
-                self.threads, self.ranges = self._random.choice((1, 1, 2)), self._random.choice((1, 2, 4))
-                self._say(f"who begins from now on has {self.threads} threads, {self.ranges} ranges")
+                self.threads, self.ranges = (
+                    self._random.choice((1, 1, 2)),
+                    self._random.choice((1, 2, 4)),
+                )
+                self._say(
+                    f"who begins from now on has {self.threads} threads, {self.ranges} ranges"
+                )
             case "version":
                 self.newer = not self.newer
-                self._say(f"who begins from now on runs the {'newer' if self.newer else 'older'} version")
+                self._say(
+                    f"who begins from now on runs the {'newer' if self.newer else 'older'} version"
+                )
             case _:
                 pass
 
@@ -67,7 +91,9 @@ class Hosts:
         disk.free()
 
     def _jump(self, number: int, machine: Machine) -> None:
-        by = self._random.choice((SECOND_MS, HOUR_MS, 3 * DAY_MS, 400 * DAY_MS)) * self._random.choice((1, -1))
+        by = self._random.choice(
+            (SECOND_MS, HOUR_MS, 3 * DAY_MS, 400 * DAY_MS)
+        ) * self._random.choice((1, -1))
         self._say(f"the clock of p{number} jumps by {by / SECOND_MS:.0f} s")
         self._ahead_ms[number] += by
         machine.ahead_ms += by

@@ -82,7 +82,9 @@ class Changelogs:
         self._state, self._application = state, application
         self._reader = MemoryReader(state, committed_only=True)
         self._read: dict[TopicPartition, Position] = {}
-        self._rows: dict[TopicPartition, dict[bytes, list[Told]]] = defaultdict(lambda: defaultdict(list))
+        self._rows: dict[TopicPartition, dict[bytes, list[Told]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         self._answered: dict[TopicPartition, dict[bytes, int]] = defaultdict(dict)
         """The number of the row of each key that was answered last."""
         self._right: dict[tuple[str, str, str], object] = {}
@@ -90,7 +92,10 @@ class Changelogs:
 
     def read(self, topic: str, *, made_anew: bool = False) -> None:
         """Read a changelog while it has everything; `made_anew`: its offsets will change."""
-        changelogs = [TopicPartition(topic, number) for number in range(len(self._state.topic(topic).partitions))]
+        changelogs = [
+            TopicPartition(topic, number)
+            for number in range(len(self._state.topic(topic).partitions))
+        ]
         for changelog in changelogs:
             self._look(changelog)
         if made_anew:
@@ -127,7 +132,9 @@ class Changelogs:
             lambda part: self._wrong_answers(part, decided=decided),
         )
 
-    def some_key(self, specs: Sequence[StoreSpec], random: Random) -> tuple[StoreSpec, bytes, bytes] | None:
+    def some_key(
+        self, specs: Sequence[StoreSpec], random: Random
+    ) -> tuple[StoreSpec, bytes, bytes] | None:
         """Return a key that a store has had, as its plain and its store key; None: there is none."""
         known = [
             (spec, rows)
@@ -148,14 +155,26 @@ class Changelogs:
         return known.get(layout.changelog_key(spec.kind, key), -1)
 
     def wrong_answer(
-        self, who: str, spec: StoreSpec, partition: int, key: bytes, row: Told | None, floor: int
+        self,
+        who: str,
+        spec: StoreSpec,
+        partition: int,
+        key: bytes,
+        row: Told | None,
+        floor: int,
     ) -> list[str]:
         """Return the violation of a sequential history in the answer to a query that began at a `floor`."""
         changelog = TopicPartition(self._topic(spec), partition)
         decided, name = self._look(changelog), layout.changelog_key(spec.kind, key)
         return list(self._forbidden(who, changelog, name, row, floor, decided=decided))
 
-    def _asked(self, what: str, part: Part, about: object, wrong: Callable[[Part], Iterator[str]]) -> list[str]:
+    def _asked(
+        self,
+        what: str,
+        part: Part,
+        about: object,
+        wrong: Callable[[Part], Iterator[str]],
+    ) -> list[str]:
         """Return the violations; none if everything relevant is unchanged since it was right."""
         name = what, part.where, part.spec.name
         if self._right.get(name) == about:
@@ -168,7 +187,9 @@ class Changelogs:
         changelog = self._of(part)
         known = self._rows[changelog]
         for key, value, timestamp in part.everything():
-            if (value, timestamp) not in known[layout.changelog_key(part.spec.kind, key)]:
+            if (value, timestamp) not in known[
+                layout.changelog_key(part.spec.kind, key)
+            ]:
                 yield f"the database of {part.where} has {value!r} of {key!r}, which {changelog} never had"
 
     def _wrong_answers(self, part: Part, *, decided: bool) -> Iterator[str]:
@@ -176,37 +197,66 @@ class Changelogs:
         answered = self._answered[changelog]
         view = KeyRangeView(part.database, part.spec, part.ranges)
         answer = {
-            layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.range()
+            layout.changelog_key(part.spec.kind, key): (value, timestamp)
+            for key, value, timestamp in view.range()
         }
         for key in self._rows[changelog]:
-            if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
+            if not view.owns(
+                layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))
+            ):
                 continue
             yield from self._forbidden(
-                part.where, changelog, key, answer.get(key), answered.get(key, -1), decided=decided
+                part.where,
+                changelog,
+                key,
+                answer.get(key),
+                answered.get(key, -1),
+                decided=decided,
             )
 
     def _forbidden(
-        self, who: str, changelog: TopicPartition, key: bytes, row: Told | None, last: int, *, decided: bool
+        self,
+        who: str,
+        changelog: TopicPartition,
+        key: bytes,
+        row: Told | None,
+        last: int,
+        *,
+        decided: bool,
     ) -> Iterator[str]:
         """Yield the violation if the row must not be answered for the key after row `last`; otherwise note the row."""
         if row is None and last < 0:
             return  # in the answering instance's view, the key has not been written yet
         had, answered = self._rows[changelog][key], self._answered[changelog]
         at = next(
-            (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None
+            (
+                at
+                for at in range(max(last, 0), len(had))
+                if (had[at] if had[at][0] is not None else None) == row
+            ),
+            None,
         )
         if at is not None:
             answered[key] = max(at, answered.get(key, -1))
         # otherwise it may belong to a transaction without a marker yet
-        elif decided or (row in had[: max(last, 0)] and not self._may_come(changelog, key, row)):
+        elif decided or (
+            row in had[: max(last, 0)] and not self._may_come(changelog, key, row)
+        ):
             yield f"{who} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
 
-    def _may_come(self, changelog: TopicPartition, key: bytes, row: Told | None) -> bool:
+    def _may_come(
+        self, changelog: TopicPartition, key: bytes, row: Told | None
+    ) -> bool:
         """Return whether a transaction without a marker yet has written this row, like an earlier one."""
         stored = self._state.partition(changelog)
-        columns, _, _ = stored.read(self._read[changelog].offset, stored.end, committed_only=False)
+        columns, _, _ = stored.read(
+            self._read[changelog].offset, stored.end, committed_only=False
+        )
         rows = zip(columns.values, columns.timestamps, strict=True)
-        return row is not None and any(at == key and told == row for at, told in zip(columns.keys, rows, strict=True))
+        return row is not None and any(
+            at == key and told == row
+            for at, told in zip(columns.keys, rows, strict=True)
+        )
 
     def _topic(self, spec: StoreSpec) -> str:
         return spec.source or changelog_topic(self._application, spec.name)
@@ -222,11 +272,17 @@ class Changelogs:
         if changelog not in self._read:
             self._read[changelog] = Position(0)
             self._reader.assign(self._read)
-        news = self._reader.fetch(1 << 20, 0) if self._read[changelog].offset < stored.stable_end else ()
+        news = (
+            self._reader.fetch(1 << 20, 0)
+            if self._read[changelog].offset < stored.stable_end
+            else ()
+        )
         for run in news:
             self._read[run.partition] = Position(run.next_offset)
             columns = run.columns
-            for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):
+            for key, value, timestamp in zip(
+                columns.keys, columns.values, columns.timestamps, strict=True
+            ):
                 if key is not None:
                     self._rows[run.partition][key].append((value, timestamp))
         return stored.stable_end == stored.end

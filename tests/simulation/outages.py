@@ -29,7 +29,12 @@ class Outages:
         stir: Callable[[], None],
     ) -> None:
         self._cluster, self._group, self._name = cluster, group, name
-        self._scheduler, self._random, self._say, self._stir = scheduler, random, say, stir
+        self._scheduler, self._random, self._say, self._stir = (
+            scheduler,
+            random,
+            say,
+            stir,
+        )
         self._troubled: int | None = None
         """The broker with a fault."""
         self._stopped = False
@@ -46,7 +51,9 @@ class Outages:
                 for where in brokers.led_by(broker)
                 if broker not in brokers.away
             ]
-            trusted = [broker for broker in range(brokers.count) if broker != self._troubled]
+            trusted = [
+                broker for broker in range(brokers.count) if broker != self._troubled
+            ]
             if led:
                 where, broker = random.choice(led), random.choice(trusted)
                 self._change(
@@ -67,13 +74,24 @@ class Outages:
         if random.random() < 0.8:
             led_here = lambda: brokers.led_by(broker)  # noqa: E731
             self._later(
-                after, "is replaced", lambda: self._cluster.do("fail_over", broker), f"broker {broker}", led_here
+                after,
+                "is replaced",
+                lambda: self._cluster.do("fail_over", broker),
+                f"broker {broker}",
+                led_here,
             )
         after += random.choice((0.05, 2.0, 12.0))
         self._later(after, "is back", self._back, f"broker {broker}")
         if random.random() < 0.5:
-            self._later(after, "is asked by whoever opens tasks", self._stir, f"broker {broker}")
-        self._later(after + random.choice((0.0, 1.0, 10.0)), "knows who leads", self._learnt, f"broker {broker}")
+            self._later(
+                after, "is asked by whoever opens tasks", self._stir, f"broker {broker}"
+            )
+        self._later(
+            after + random.choice((0.0, 1.0, 10.0)),
+            "knows who leads",
+            self._learnt,
+            f"broker {broker}",
+        )
 
     def end(self) -> None:
         """Make all brokers answer, with current views."""
@@ -85,7 +103,10 @@ class Outages:
     def _back(self) -> None:
         assert self._troubled is not None
         self._cluster.do("start", self._troubled)
-        if self._stopped and self._cluster.brokers.leader(self._name).broker == self._troubled:
+        if (
+            self._stopped
+            and self._cluster.brokers.leader(self._name).broker == self._troubled
+        ):
             self._group.load()
 
     def _learnt(self) -> None:
@@ -94,7 +115,12 @@ class Outages:
         self._troubled = None
 
     def _later(
-        self, seconds: float, what: str, how: Callable[[], object], whom: str, moved: Callable[[], list[Where]] = list
+        self,
+        seconds: float,
+        what: str,
+        how: Callable[[], object],
+        whom: str,
+        moved: Callable[[], list[Where]] = list,
     ) -> None:
         number = self._number
 
@@ -104,7 +130,13 @@ class Outages:
 
         self._scheduler.at(self._scheduler.now + seconds, then)
 
-    def _change(self, what: str, how: Callable[[], object], whom: str, moved: Callable[[], list[Where]] = list) -> None:
+    def _change(
+        self,
+        what: str,
+        how: Callable[[], object],
+        whom: str,
+        moved: Callable[[], list[Where]] = list,
+    ) -> None:
         group_moves = self._name in moved()
         self._say(f"{whom} {what}")
         how()

@@ -71,8 +71,16 @@ def _leader_of_before() -> AbstractContextManager[Any]:
     """A broker that claims to be the leader is believed."""
 
     def first(answers: Mapping[int, BrokerView | None], _: int) -> Choice | None:
-        leaders = [view for broker, view in answers.items() if view is not None and view.leader == broker]
-        return min((Choice(view.leader, view.epoch) for view in leaders), key=lambda choice: choice.epoch, default=None)
+        leaders = [
+            view
+            for broker, view in answers.items()
+            if view is not None and view.leader == broker
+        ]
+        return min(
+            (Choice(view.leader, view.epoch) for view in leaders),
+            key=lambda choice: choice.epoch,
+            default=None,
+        )
 
     return patch.object(leadership, "choose", first)
 
@@ -83,7 +91,10 @@ def _short_restore() -> AbstractContextManager[Any]:
 
     def short(self: Changelogs, changelogs: Any) -> Any:
         found = whole(self, changelogs)
-        return {at: replace(bounds, target=max(bounds.log_start, bounds.target - 3)) for at, bounds in found.items()}
+        return {
+            at: replace(bounds, target=max(bounds.log_start, bounds.target - 3))
+            for at, bounds in found.items()
+        }
 
     return patch.object(Changelogs, "all_bounds", short)
 
@@ -124,7 +135,11 @@ def _only_who_moved() -> AbstractContextManager[Any]:
     """A commit leaves out tasks that have written without taking a record."""
 
     def moved(self: Committer, tasks: Any) -> list[Any]:
-        return [task for task in tasks if task.progress.moved or task.progress.mirror_due(self._follower)]
+        return [
+            task
+            for task in tasks
+            if task.progress.moved or task.progress.mirror_due(self._follower)
+        ]
 
     return patch.object(Committer, "_due", moved)
 
@@ -133,7 +148,11 @@ def _silent_opener() -> AbstractContextManager[Any]:
     """Cancelled openings are forgotten without an event."""
     handle = Instance._handle
     return patch.object(
-        Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event)
+        Instance,
+        "_handle",
+        lambda self, event: (
+            None if isinstance(event, Cancelled) else handle(self, event)
+        ),
     )
 
 
@@ -142,7 +161,10 @@ def _one_version() -> AbstractContextManager[Any]:
 
     def assign(members: Members, *, ranges: int) -> dict[str, Assignment]:
         one = next(iter(members.values())).info.topology
-        alike = {id_: replace(state, info=replace(state.info, topology=one)) for id_, state in members.items()}
+        alike = {
+            id_: replace(state, info=replace(state.info, topology=one))
+            for id_, state in members.items()
+        }
         return assign_active(alike, ranges=ranges)
 
     return patch.object(components, "assign_active", assign)
@@ -154,7 +176,9 @@ def _unreadable_skipped() -> AbstractContextManager[Any]:
     def poll(self: Follower, timeout_s: float) -> bool:
         before = self._tail
         for batch in self._reader.fetch(2000, timeout_s):
-            for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
+            for key, value in zip(
+                batch.columns.keys, batch.columns.values, strict=True
+            ):
                 if key is not None:
                     self._view.apply(key, value)
             self._tail = max(self._tail, batch.next_offset)
@@ -169,9 +193,18 @@ def _back_to_life() -> AbstractContextManager[Any]:
     """
     record = Progress.record
 
-    def plain_only(self: Progress, partition: TopicPartition, *given: Any, claim: bool = False, **options: Any) -> Any:
+    def plain_only(
+        self: Progress,
+        partition: TopicPartition,
+        *given: Any,
+        claim: bool = False,
+        **options: Any,
+    ) -> Any:
         source = self._sources[partition]
-        kept, source.claim = source.claim, source.claim and (claim or not self.key_range.is_whole)
+        kept, source.claim = (
+            source.claim,
+            source.claim and (claim or not self.key_range.is_whole),
+        )
         try:
             return record(self, partition, *given, claim=claim, **options)
         finally:
@@ -183,12 +216,18 @@ def _back_to_life() -> AbstractContextManager[Any]:
 def _any_changelog() -> AbstractContextManager[Any]:
     """A restore continues from a checkpoint in any topic with the name of its changelog."""
     refusal = Bounds.refusal
-    return patch.object(Bounds, "refusal", lambda self, at: refusal(self, replace(at, topic_id=self.topic_id)))
+    return patch.object(
+        Bounds,
+        "refusal",
+        lambda self, at: refusal(self, replace(at, topic_id=self.topic_id)),
+    )
 
 
 def _always_sure() -> AbstractContextManager[Any]:
     """A paused process that resumes answers queries before the group has answered it."""
-    return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
+    return patch.object(
+        Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task
+    )
 
 
 def _all_at_once() -> AbstractContextManager[Any]:
@@ -199,13 +238,17 @@ def _all_at_once() -> AbstractContextManager[Any]:
 def _no_lines() -> AbstractContextManager[Any]:
     """A record is ready when its own calls have ended, regardless of earlier records."""
     line_up = PendingCalls._line_up
-    return patch.object(PendingCalls, "_line_up", lambda self, record, _: line_up(self, record, None))
+    return patch.object(
+        PendingCalls, "_line_up", lambda self, record, _: line_up(self, record, None)
+    )
 
 
 def _called_again() -> AbstractContextManager[Any]:
     """A task calls and processes again what an earlier owner has done above the position."""
 
-    def everything(self: InFlight, keys: Sequence[bytes | None], offsets: Sequence[int], end: int) -> list[int]:
+    def everything(
+        self: InFlight, keys: Sequence[bytes | None], offsets: Sequence[int], end: int
+    ) -> list[int]:
         fresh = hand_out(self, keys, offsets, end)
         return list(range(len(offsets))) if offsets else fresh
 
@@ -232,8 +275,12 @@ def _any_slice() -> AbstractContextManager[Any]:
     """Slices of snapshots are used with any changelog of the name."""
     choose = snapshot_restore.choose
 
-    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
-        taken, refusal = choose(replace(store, topic_id=bounds.topic_id), partition, groups, bounds)
+    def chosen(
+        store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
+    ) -> Any:
+        taken, refusal = choose(
+            replace(store, topic_id=bounds.topic_id), partition, groups, bounds
+        )
         return taken, refusal
 
     return patch.multiple(snapshot_restore, choose=chosen, misfit=lambda *_: "")
@@ -243,7 +290,9 @@ def _slice_of_the_end() -> AbstractContextManager[Any]:
     """A slice claims the current end of its changelog."""
     choose = snapshot_restore.choose
 
-    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
+    def chosen(
+        store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
+    ) -> Any:
         taken, refusal = choose(store, partition, groups, bounds)
         return [replace(each, offset=bounds.target) for each in taken], refusal
 
@@ -253,7 +302,9 @@ def _slice_of_the_end() -> AbstractContextManager[Any]:
 def _unchecked_file() -> AbstractContextManager[Any]:
     """The files of a snapshot are not checked."""
 
-    def fetched(storage: Any, application: str, file: File, folder: Path, heard: Any) -> FetchedFile:
+    def fetched(
+        storage: Any, application: str, file: File, folder: Path, heard: Any
+    ) -> FetchedFile:
         path = folder / f"{file.sha256}.sst"
         if not storage.download(f"{application}/{file.name}", path, heard):
             raise SnapshotError("it is missing")
@@ -277,9 +328,13 @@ def _unstored() -> AbstractContextManager[Any]:
     def without(self: TaskState, *given: Any, **options: Any) -> None:
         for table in self._tables.values():
             for number, change in enumerate(table.frozen):
-                kept = [i for i, key in enumerate(change.keys) if not key.endswith(b"3")]
+                kept = [
+                    i for i, key in enumerate(change.keys) if not key.endswith(b"3")
+                ]
                 table.frozen[number] = replace(
-                    change, keys=[change.keys[i] for i in kept], values=[change.values[i] for i in kept]
+                    change,
+                    keys=[change.keys[i] for i in kept],
+                    values=[change.values[i] for i in kept],
                 )
         commit(self, *given, **options)
 
@@ -314,7 +369,11 @@ def _fragile() -> AbstractContextManager[Any]:
 
 def _no_turn() -> AbstractContextManager[Any]:
     """A task that has more records waits for a turn that never comes."""
-    return patch.object(StreamThread, "_wait_for_turn", lambda self, task: self._in_turn.setdefault(task, 0))
+    return patch.object(
+        StreamThread,
+        "_wait_for_turn",
+        lambda self, task: self._in_turn.setdefault(task, 0),
+    )
 
 
 def _restless() -> AbstractContextManager[Any]:
@@ -345,40 +404,86 @@ class Planted(NamedTuple):
 PLANTED: dict[str, Planted] = {
     "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
     "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
-    "a leader of before": Planted(_leader_of_before, 15, "a join of streams", oracle="answers"),
+    "a leader of before": Planted(
+        _leader_of_before, 15, "a join of streams", oracle="answers"
+    ),
     "any epoch commits": Planted(members.any_epoch, 268, "a count", oracle="results"),
-    "a restore that ends early": Planted(_short_restore, 1, "a count", oracle="answers"),
-    "what was done is done again": Planted(_done_again, 25, "windows that close", oracle="results"),
+    "a restore that ends early": Planted(
+        _short_restore, 1, "a count", oracle="answers"
+    ),
+    "what was done is done again": Planted(
+        _done_again, 25, "windows that close", oracle="results"
+    ),
     "time of its own": Planted(times.own_time, None, "windows that close"),
-    "revoked is released": Planted(members.given_away, 201, "a count", oracle="results"),
+    "revoked is released": Planted(
+        members.given_away, 201, "a count", oracle="results"
+    ),
     "what is kept without an answer": Planted(
-        members.kept_without_answer, None, "consumers", AT_LEAST_ONCE, oracle="owners", once="829df63, 184"
+        members.kept_without_answer,
+        None,
+        "consumers",
+        AT_LEAST_ONCE,
+        oracle="owners",
+        once="829df63, 184",
     ),
     "rows of who still closes": Planted(
-        members.rows_of_who_closes, None, "calls before sessions", oracle="answers", once="713ffa6, 178"
+        members.rows_of_who_closes,
+        None,
+        "calls before sessions",
+        oracle="answers",
+        once="713ffa6, 178",
     ),
-    "the database before the log": Planted(_early_database, 20, "a join with a table", oracle="rows"),
-    "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
+    "the database before the log": Planted(
+        _early_database, 20, "a join with a table", oracle="rows"
+    ),
+    "results beside changelogs": Planted(
+        _told_in_state_only, None, "windows that close", AT_LEAST_ONCE
+    ),
     "a commit without who did not move": Planted(
         _only_who_moved, 0, "values that are held until punctuations", oracle="results"
     ),
-    "a cancel that nobody hears": Planted(_silent_opener, 23, "a table on its source", oracle="progress"),
-    "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
+    "a cancel that nobody hears": Planted(
+        _silent_opener, 23, "a table on its source", oracle="progress"
+    ),
+    "whoever wakes is sure": Planted(
+        _always_sure, 76, "a join with a table", oracle="answers"
+    ),
     "an error of before counts": Planted(
         members.hasty, 76, "a table counted by groups", AT_LEAST_ONCE, oracle="errors"
     ),
-    "one version for all": Planted(_one_version, 11, "a count behind a repartition", oracle="progress"),
-    "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count", oracle="progress"),
-    "commits come back to life": Planted(_back_to_life, 291, "a table", oracle="results"),
-    "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams", oracle="answers"),
-    "a hunt of before": Planted(members.hunt_of_before, 41, "a count", oracle="members"),
+    "one version for all": Planted(
+        _one_version, 11, "a count behind a repartition", oracle="progress"
+    ),
+    "beside an unreadable record": Planted(
+        _unreadable_skipped, 0, "a count", oracle="progress"
+    ),
+    "commits come back to life": Planted(
+        _back_to_life, 291, "a table", oracle="results"
+    ),
+    "a checkpoint of any changelog": Planted(
+        _any_changelog, 15, "a join of streams", oracle="answers"
+    ),
+    "a hunt of before": Planted(
+        members.hunt_of_before, 41, "a count", oracle="members"
+    ),
     "a hunt of everybody": Planted(members.hunt_of_all, 7, "a count", oracle="members"),
-    "calls of a key at once": Planted(_all_at_once, 0, "calls before a table", oracle="calls"),
-    "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table", oracle="results"),
-    "what has passed is called again": Planted(_called_again, 2, "calls before a table", oracle="results"),
-    "rows of who was ahead": Planted(times.newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"),
+    "calls of a key at once": Planted(
+        _all_at_once, 0, "calls before a table", oracle="calls"
+    ),
+    "a record passes its key": Planted(
+        _no_lines, 0, "calls in any order before a table", oracle="results"
+    ),
+    "what has passed is called again": Planted(
+        _called_again, 2, "calls before a table", oracle="results"
+    ),
+    "rows of who was ahead": Planted(
+        times.newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"
+    ),
     "windows that others have closed": Planted(
-        times.closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
+        times.closed_by_others,
+        1_000_011,
+        "windows that are emitted at their close",
+        oracle="progress",
     ),
     "windows that begin with the partition": Planted(
         times.begun_with_the_partition,
@@ -402,10 +507,16 @@ PLANTED: dict[str, Planted] = {
         oracle="progress",
     ),
     "operator times that nobody keeps": Planted(
-        times.no_operator_times, 6, "filtered windows that are emitted at their close", oracle="results"
+        times.no_operator_times,
+        6,
+        "filtered windows that are emitted at their close",
+        oracle="results",
     ),
     "a program behind its commit": Planted(
-        times.behind_its_commit, 345, "calls before windows that are emitted at their close", oracle="results"
+        times.behind_its_commit,
+        345,
+        "calls before windows that are emitted at their close",
+        oracle="results",
     ),
     "one time for all owners": Planted(
         times.one_for_all_owners,
@@ -415,7 +526,11 @@ PLANTED: dict[str, Planted] = {
         oracle="progress",
     ),
     "a gate of siblings": Planted(
-        times.gate_of_siblings, 43, "a left join of streams", AT_LEAST_ONCE, oracle="progress"
+        times.gate_of_siblings,
+        43,
+        "a left join of streams",
+        AT_LEAST_ONCE,
+        oracle="progress",
     ),
     "a position behind siblings": Planted(
         times.behind_siblings,
@@ -425,7 +540,10 @@ PLANTED: dict[str, Planted] = {
         once="713ffa6, 40073364",
     ),
     "a position of who waits": Planted(
-        times.at_who_waits, 94, "calls before windows that are emitted at their close", oracle="progress"
+        times.at_who_waits,
+        94,
+        "calls before windows that are emitted at their close",
+        oracle="progress",
     ),
     "a search of siblings": Planted(
         times.search_of_siblings,
@@ -434,26 +552,54 @@ PLANTED: dict[str, Planted] = {
         oracle="progress",
         once="1c26f02, 40058404",
     ),
-    "rows of before": Planted(_rows_of_before, 0, "calls that keep state", oracle="results"),
+    "rows of before": Planted(
+        _rows_of_before, 0, "calls that keep state", oracle="results"
+    ),
     "a slice of any changelog": Planted(_any_slice, 97, "a count", oracle="results"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),
     "a file that nobody checks": Planted(_unchecked_file, 61, "a count", oracle="rows"),
-    "an answer of who has given away": Planted(_found_before, 1, "a count", oracle="queries"),
-    "a row that is not stored": Planted(_unstored, 0, "a join with a table", oracle="stores"),
+    "an answer of who has given away": Planted(
+        _found_before, 1, "a count", oracle="queries"
+    ),
+    "a row that is not stored": Planted(
+        _unstored, 0, "a join with a table", oracle="stores"
+    ),
     "any range of the partition": Planted(_any_range, 2, "windows", oracle="queries"),
-    "a thread that dies of a lost group": Planted(_fragile, 4, "a count", oracle="errors"),
+    "a thread that dies of a lost group": Planted(
+        _fragile, 4, "a count", oracle="errors"
+    ),
     "a turn that never comes": Planted(_no_turn, 10, "a count", oracle="progress"),
     "a watcher that never rests": Planted(_restless, 0, "a count", oracle="turns"),
-    "times of the reader alone": Planted(times.times_of_the_reader, 94, "calls before windows", oracle="results"),
-    "done before, and handed out": Planted(consumers.done_before, 3, "consumers", AT_LEAST_ONCE, oracle="again"),
-    "no way back": Planted(consumers.no_way_back, 2, "consumers", AT_LEAST_ONCE, oracle="order"),
-    "what is held is passed": Planted(consumers.what_is_held_is_passed, 54, "consumers", oracle="progress"),
-    "no fence": Planted(consumers.no_fence, 1, "consumers", AT_LEAST_ONCE, oracle="owners"),
-    "results without progress": Planted(consumers.results_first, 0, "consumers", oracle="results"),
-    "progress without results": Planted(consumers.commit_beside, 45, "consumers", oracle="progress"),
-    "an abort that keeps": Planted(consumers.abort_that_keeps, 0, "consumers", oracle="progress"),
-    "positions of any topic": Planted(consumers.positions_of_any_topic, 5, "consumers", oracle="order"),
-    "a topic that nobody looks at": Planted(consumers.nobody_looks, 13, "consumers", oracle="errors"),
+    "times of the reader alone": Planted(
+        times.times_of_the_reader, 94, "calls before windows", oracle="results"
+    ),
+    "done before, and handed out": Planted(
+        consumers.done_before, 3, "consumers", AT_LEAST_ONCE, oracle="again"
+    ),
+    "no way back": Planted(
+        consumers.no_way_back, 2, "consumers", AT_LEAST_ONCE, oracle="order"
+    ),
+    "what is held is passed": Planted(
+        consumers.what_is_held_is_passed, 54, "consumers", oracle="progress"
+    ),
+    "no fence": Planted(
+        consumers.no_fence, 1, "consumers", AT_LEAST_ONCE, oracle="owners"
+    ),
+    "results without progress": Planted(
+        consumers.results_first, 0, "consumers", oracle="results"
+    ),
+    "progress without results": Planted(
+        consumers.commit_beside, 45, "consumers", oracle="progress"
+    ),
+    "an abort that keeps": Planted(
+        consumers.abort_that_keeps, 0, "consumers", oracle="progress"
+    ),
+    "positions of any topic": Planted(
+        consumers.positions_of_any_topic, 5, "consumers", oracle="order"
+    ),
+    "a topic that nobody looks at": Planted(
+        consumers.nobody_looks, 13, "consumers", oracle="errors"
+    ),
 }
 """The planted bugs by name."""
 WITHIN = 30

@@ -41,7 +41,9 @@ def what_is_held_is_passed() -> AbstractContextManager[Any]:
 def no_fence() -> AbstractContextManager[Any]:
     """Commits are not fenced by the generation of the group."""
 
-    def commit(_: Shared, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
+    def commit(
+        _: Shared, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float
+    ) -> None:
         writer.commit(timeout_s)
 
     return patch.object(Shared, "commit", commit)
@@ -51,7 +53,11 @@ def commit_beside() -> AbstractContextManager[Any]:
     """The progress of a user's transaction is committed before it, in one of its own."""
 
     def commit_in(
-        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, metadata: Any
+        self: Committing,
+        transaction: Transaction,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        metadata: Any,
     ) -> CommitResult:
         done = self.commit(shares, ownership, metadata)
         transaction.commit(self._timeout_s)
@@ -64,7 +70,11 @@ def results_first() -> AbstractContextManager[Any]:
     """The results of a user's transaction are committed before its progress."""
 
     def commit_in(
-        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, metadata: Any
+        self: Committing,
+        transaction: Transaction,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        metadata: Any,
     ) -> CommitResult:
         transaction.commit(self._timeout_s)
         return self.commit(shares, ownership, metadata)
@@ -79,7 +89,11 @@ def abort_that_keeps() -> AbstractContextManager[Any]:
 
 def positions_of_any_topic() -> AbstractContextManager[Any]:
     """Commits in a topic that was deleted count in the one that has its name."""
-    return patch.multiple(CommitView, _is_other=lambda *_: False, of_this_topic=lambda _, __, committed: committed)
+    return patch.multiple(
+        CommitView,
+        _is_other=lambda *_: False,
+        of_this_topic=lambda _, __, committed: committed,
+    )
 
 
 def nobody_looks() -> AbstractContextManager[Any]:

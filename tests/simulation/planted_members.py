@@ -21,7 +21,9 @@ from tests.simulation.world import World
 def _tasks_move_often() -> AbstractContextManager[Any]:
     """The only events are records, and processes that start and end."""
     return patch.object(
-        World, "events_that_happen", ("produce", "produce", "produce", "start", "start", "stop", "rest")
+        World,
+        "events_that_happen",
+        ("produce", "produce", "produce", "start", "start", "stop", "rest"),
     )
 
 
@@ -66,7 +68,10 @@ def rows_of_who_closes() -> Iterator[None]:
     """A promised task that is given up deletes rows of one that still closes. One in a hundred cases is found, so tasks
     move often.
     """
-    with _tasks_move_often(), patch.object(TaskRegistry, "here", property(lambda self: self.wanted)):
+    with (
+        _tasks_move_often(),
+        patch.object(TaskRegistry, "here", property(lambda self: self.wanted)),
+    ):
         yield
 
 
@@ -82,17 +87,26 @@ def hunt_of_before() -> Iterator[None]:
     """
 
     def hunt(self: Barrier) -> None:
-        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
+        if (
+            self._member is None
+            or self._hunt_at is None
+            or self._host.now() < self._hunt_at
+            or not self._living
+        ):
             return
         if not self._member.sure(self.epoch, self.generation):
             return
         self._hunt_at = None
-        for name in sorted(filter(self._ours, self._member.open_transactions() - self._living)):
+        for name in sorted(
+            filter(self._ours, self._member.open_transactions() - self._living)
+        ):
             with suppress(LogError):
                 self._member.end_transaction(name, END_MS)
         self._end_hanging()
 
-    slow = patch.dict(stage.RATES, {"list transactions": [(0.3, Slow(3.0)), (0.3, Slow(12.0))]})
+    slow = patch.dict(
+        stage.RATES, {"list transactions": [(0.3, Slow(3.0)), (0.3, Slow(12.0))]}
+    )
     with _tasks_move_often(), slow, patch.object(Barrier, "hunt", hunt):
         yield
 

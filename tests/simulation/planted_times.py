@@ -32,7 +32,11 @@ def behind_siblings() -> AbstractContextManager[Any]:
         batch = source.waiting[0]
         step = take(name, source, *given, **ties)
         cut = source.waiting and source.waiting[0] is batch and batch.left
-        return replace(step, next_offset=batch.columns.offsets[batch.begun]) if cut else step
+        return (
+            replace(step, next_offset=batch.columns.offsets[batch.begun])
+            if cut
+            else step
+        )
 
     return patch.object(SourceQueues, "_take", staticmethod(far))
 
@@ -40,8 +44,12 @@ def behind_siblings() -> AbstractContextManager[Any]:
 def at_who_waits() -> AbstractContextManager[Any]:
     """The position of a commit is that of the waiting record, with the time of the one before it."""
 
-    def waiting(taken: Any, row: int, offset: int, waits_for: int, before: Position, calls: Any) -> WaitingRecord:
-        return WaitingRecord(taken, row, offset, waits_for, Position(offset, before.stream_time), calls)
+    def waiting(
+        taken: Any, row: int, offset: int, waits_for: int, before: Position, calls: Any
+    ) -> WaitingRecord:
+        return WaitingRecord(
+            taken, row, offset, waits_for, Position(offset, before.stream_time), calls
+        )
 
     return patch.object(pending_calls, "WaitingRecord", waiting)
 
@@ -53,7 +61,11 @@ def own_time() -> AbstractContextManager[Any]:
 
 def times_of_the_reader() -> AbstractContextManager[Any]:
     """Below a call, records are late by the reader's operator times, which start again with each owner."""
-    return patch.object(SourceInFlight, "operator_times_of", lambda self, step: step.columns.operator_times)
+    return patch.object(
+        SourceInFlight,
+        "operator_times_of",
+        lambda self, step: step.columns.operator_times,
+    )
 
 
 def newest_of_all_rows() -> AbstractContextManager[Any]:
@@ -82,11 +94,18 @@ def observed_by_restored() -> Iterator[None]:
 
     def unbounded(self: Restore, groups: Sequence[int]) -> Iterator[Checkpoint]:
         for one in checkpoints(self, groups):
-            known = [group for group in one.groups.numbers if self._seen[group] != NOTHING_OBSERVED]
+            known = [
+                group
+                for group in one.groups.numbers
+                if self._seen[group] != NOTHING_OBSERVED
+            ]
             expired = (min(self._seen[group], self._times[group]) for group in known)
             yield replace(one, observed=min(expired, default=NOTHING_OBSERVED))
 
-    with patch.object(Restore, "_checkpoints", unbounded), patch.object(TaskState, "_observed", lambda *_: {}):
+    with (
+        patch.object(Restore, "_checkpoints", unbounded),
+        patch.object(TaskState, "_observed", lambda *_: {}),
+    ):
         yield
 
 
@@ -94,7 +113,9 @@ def expired_in_a_snapshot() -> AbstractContextManager[Any]:
     """A snapshot tells the smallest window start of its key groups, although windows are missing by the largest one."""
 
     def smallest(self: Restore, run: Checkpoint) -> Iterator[Checkpoint]:
-        seen, times = (each[run.first : run.last + 1] for each in (self._seen, self._times))
+        seen, times = (
+            each[run.first : run.last + 1] for each in (self._seen, self._times)
+        )
         starts = [start for start in seen if start != NOTHING_OBSERVED]
         yield replace(run, observed=min(*starts, *times)) if starts else run
 
@@ -103,7 +124,12 @@ def expired_in_a_snapshot() -> AbstractContextManager[Any]:
 
 def gate_of_siblings() -> AbstractContextManager[Any]:
     """Only the task that takes a record emits unmatched ones that it makes due."""
-    return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
+    return patch.object(
+        BoundProgram,
+        "elsewhere",
+        property(lambda _: False, lambda *_: None),
+        create=True,
+    )
 
 
 def search_of_siblings() -> AbstractContextManager[Any]:
@@ -135,4 +161,6 @@ def behind_its_commit() -> AbstractContextManager[Any]:
 def one_for_all_owners() -> AbstractContextManager[Any]:
     """Under at-least-once, too, key groups whose commits are at one position count as one part."""
     parts = tasks_at_work._parts
-    return patch.object(tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False))
+    return patch.object(
+        tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False)
+    )

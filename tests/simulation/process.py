@@ -63,12 +63,16 @@ class Process(Life):
         super().kill()
         if self.components is not None:
             self.components.directory.close()
-        (self.world.folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the operating system does
+        (self.world.folder_of(self.number) / "lock").unlink(
+            missing_ok=True
+        )  # as the operating system does
 
     def run(self) -> None:
         world = self.world
         try:
-            with Components.build(self.topology, world.config(self.number), self.wiring()) as self.components:
+            with Components.build(
+                self.topology, world.config(self.number), self.wiring()
+            ) as self.components:
                 self.instance = Instance(self.components, Lifecycle())
                 self.instance.url = f"http://{self.machine.name}"
                 self.serving = Serving(self.instance, {})
@@ -78,7 +82,9 @@ class Process(Life):
                 finally:
                     self._serve_no_more(self.serving)
         except LogError as error:
-            if not error.retryable or (self.instance is not None and self.instance.begun):
+            if not error.retryable or (
+                self.instance is not None and self.instance.begun
+            ):
                 raise
             world.say(f"{self.machine.name} has not started: {error}")
         except StateError as error:
@@ -86,7 +92,9 @@ class Process(Life):
                 raise
             world.say(f"{self.machine.name} has ended: {error}")
         except ConfigError as error:
-            if "has lost its positions" not in str(error) or not world.restore_positions(self):
+            if "has lost its positions" not in str(
+                error
+            ) or not world.restore_positions(self):
                 raise
         self.ended = True
         self.machine.kill()  # other threads, such as an opener that waits for brokers, end with the process
@@ -96,7 +104,12 @@ class Process(Life):
         assert self.components is not None
         assert self.serving is not None
         known = self.serving.stores()
-        return [spec for part in self.components.topology.subtopologies for spec in part.stores if spec.name in known]
+        return [
+            spec
+            for part in self.components.topology.subtopologies
+            for spec in part.stores
+            if spec.name in known
+        ]
 
     def _serve_no_more(self, serving: Serving) -> None:
         """Let reads end, as a server that stops does; then the databases are closed."""

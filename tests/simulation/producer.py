@@ -36,7 +36,9 @@ class Producer:
     def init_transactions(self) -> None:
         """End the open transaction of another producer under the id."""
         self._writer = _raised(
-            lambda: SimulatedWriter(self._client, self._id, self._log.end_offset, ANSWER_S, None, inf)
+            lambda: SimulatedWriter(
+                self._client, self._id, self._log.end_offset, ANSWER_S, None, inf
+            )
         )
 
     def begin_transaction(self) -> None:
@@ -52,7 +54,11 @@ class Producer:
         callback: None = None,
         timestamp: int = 0,
     ) -> None:
-        _raised(lambda: self._open.append(topic, [key], [value], [timestamp], partitions=partition))
+        _raised(
+            lambda: self._open.append(
+                topic, [key], [value], [timestamp], partitions=partition
+            )
+        )
 
     def flush(self, timeout: float) -> int:
         """Return how many records are not in the log."""
@@ -62,8 +68,13 @@ class Producer:
             return 1
         return 0
 
-    def send_offsets_to_transaction(self, sent: Sequence[KafkaPartition], metadata: bytes, timeout: float) -> None:
-        offsets = {TopicPartition(one.topic, one.partition): (one.offset, one.metadata or "") for one in sent}
+    def send_offsets_to_transaction(
+        self, sent: Sequence[KafkaPartition], metadata: bytes, timeout: float
+    ) -> None:
+        offsets = {
+            TopicPartition(one.topic, one.partition): (one.offset, one.metadata or "")
+            for one in sent
+        }
         _raised(lambda: self._open.send_offsets(offsets, _fence(metadata)))
 
     def commit_transaction(self, timeout: float) -> None:
@@ -95,6 +106,8 @@ def _raised(call: Callable[[], T]) -> T:
     try:
         return call()
     except FencedError as error:
-        raise KafkaException(KafkaError(KafkaError._FENCED, str(error), fatal=True)) from error
+        raise KafkaException(
+            KafkaError(KafkaError._FENCED, str(error), fatal=True)
+        ) from error
     except LogError as error:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error

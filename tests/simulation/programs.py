@@ -63,7 +63,11 @@ class Program:
         """The settings of the one task that gives the expected results: it has all records in order, and forwards every
         update.
         """
-        return {name: value for name, value in self.settings.items() if name not in (IDLE, CACHE)}
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if name not in (IDLE, CACHE)
+        }
 
     def topology(self, *, newer: bool = False) -> Topology:
         """Return the topology. A newer version reads one more topic, which renumbers the other sub-topologies."""
@@ -106,20 +110,36 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
 
 PROGRAMS = {
     "a count": Program(topologies.counted, _to("in"), Counted, ("counts",)),
-    "a count whose rows expire": Program(topologies.lasting, _to("in", late=True), Counted, ("counts",)),
-    "a count behind a repartition": Program(topologies.recounted, _to("in"), Counted, ("counts",), _PURGED),
+    "a count whose rows expire": Program(
+        topologies.lasting, _to("in", late=True), Counted, ("counts",)
+    ),
+    "a count behind a repartition": Program(
+        topologies.recounted, _to("in"), Counted, ("counts",), _PURGED
+    ),
     "windows": Program(topologies.windows, _to("in", late=True), Counted, ("counts",)),
-    "windows that are soon forgotten": Program(topologies.forgotten, _to("in", late=True), Counted),
-    "sessions that are soon forgotten": Program(topologies.forgotten_sessions, _to("in", late=True), Counted),
-    "windows that are emitted at their close": Program(topologies.emitted, _to("in", late=True), Counted),
+    "windows that are soon forgotten": Program(
+        topologies.forgotten, _to("in", late=True), Counted
+    ),
+    "sessions that are soon forgotten": Program(
+        topologies.forgotten_sessions, _to("in", late=True), Counted
+    ),
+    "windows that are emitted at their close": Program(
+        topologies.emitted, _to("in", late=True), Counted
+    ),
     "filtered windows that are emitted at their close": Program(
         partial(topologies.filtered, topologies.emit), _to("in", late=True), Counted
     ),
     "filtered windows that close": Program(
-        partial(topologies.filtered, topologies.count_in_windows_that_close), _to("in", late=True), Counted, ("counts",)
+        partial(topologies.filtered, topologies.count_in_windows_that_close),
+        _to("in", late=True),
+        Counted,
+        ("counts",),
     ),
     "filtered sessions": Program(
-        partial(topologies.filtered, topologies.count_sessions), _to("in", late=True), Counted, ("counts",)
+        partial(topologies.filtered, topologies.count_sessions),
+        _to("in", late=True),
+        Counted,
+        ("counts",),
     ),
     "calls before windows that are emitted at their close": Program(
         partial(topologies.asked_below, topologies.emit, topologies.whatever),
@@ -130,7 +150,11 @@ PROGRAMS = {
         topologies.emitted,
     ),
     "merged windows that are emitted at their close": Program(
-        partial(topologies.emit_merged, lambda stream: stream), _to("left", "right"), Counted, (), _IN_TURN
+        partial(topologies.emit_merged, lambda stream: stream),
+        _to("left", "right"),
+        Counted,
+        (),
+        _IN_TURN,
     ),
     "calls before merged windows that are emitted at their close": Program(
         partial(topologies.emit_merged, topologies.whatever),
@@ -141,17 +165,30 @@ PROGRAMS = {
         partial(topologies.emit_merged, lambda stream: stream),
     ),
     "filtered sessions that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit_sessions), _to("in", late=True), Sessions
+        partial(topologies.filtered, topologies.emit_sessions),
+        _to("in", late=True),
+        Sessions,
     ),
     "filtered sliding windows that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit_sliding), _to("in", late=True), Counted
+        partial(topologies.filtered, topologies.emit_sliding),
+        _to("in", late=True),
+        Counted,
     ),
-    "windows that are emitted in silence": Program(topologies.emit_in_silence, _to("in"), Final),
+    "windows that are emitted in silence": Program(
+        topologies.emit_in_silence, _to("in"), Final
+    ),
     "filtered counts that are held": Program(
-        partial(topologies.filtered, topologies.hold), _to("in", late=True), Counted, ("counts",)
+        partial(topologies.filtered, topologies.hold),
+        _to("in", late=True),
+        Counted,
+        ("counts",),
     ),
-    "a cached count": Program(topologies.counted, _to("in"), Latest, ("counts",), _CACHED),
-    "cached windows": Program(topologies.windows, _to("in", late=True), Latest, ("counts",), _CACHED),
+    "a cached count": Program(
+        topologies.counted, _to("in"), Latest, ("counts",), _CACHED
+    ),
+    "cached windows": Program(
+        topologies.windows, _to("in", late=True), Latest, ("counts",), _CACHED
+    ),
     "cached filtered windows that close": Program(
         partial(topologies.filtered, topologies.count_in_windows_that_close),
         _to("in", late=True),
@@ -159,35 +196,75 @@ PROGRAMS = {
         ("counts",),
         _CACHED,
     ),
-    "cached sessions": Program(topologies.sessions, _to("in", late=True), Latest, ("counts",), _CACHED),
+    "cached sessions": Program(
+        topologies.sessions, _to("in", late=True), Latest, ("counts",), _CACHED
+    ),
     "a cached join of two tables": Program(
-        topologies.two_tables, _to("left", "right", deletes=True), SettledInCache, ("joined",), _CACHED
+        topologies.two_tables,
+        _to("left", "right", deletes=True),
+        SettledInCache,
+        ("joined",),
+        _CACHED,
     ),
-    "a join of two tables": Program(topologies.two_tables, _to("left", "right", deletes=True), Settled, ("joined",)),
-    "a cogroup": Program(topologies.cogrouped, _to("left", "right"), Counted, ("counts",)),
-    "an outer join of two tables": Program(topologies.either, _to("left", "right"), SettledOuter, ("joined",)),
+    "a join of two tables": Program(
+        topologies.two_tables, _to("left", "right", deletes=True), Settled, ("joined",)
+    ),
+    "a cogroup": Program(
+        topologies.cogrouped, _to("left", "right"), Counted, ("counts",)
+    ),
+    "an outer join of two tables": Program(
+        topologies.either, _to("left", "right"), SettledOuter, ("joined",)
+    ),
     "a table counted by groups": Program(
-        topologies.by_group, _to("table", deletes=True), Stepwise, ("rows", "counts"), _PURGED
+        topologies.by_group,
+        _to("table", deletes=True),
+        Stepwise,
+        ("rows", "counts"),
+        _PURGED,
     ),
-    "a foreign-key join": Program(topologies.foreign, _to("left", "right"), Settled, ("joined",)),
-    "a filtered join with a table of versions": Program(topologies.look_up_versions, _to("in", "in", "table"), Matched),
+    "a foreign-key join": Program(
+        topologies.foreign, _to("left", "right"), Settled, ("joined",)
+    ),
+    "a filtered join with a table of versions": Program(
+        topologies.look_up_versions, _to("in", "in", "table"), Matched
+    ),
     "windows behind a repartition": Program(
-        topologies.windows_elsewhere, _to("in", late=True), Counted, ("counts",), _PURGED
+        topologies.windows_elsewhere,
+        _to("in", late=True),
+        Counted,
+        ("counts",),
+        _PURGED,
     ),
     "a join behind a repartition": Program(
-        topologies.looked_up_elsewhere, _to("in", "in", "table"), Matched, ("rows",), _PURGED
+        topologies.looked_up_elsewhere,
+        _to("in", "in", "table"),
+        Matched,
+        ("rows",),
+        _PURGED,
     ),
     "values that are held until punctuations": Program(
         topologies.punctuated, _to("in"), Ordered, (), {}, topologies.passed_on
     ),
-    "windows that close": Program(topologies.finals, _to("in", late=True), Counted, ("counts",)),
-    "sessions": Program(topologies.sessions, _to("in", late=True), Counted, ("counts",)),
+    "windows that close": Program(
+        topologies.finals, _to("in", late=True), Counted, ("counts",)
+    ),
+    "sessions": Program(
+        topologies.sessions, _to("in", late=True), Counted, ("counts",)
+    ),
     "a join of streams": Program(topologies.pairs, _to("left", "right"), Paired),
-    "a join with a table": Program(topologies.looked_up, _to("in", "in", "table"), Matched, ("rows",)),
-    "a join with a global table": Program(topologies.everywhere, _to("in", "in", "table"), Matched),
+    "a join with a table": Program(
+        topologies.looked_up, _to("in", "in", "table"), Matched, ("rows",)
+    ),
+    "a join with a global table": Program(
+        topologies.everywhere, _to("in", "in", "table"), Matched
+    ),
     "a table": Program(topologies.table, _to("in", deletes=True), Ordered, ("rows",)),
     "a table on its source": Program(
-        topologies.table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}
+        topologies.table,
+        _to("in", deletes=True),
+        Ordered,
+        ("rows",),
+        {"topology.optimization": "all"},
     ),
     "calls before a table": Program(
         partial(topologies.asked_table, topologies.in_order),
@@ -214,7 +291,9 @@ PROGRAMS = {
         partial(topologies.asked_table, topologies.at_once),
     ),
     "calls before windows": Program(
-        partial(topologies.asked_below, topologies.count_in_windows, topologies.whatever),
+        partial(
+            topologies.asked_below, topologies.count_in_windows, topologies.whatever
+        ),
         _to("in", late=True),
         Counted,
         ("counts",),
@@ -222,7 +301,11 @@ PROGRAMS = {
         topologies.windows,
     ),
     "calls before windows that close": Program(
-        partial(topologies.asked_below, topologies.count_in_windows_that_close, topologies.whatever),
+        partial(
+            topologies.asked_below,
+            topologies.count_in_windows_that_close,
+            topologies.whatever,
+        ),
         _to("in", late=True),
         Counted,
         ("counts",),
@@ -245,7 +328,9 @@ PROGRAMS = {
         _ASKING,
         partial(topologies.asked_pairs, topologies.pair, topologies.at_once),
     ),
-    "a left join of streams": Program(topologies.pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN),
+    "a left join of streams": Program(
+        topologies.pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN
+    ),
     "an outer join of a filtered stream": Program(
         topologies.pairs_or_either, _to("left", "right"), Either, (), _IN_TURN
     ),
@@ -269,7 +354,12 @@ PROGRAMS = {
         partial(topologies.asked_look_up, topologies.at_once),
     ),
     "calls that keep state": Program(
-        topologies.remembered, _to("in"), Counted, ("counts",), _ASKING, topologies.remembered_at_once
+        topologies.remembered,
+        _to("in"),
+        Counted,
+        ("counts",),
+        _ASKING,
+        topologies.remembered_at_once,
     ),
 }
 """The programs: each seed plays one of them, under each guarantee."""

@@ -49,24 +49,40 @@ class Queries:
         living: Callable[[], Sequence[Process]],
     ) -> None:
         self._scheduler, self._random, self._latency_s = scheduler, random, latency_s
-        self._application, self._changelogs, self._living = application, changelogs, living
+        self._application, self._changelogs, self._living = (
+            application,
+            changelogs,
+            living,
+        )
         self.wrong: list[str] = []
         self.answered = self.refused = 0
         self._wait()
 
     def _wait(self) -> None:
-        self._scheduler.at(self._scheduler.now + self._random.expovariate(1 / EVERY_S), self._ask)
+        self._scheduler.at(
+            self._scheduler.now + self._random.expovariate(1 / EVERY_S), self._ask
+        )
 
     def _ask(self) -> None:
         self._wait()
-        serving = [one for one in self._living() if one.serving is not None and not one.machine.paused]
+        serving = [
+            one
+            for one in self._living()
+            if one.serving is not None and not one.machine.paused
+        ]
         if not serving:
             return
         process = self._random.choice(serving)
-        if (wanted := self._changelogs.some_key(process.specs(), self._random)) is not None:
-            process.machine.thread(lambda: self._query(process, *wanted), "query").start()
+        if (
+            wanted := self._changelogs.some_key(process.specs(), self._random)
+        ) is not None:
+            process.machine.thread(
+                lambda: self._query(process, *wanted), "query"
+            ).start()
 
-    def _query(self, process: Process, spec: StoreSpec, plain: bytes, stored: bytes) -> None:
+    def _query(
+        self, process: Process, spec: StoreSpec, plain: bytes, stored: bytes
+    ) -> None:
         """Query a row, and check the answer."""
         if process.serving is None:
             return
@@ -77,13 +93,24 @@ class Queries:
             row = self._by_key(process, store, at, stored, "any")
         except QueryError as error:
             if error.code != "TASK_MOVING":
-                self.wrong.append(f"{process.machine.name} is asked for {plain!r}: {error}")
+                self.wrong.append(
+                    f"{process.machine.name} is asked for {plain!r}: {error}"
+                )
             self.refused += 1
             return
         self.answered += 1
-        self.wrong += self._changelogs.wrong_answer(process.machine.name, spec, at.partition, stored, row, floor)
+        self.wrong += self._changelogs.wrong_answer(
+            process.machine.name, spec, at.partition, stored, row, floor
+        )
 
-    def _by_key(self, process: Process, store: StoreInfo, at: KeyLocation, stored: bytes, asked: Asked) -> Told | None:
+    def _by_key(
+        self,
+        process: Process,
+        store: StoreInfo,
+        at: KeyLocation,
+        stored: bytes,
+        asked: Asked,
+    ) -> Told | None:
         """Return a row as `QueryService` does: read here, or by the owner.
 
         Raises:
@@ -94,7 +121,11 @@ class Queries:
         if isinstance(decision, Here):
             return self._read(process, store, at, stored)
         owner, inbox = decision.owner.instance.id, process.machine.inbox()
-        headers = {APPLICATION: self._application, TARGET: owner, GENERATION: str(placement.generation)}
+        headers = {
+            APPLICATION: self._application,
+            TARGET: owner,
+            GENERATION: str(placement.generation),
+        }
         self._later(partial(self._arrive, owner, headers, store, at, stored, inbox.put))
         try:
             told = inbox.get(timeout=RequestLimits().forward_s)
@@ -104,7 +135,9 @@ class Queries:
             raise told
         return told  # type: ignore[no-any-return]
 
-    def _read(self, process: Process, store: StoreInfo, at: KeyLocation, stored: bytes) -> Told | None:
+    def _read(
+        self, process: Process, store: StoreInfo, at: KeyLocation, stored: bytes
+    ) -> Told | None:
         process.reads += 1
         try:
             with LocalReader(_serving(process)).reading(store, at) as view:
@@ -118,8 +151,13 @@ class Queries:
     def _arrive(self, owner: str, headers: Mapping[str, str], *asked: Any) -> None:
         """Have the owner answer a forwarded request, if its process runs."""
         for process in self._living():
-            if process.serving is not None and process.serving.placement().here == owner:
-                process.machine.thread(partial(self._answer, process, headers, *asked), "query").start()
+            if (
+                process.serving is not None
+                and process.serving.placement().here == owner
+            ):
+                process.machine.thread(
+                    partial(self._answer, process, headers, *asked), "query"
+                ).start()
                 return
 
     def _answer(
@@ -140,7 +178,9 @@ class Queries:
         self._later(partial(tell, told))
 
     def _later(self, then: Callable[[], None]) -> None:
-        self._scheduler.at(self._scheduler.now + self._random.expovariate(1 / self._latency_s), then)
+        self._scheduler.at(
+            self._scheduler.now + self._random.expovariate(1 / self._latency_s), then
+        )
 
 
 def _serving(process: Process) -> Serving:

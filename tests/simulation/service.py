@@ -18,7 +18,13 @@ from tests.simulation.answers import Written
 from tests.simulation.loops import VirtualLoop
 
 TIMEOUT = ms(8_000)
-AGAIN = Retry(times=10_000, backoff=ms(20), longest=ms(1_000), jitter=0.0, on=(ConnectionError, TimeoutError))
+AGAIN = Retry(
+    times=10_000,
+    backoff=ms(20),
+    longest=ms(1_000),
+    jitter=0.0,
+    on=(ConnectionError, TimeoutError),
+)
 """Retries until there is an answer: without jitter, which would not follow the seed."""
 LATENCIES_S = (0.0, 0.02, 0.4)
 SLOW_S = 5.0
@@ -96,9 +102,13 @@ class Service:
         assert isinstance(loop, VirtualLoop)
         asked, before = (loop.process, key), self._before.get(value)
         if before is not None and before not in self._answered:
-            self.wrong.append(f"{loop.process} asks about {value} of {key}, and {before} has had no answer")
+            self.wrong.append(
+                f"{loop.process} asks about {value} of {key}, and {before} has had no answer"
+            )
         if asked in self._asked:
-            self.wrong.append(f"{loop.process} asks about {value} of {key} beside {self._asked[asked]}")
+            self.wrong.append(
+                f"{loop.process} asks about {value} of {key} beside {self._asked[asked]}"
+            )
         self._asked[asked] = value
         try:
             return await self.ask(value)

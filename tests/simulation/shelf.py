@@ -53,7 +53,12 @@ class Shelf:
         log_of: Callable[[Machine], Log],
         say: Callable[[str], None],
     ) -> None:
-        self._scheduler, self._random, self._folder, self._say = scheduler, random, folder, say
+        self._scheduler, self._random, self._folder, self._say = (
+            scheduler,
+            random,
+            folder,
+            say,
+        )
         self._topologies, self._log_of = topologies, log_of
         self.url = str(folder)
         self.machines: list[Machine] = []
@@ -83,7 +88,9 @@ class Shelf:
         fiber.machine.sleep(HANGS_S if hangs else self._random.expovariate(1 / SLOW_S))
 
     def _wait(self) -> None:
-        self._scheduler.at(self._scheduler.now + self._random.expovariate(1 / EVERY_S), self._happen)
+        self._scheduler.at(
+            self._scheduler.now + self._random.expovariate(1 / EVERY_S), self._happen
+        )
 
     def _happen(self) -> None:
         if self._ended:
@@ -91,10 +98,20 @@ class Shelf:
         self._wait()
         machine = Machine(self._scheduler, f"operator.{len(self.machines)}")
         self.machines.append(machine)
-        what = self._random.choice((self._rebuild, self._rebuild, self._rebuild, self._spoil, self._publish_another))
+        what = self._random.choice(
+            (
+                self._rebuild,
+                self._rebuild,
+                self._rebuild,
+                self._spoil,
+                self._publish_another,
+            )
+        )
         machine.thread(lambda: what(machine), "operator").start()
         if self._random.random() < 0.3:
-            self._scheduler.at(self._scheduler.now + self._random.expovariate(1.0), machine.kill)
+            self._scheduler.at(
+                self._scheduler.now + self._random.expovariate(1.0), machine.kill
+            )
 
     def _rebuild(self, machine: Machine) -> None:
         """Make a snapshot of all stores, or of some partitions."""
@@ -109,7 +126,11 @@ class Shelf:
             host=machine,
         )
         try:
-            wanted = [each for each in rebuilder.to_rebuild(RebuildScope()) if self._random.random() < 0.8]
+            wanted = [
+                each
+                for each in rebuilder.to_rebuild(RebuildScope())
+                if self._random.random() < 0.8
+            ]
             found: dict[str, list[Any]] = {}
             for each in wanted:
                 for store, slices in rebuilder.rebuild(each).items():
@@ -123,7 +144,11 @@ class Shelf:
         """Publish an older run again, or one that a newer coopstreams has written."""
         with suppress(SnapshotError):
             runs = snapshot.runs(self.url, APPLICATION)
-            manifest = snapshot.load(self.url, APPLICATION, self._random.choice(runs)) if runs else None
+            manifest = (
+                snapshot.load(self.url, APPLICATION, self._random.choice(runs))
+                if runs
+                else None
+            )
             if manifest is None:
                 return
             snapshot.publish(self.url, manifest)
@@ -142,23 +167,34 @@ class Shelf:
         files: dict[str, list[Path]] = {}
         for path in sorted(self._folder.rglob("*")):
             if path.is_file():
-                files.setdefault(str(path).rpartition("-")[0] if path.suffix == ".sst" else str(path), []).append(path)
+                files.setdefault(
+                    str(path).rpartition("-")[0]
+                    if path.suffix == ".sst"
+                    else str(path),
+                    [],
+                ).append(path)
         deletes = self._random.random() < 0.5
-        for name in self._random.sample(list(files), min(len(files), self._random.choice((1, 4, 100)))):
+        for name in self._random.sample(
+            list(files), min(len(files), self._random.choice((1, 4, 100)))
+        ):
             for path in files[name]:
                 if deletes:
                     path.unlink()
                 else:
                     data = path.read_bytes()
                     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        self._say(f"{machine.name} has {'deleted' if deletes else 'damaged'} files of snapshots")
+        self._say(
+            f"{machine.name} has {'deleted' if deletes else 'damaged'} files of snapshots"
+        )
 
 
 class SlowStorage(Storage):
     """A history's storage, whose reads are delayed or fail."""
 
     def read(self, name: str) -> bytes | None:
-        if name.endswith(snapshot.CURRENT):  # manifests are read under a lock, which must be held for a moment only
+        if name.endswith(
+            snapshot.CURRENT
+        ):  # manifests are read under a lock, which must be held for a moment only
             _SHELVES[self.url].delay()
         return super().read(name)
 
@@ -177,7 +213,9 @@ def write_rows(file: Path, rows: Rows) -> WrittenFile | None:
     if not written:
         return None
     assert all(one[0] < other[0] for one, other in pairwise(written))
-    file.write_bytes(msgspec.msgpack.encode(written))  # its last byte belongs to the last row
+    file.write_bytes(
+        msgspec.msgpack.encode(written)
+    )  # its last byte belongs to the last row
     return WrittenFile(len(written), written[0][0], written[-1][0])
 
 

@@ -22,7 +22,19 @@ from coopstreams.log.kafka.wiring import Wiring
 from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import Machine, Scheduler, StuckError
 from tests.simulation.group import Group, SimCoordinator
-from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
+from tests.simulation.kafka.plan import (
+    Chance,
+    Crash,
+    Early,
+    Fault,
+    Kind,
+    Late,
+    Lost,
+    NoFaults,
+    Plan,
+    Slow,
+    Torn,
+)
 from tests.simulation.oracles import ViolationError
 from tests.simulation.outages import Outages
 from tests.simulation.stalls import Stalls
@@ -62,7 +74,9 @@ class Life(ABC):
     def __init__(self, stage: Stage[Any], number: int, life: int) -> None:
         self.number = number
         self.machine = Machine(stage.scheduler, f"p{number}.{life}")
-        self.client = MachineClient(stage.cluster, self.machine, stage.network, stage.latency_s, stage.killed)
+        self.client = MachineClient(
+            stage.cluster, self.machine, stage.network, stage.latency_s, stage.killed
+        )
         self.ended = False
         self._group = stage.group
 
@@ -81,10 +95,14 @@ class Life(ABC):
 
     def wiring(self) -> Wiring:
         """Return the process's clients of the cluster and the group."""
-        return Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
+        return Wiring(
+            self.machine, lambda *_: MachineLog(self.client), self._coordinator
+        )
 
     def _coordinator(self, _: object) -> Connector:
-        def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
+        def make(
+            name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str
+        ) -> SimCoordinator:
             if predecessor and self._group.answers():
                 self._group.leave(predecessor)
             return SimCoordinator(self.client, self._group, name, timings, hooks)
@@ -111,7 +129,10 @@ class Stage(ABC, Generic[P]):
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
         self.cluster = MachineCluster(
-            self.scheduler, self._plan(), self.group.check, transaction_timeout_s=TRANSACTION_S
+            self.scheduler,
+            self._plan(),
+            self.group.check,
+            transaction_timeout_s=TRANSACTION_S,
         )
         self.outages = Outages(
             self.cluster,
@@ -195,7 +216,11 @@ class Stage(ABC, Generic[P]):
         return [process for process in self.processes if not process.ended]
 
     def _down(self) -> list[int]:
-        return [number for number in range(MOST_PROCESSES) if all(process.number != number for process in self.living)]
+        return [
+            number
+            for number in range(MOST_PROCESSES)
+            if all(process.number != number for process in self.living)
+        ]
 
     def _stir(self) -> None:
         self._do(self.random.choice(("start", "stop")))
@@ -210,18 +235,32 @@ class Stage(ABC, Generic[P]):
             case "start" if len(living) < MOST_PROCESSES:
                 self.start(self.random.choice(self._down()))
             case "kill" if awake:
-                self._strike("is killed", self.random.choice(living), lambda process: process.kill())
+                self._strike(
+                    "is killed",
+                    self.random.choice(living),
+                    lambda process: process.kill(),
+                )
             case "stop" if awake:
-                self._strike("is asked to stop", self.random.choice(awake), lambda process: process.stop())
+                self._strike(
+                    "is asked to stop",
+                    self.random.choice(awake),
+                    lambda process: process.stop(),
+                )
             case "pause" if awake:
                 self._strike(
                     "stands still",
                     self.random.choice(awake),
                     # a resumed client sends its pending records: only transactions refuse them
-                    lambda process: process.machine.pause(suspended=self.random.random() < 0.5 and self.exactly_once),
+                    lambda process: process.machine.pause(
+                        suspended=self.random.random() < 0.5 and self.exactly_once
+                    ),
                 )
             case "resume" if asleep:
-                self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
+                self._strike(
+                    "goes on",
+                    self.random.choice(asleep),
+                    lambda process: process.machine.resume(),
+                )
                 self._check_those_who_wake()
             case "rest":
                 self._let(self.random.choice((0.01, 3.0, 15.0)))
@@ -245,7 +284,12 @@ class Stage(ABC, Generic[P]):
     def _begin_stalls(self) -> None:
         """Pause threads, in some histories."""
         if (drawn := Random(f"{self.seed} stalls")).random() < STALLS:
-            self.stalls = Stalls(self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say)
+            self.stalls = Stalls(
+                self.scheduler,
+                drawn,
+                lambda: [process.machine for process in self.living],
+                self.say,
+            )
 
     def _calm_down(self) -> None:
         """Cause no further faults: everything must be done, and right, after a while."""
@@ -268,7 +312,8 @@ class Stage(ABC, Generic[P]):
         while found := self._wrong(whole=True):
             if self.scheduler.now > give_up:
                 raise ViolationError(
-                    found[0], f"after {CALM_S:.0f} s of calm: {'; '.join(found[1])}. {self._reasons()}"
+                    found[0],
+                    f"after {CALM_S:.0f} s of calm: {'; '.join(found[1])}. {self._reasons()}",
                 )
             self._let(2.0)
             if not self.living:
@@ -287,7 +332,8 @@ class Stage(ABC, Generic[P]):
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
             for fiber, error in self.scheduler.errors:
                 raise ViolationError(
-                    "errors", f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}"
+                    "errors",
+                    f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}",
                 ) from error
             if found := self._wrong(whole=False):
                 self._check(*found)
@@ -297,22 +343,39 @@ class Stage(ABC, Generic[P]):
         scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
         self.say(f"{scale:g} times the usual faults of requests")
         rates: dict[Kind, list[tuple[float, Fault]]] = {
-            kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()
+            kind: [(rate * scale, fault) for rate, fault in faults]
+            for kind, faults in RATES.items()
         }
-        if not self.exactly_once:  # a late record of a writer that has given up would overwrite later ones
-            rates["produce"] = [(rate, Lost() if isinstance(of, Late) else of) for rate, of in rates["produce"]]
+        if (
+            not self.exactly_once
+        ):  # a late record of a writer that has given up would overwrite later ones
+            rates["produce"] = [
+                (rate, Lost() if isinstance(of, Late) else of)
+                for rate, of in rates["produce"]
+            ]
         return Chance(Random(self.random.getrandbits(64)), rates)
 
     def killed(self, machine: Machine, request: str) -> None:
         """Note that a process has ended at one of its requests."""
-        process = next(process for process in self.processes if process.machine is machine)
-        self._strike(f"ends at a request ({request})", process, lambda process: process.kill())
+        process = next(
+            process for process in self.processes if process.machine is machine
+        )
+        self._strike(
+            f"ends at a request ({request})", process, lambda process: process.kill()
+        )
 
     # --- oracles ---
 
     def _wrong(self, *, whole: bool) -> tuple[str, list[str]] | None:
         """Return the first violated oracle, and why; `whole`: those of the end, too."""
-        return next(((oracle, wrong) for oracle, wrong in self._told_by_oracles(whole=whole) if wrong), None)
+        return next(
+            (
+                (oracle, wrong)
+                for oracle, wrong in self._told_by_oracles(whole=whole)
+                if wrong
+            ),
+            None,
+        )
 
     @abstractmethod
     def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:

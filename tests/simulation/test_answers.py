@@ -17,8 +17,13 @@ RECORDS = 80
 def answer(program: str, *, exactly_once: bool) -> Answer:
     """Return the expected results of some records, a second apart."""
     played, random = PROGRAMS[program], Random(1)
-    made = played.answer(played.answering(), played.driven, 2, exactly_once=exactly_once)
-    made.write(played.write(random, number, 1_000_000 + 1000 * number) for number in range(RECORDS))
+    made = played.answer(
+        played.answering(), played.driven, 2, exactly_once=exactly_once
+    )
+    made.write(
+        played.write(random, number, 1_000_000 + 1000 * number)
+        for number in range(RECORDS)
+    )
     return made
 
 
@@ -52,9 +57,16 @@ def test_exactly_once_nothing_comes_twice_and_nothing_is_lost(once: Answer) -> N
     assert once.tell([last])
 
 
-def test_at_least_once_all_may_come_twice_and_nothing_is_lost(at_least_once: Answer) -> None:
-    key = next(key for key, values in at_least_once.expected.items() if values[-1] is not None)
-    others, its = ([row for row in results(at_least_once) if (row[0] == key) is of_it] for of_it in (False, True))
+def test_at_least_once_all_may_come_twice_and_nothing_is_lost(
+    at_least_once: Answer,
+) -> None:
+    key = next(
+        key for key, values in at_least_once.expected.items() if values[-1] is not None
+    )
+    others, its = (
+        [row for row in results(at_least_once) if (row[0] == key) is of_it]
+        for of_it in (False, True)
+    )
     assert at_least_once.tell([*others, *others]) == []
     assert at_least_once.lacking()
     assert at_least_once.tell([*its, *its]) == at_least_once.lacking() == []
@@ -65,7 +77,9 @@ def test_nobody_makes_other_results(once: Answer) -> None:
     assert once.tell([(key, b"other" if value is None else value + b"?")])
 
 
-@pytest.mark.parametrize("program", [name for name, program in PROGRAMS.items() if program.stores])
+@pytest.mark.parametrize(
+    "program", [name for name, program in PROGRAMS.items() if program.stores]
+)
 def test_it_is_known_what_is_in_stores(program: str) -> None:
     with closing(answer(program, exactly_once=True)) as made:
         assert all(made.rows(store) for store in PROGRAMS[program].stores)

@@ -46,7 +46,11 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, because histories depend on the order of sets."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
     )
 
 
@@ -65,7 +69,9 @@ def test_bugs_that_are_put_in_are_found() -> None:
 
 
 def test_each_oracle_finds_a_bug_that_is_put_in() -> None:
-    assert {planted.oracle for planted in PLANTED.values() if planted.seed is not None} == set(ORACLES)
+    assert {
+        planted.oracle for planted in PLANTED.values() if planted.seed is not None
+    } == set(ORACLES)
 
 
 def test_the_same_seed_is_the_same_history() -> None:
@@ -75,9 +81,15 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 
 @pytest.mark.parametrize("kind", [EXACTLY_ONCE, AT_LEAST_ONCE])
-def test_a_history_that_has_been_played_leaves_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest stores log records
-    shelf = next(seed for seed in range(100) if Random(f"{seed} snapshots").random() < SHELVES)
+def test_a_history_that_has_been_played_leaves_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        logging.root.manager, "disable", logging.CRITICAL
+    )  # pytest stores log records
+    shelf = next(
+        seed for seed in range(100) if Random(f"{seed} snapshots").random() < SHELVES
+    )
     played, violation = play(History(shelf, "a count", kind), steps=8)
     assert violation is None  # its traceback would keep the history alive
     assert isinstance(played, World)
@@ -85,23 +97,43 @@ def test_a_history_that_has_been_played_leaves_nothing(kind: str, monkeypatch: p
     kept = ref(played)
     del played
     gc.collect()
-    assert kept() is None  # objects alive at the start of the next history are frozen, and never freed
+    assert (
+        kept() is None
+    )  # objects alive at the start of the next history are frozen, and never freed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("bug", [name for name, bug in PLANTED.items() if bug.seed is None and not bug.once])
+@pytest.mark.parametrize(
+    "bug", [name for name, bug in PLANTED.items() if bug.seed is None and not bug.once]
+)
 def test_bugs_that_are_rare_are_found(bug: str) -> None:
     planted = PLANTED[bug]
     done = simulate(
-        *("--seeds", "0..3000", "--program", planted.program, "--guarantee", planted.guarantee, "--planted", bug)
+        *(
+            "--seeds",
+            "0..3000",
+            "--program",
+            planted.program,
+            "--guarantee",
+            planted.guarantee,
+            "--planted",
+            bug,
+        )
     )
     assert done.returncode == 1, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_a_history_that_goes_wrong_shrinks_to_steps_that_go_wrong_again() -> None:
-    bug = ("--program", "a count", "--guarantee", "exactly_once_v2", "--planted", "a restore that ends early")
+    bug = (
+        "--program",
+        "a count",
+        "--guarantee",
+        "exactly_once_v2",
+        "--planted",
+        "a restore that ends early",
+    )
     shrunk = simulate("--shrink", "0", *bug)
     assert shrunk.returncode == 1, shrunk.stdout + shrunk.stderr
     kept = shrunk.stdout.partition("--only ")[2].split()[0]

@@ -31,7 +31,9 @@ def test_of_several_reasons_one_is_left() -> None:
 
 
 def test_each_that_is_left_is_needed_whatever_else_is() -> None:
-    def fails(items: Sequence[int]) -> bool:  # a superset of a failing list need not fail
+    def fails(
+        items: Sequence[int],
+    ) -> bool:  # a superset of a failing list need not fail
         return len(items) % 2 == 1 and 7 in items
 
     left = shrunk(range(31), fails)

@@ -38,7 +38,9 @@ Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
 
 
 def counted(builder: StreamsBuilder) -> None:
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to("out")
 
 
 def lasting(builder: StreamsBuilder) -> None:
@@ -48,7 +50,12 @@ def lasting(builder: StreamsBuilder) -> None:
 
 def recounted(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.raw)
-    grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
+    grouped = stream.group_by(
+        lambda key, value: key[:1] + "x",
+        name="by-prefix",
+        key=serdes.text,
+        value=serdes.raw,
+    )
     grouped.count(store="counts").to_stream().to("out")
 
 
@@ -57,19 +64,23 @@ def windows(builder: StreamsBuilder) -> None:
 
 
 def count_in_windows(stream: KStream[str, Any]) -> None:
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
-        store="counts", retention=ms(DAY_MS)
-    ).to_stream().to("out")
+    stream.group_by_key().windowed_by(
+        TimeWindows(milliseconds=10_000, grace=ms(5_000))
+    ).count(store="counts", retention=ms(DAY_MS)).to_stream().to("out")
 
 
 def forgotten(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+    grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000))).count(
+        store="counts"
+    ).to_stream().to("out")
 
 
 def forgotten_sessions(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(SessionWindows(milliseconds=2_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+    grouped.windowed_by(SessionWindows(milliseconds=2_000, grace=ms(1_000))).count(
+        store="counts"
+    ).to_stream().to("out")
 
 
 def emitted(builder: StreamsBuilder) -> None:
@@ -80,33 +91,46 @@ def _is_odd(_key: str, value: str | bytes) -> bool:
     return int(value) % 2 == 1
 
 
-def filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder) -> None:
+def filtered(
+    below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder
+) -> None:
     """Keep every second record, so that the stream time of the operators below is not that of the partition."""
     below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(_is_odd))
 
 
 def emit(stream: KStream[str, Any]) -> None:
-    windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
+    windows = stream.group_by_key().windowed_by(
+        TimeWindows(milliseconds=4_000, grace=ms(1_000))
+    )
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
 
 
 def emit_merged(asked: Asked, builder: StreamsBuilder) -> None:
-    left, right = (builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.text)
+        for topic in ("left", "right")
+    )
     emit(asked(left).merge(right))
 
 
 def emit_sessions(stream: KStream[str, Any]) -> None:
-    windows = stream.group_by_key().windowed_by(SessionWindows(milliseconds=2_000, grace=ms(2_000)))
+    windows = stream.group_by_key().windowed_by(
+        SessionWindows(milliseconds=2_000, grace=ms(2_000))
+    )
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
 
 
 def emit_sliding(stream: KStream[str, Any]) -> None:
-    windows = stream.group_by_key().windowed_by(SlidingWindows(milliseconds=2_000, grace=ms(3_000)))
+    windows = stream.group_by_key().windowed_by(
+        SlidingWindows(milliseconds=2_000, grace=ms(3_000))
+    )
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
 
 
 def emit_in_silence(builder: StreamsBuilder) -> None:
-    stream = builder.stream("in", key=serdes.text, value=serdes.raw, idle_advance=ms(2_000))
+    stream = builder.stream(
+        "in", key=serdes.text, value=serdes.raw, idle_advance=ms(2_000)
+    )
     emit(stream.filter(_is_odd))
 
 
@@ -116,21 +140,32 @@ def hold(stream: KStream[str, Any]) -> None:
 
 
 def two_tables(builder: StreamsBuilder) -> None:
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
-    joined = left.join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.text, store=topic)
+        for topic in ("left", "right")
+    )
+    joined = left.join(
+        right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined"
+    )
     joined.to_stream().to("out")
 
 
 def by_group(builder: StreamsBuilder) -> None:
     table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
     groups = table.group_by(
-        lambda _, value: (f"g{int(value) % 5}", value), key=serdes.text, value=serdes.text, name="groups"
+        lambda _, value: (f"g{int(value) % 5}", value),
+        key=serdes.text,
+        value=serdes.text,
+        name="groups",
     )
     groups.count(store="counts").to_stream().to("out")
 
 
 def foreign(builder: StreamsBuilder) -> None:
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.text, store=topic)
+        for topic in ("left", "right")
+    )
     # an inner join may keep the result of a foreign key that a row has left: docs/semantics.md, Quirks
     joined = left.left_join(
         right,
@@ -144,10 +179,16 @@ def foreign(builder: StreamsBuilder) -> None:
 
 
 def look_up_versions(builder: StreamsBuilder) -> None:
-    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows", history=ms(60_000))
+    table = builder.table(
+        "table", key=serdes.text, value=serdes.text, store="rows", history=ms(60_000)
+    )
     stream = builder.stream("in", key=serdes.text, value=serdes.text).filter(_is_odd)
     joined = stream.left_join(
-        table, lambda value, row: f"{value}:{row or ''}", value=serdes.text, grace=ms(2_000), name="waiting"
+        table,
+        lambda value, row: f"{value}:{row or ''}",
+        value=serdes.text,
+        grace=ms(2_000),
+        name="waiting",
     )
     joined.to("out")
 
@@ -158,9 +199,9 @@ def finals(builder: StreamsBuilder) -> None:
 
 def count_in_windows_that_close(stream: KStream[str, Any]) -> None:
     grouped = stream.group_by_key()
-    counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
-        store="counts", retention=ms(DAY_MS)
-    )
+    counts = grouped.windowed_by(
+        TimeWindows(milliseconds=4_000, grace=ms(3_000))
+    ).count(store="counts", retention=ms(DAY_MS))
     counts.suppress(until_window_closes(), name="closed").to_stream().to("out")
 
 
@@ -182,19 +223,32 @@ def pairs(builder: StreamsBuilder) -> None:
 def pair(left: KStream[str, str], builder: StreamsBuilder) -> None:
     right = builder.stream("right", key=serdes.text, value=serdes.text)
     windows = JoinWindows(milliseconds=6_000, grace=ms(DAY_MS))
-    left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
+    left.join(
+        right,
+        lambda one, other: f"{one}:{other}",
+        windows=windows,
+        value=serdes.text,
+        store="pairs",
+    ).to("out")
 
 
 def pair_or_not(left: KStream[str, str], builder: StreamsBuilder) -> None:
     right = builder.stream("right", key=serdes.text, value=serdes.text)
     windows = JoinWindows(milliseconds=2_000, grace=ms(3_000))
     left.left_join(
-        right, lambda one, other: f"{one}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
+        right,
+        lambda one, other: f"{one}:{other or ''}",
+        windows=windows,
+        value=serdes.text,
+        store="pairs",
     ).to("out")
 
 
 def filtered_pairs_or_not(builder: StreamsBuilder) -> None:
-    pair_or_not(builder.stream("left", key=serdes.text, value=serdes.text).filter(_is_odd), builder)
+    pair_or_not(
+        builder.stream("left", key=serdes.text, value=serdes.text).filter(_is_odd),
+        builder,
+    )
 
 
 def pairs_or_not(builder: StreamsBuilder) -> None:
@@ -207,15 +261,22 @@ def looked_up(builder: StreamsBuilder) -> None:
 
 def _look_up(stream: KStream[str, str], builder: StreamsBuilder) -> None:
     table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
-    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", value=serdes.text).to("out")
+    stream.left_join(
+        table, lambda value, row: f"{value}:{row or ''}", value=serdes.text
+    ).to("out")
 
 
 def everywhere(builder: StreamsBuilder) -> None:
-    table = builder.global_table("table", key=serdes.text, value=serdes.text, store="rows")
-    stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to(
-        "out"
+    table = builder.global_table(
+        "table", key=serdes.text, value=serdes.text, store="rows"
     )
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.left_join(
+        table,
+        lambda value, row: f"{value}:{row or ''}",
+        on=lambda key, value: key,
+        value=serdes.text,
+    ).to("out")
 
 
 def table(builder: StreamsBuilder) -> None:
@@ -229,9 +290,14 @@ def at_once(stream: KStream[str, str]) -> KStream[str, str]:
 
 def cogrouped(builder: StreamsBuilder) -> None:
     left, right = (
-        builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key() for topic in ("left", "right")
+        builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key()
+        for topic in ("left", "right")
     )
-    table = left.cogroup(_one_more).cogroup(right, _one_more).aggregate(int, value=serdes.int64, store="counts")
+    table = (
+        left.cogroup(_one_more)
+        .cogroup(right, _one_more)
+        .aggregate(int, value=serdes.int64, store="counts")
+    )
     table.to_stream().to("out")
 
 
@@ -240,16 +306,28 @@ def _one_more(_key: str, _value: bytes, count: int) -> int:
 
 
 def either(builder: StreamsBuilder) -> None:
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
-    joined = left.outer_join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.text, store=topic)
+        for topic in ("left", "right")
+    )
+    joined = left.outer_join(
+        right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined"
+    )
     joined.to_stream().to("out")
 
 
 def pairs_or_either(builder: StreamsBuilder) -> None:
-    left, right = (builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.text)
+        for topic in ("left", "right")
+    )
     windows = JoinWindows(milliseconds=2_000, grace=ms(3_000))
     joined = left.filter(_is_odd).outer_join(
-        right, lambda one, other: f"{one or ''}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
+        right,
+        lambda one, other: f"{one or ''}:{other or ''}",
+        windows=windows,
+        value=serdes.text,
+        store="pairs",
     )
     joined.to("out")
 
@@ -264,7 +342,12 @@ def looked_up_elsewhere(builder: StreamsBuilder) -> None:
 
 def windows_elsewhere(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.raw)
-    grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
+    grouped = stream.group_by(
+        lambda key, value: key[:1] + "x",
+        name="by-prefix",
+        key=serdes.text,
+        value=serdes.raw,
+    )
     grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(DAY_MS))).count(
         store="counts", retention=ms(2 * DAY_MS)
     ).to_stream().to("out")
@@ -281,7 +364,9 @@ class _Held(Processor[str, str, str, str]):
 
     def process(self, record: Record[str, str]) -> None:
         held = self._values.get(record.key)
-        self._values.put(record.key, record.value if held is None else f"{held},{record.value}")
+        self._values.put(
+            record.key, record.value if held is None else f"{held},{record.value}"
+        )
 
     def _pass_on(self, now_ms: int) -> None:
         for key, held in list(self._values.all()):
@@ -293,7 +378,9 @@ class _Held(Processor[str, str, str, str]):
 def punctuated(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     held = key_value_store("held", key=serdes.text, value=serdes.text)
-    stream.process(_Held, stores=[held], by_key=True, key=serdes.text, value=serdes.text).to("out")
+    stream.process(
+        _Held, stores=[held], by_key=True, key=serdes.text, value=serdes.text
+    ).to("out")
 
 
 def passed_on(builder: StreamsBuilder) -> None:
@@ -303,19 +390,33 @@ def passed_on(builder: StreamsBuilder) -> None:
 def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
     """Call once for records of several keys; each takes its answer from the common list."""
     return stream.map_batches(
-        service.ask_together, value=serdes.text, max_records=4, max_wait=ms(50), timeout=TIMEOUT, retry=AGAIN
+        service.ask_together,
+        value=serdes.text,
+        max_records=4,
+        max_wait=ms(50),
+        timeout=TIMEOUT,
+        retry=AGAIN,
     )
 
 
 def in_order(stream: KStream[str, str]) -> KStream[str, str]:
     return stream.map_values_with_key_async(
-        service.ask_in_order, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+        service.ask_in_order,
+        value=serdes.text,
+        max_in_flight=8,
+        timeout=TIMEOUT,
+        retry=AGAIN,
     )
 
 
 def at_will(stream: KStream[str, str]) -> KStream[str, str]:
     return stream.map_values_async(
-        service.ask, value=serdes.text, max_in_flight=8, order="none", timeout=TIMEOUT, retry=AGAIN
+        service.ask,
+        value=serdes.text,
+        max_in_flight=8,
+        order="none",
+        timeout=TIMEOUT,
+        retry=AGAIN,
     )
 
 
@@ -340,12 +441,16 @@ def asked_table(asked: Asked, builder: StreamsBuilder) -> None:
     answers.to_table(store="rows").to_stream().to("out")
 
 
-def asked_below(below: Callable[[KStream[str, str]], None], asked: Asked, builder: StreamsBuilder) -> None:
+def asked_below(
+    below: Callable[[KStream[str, str]], None], asked: Asked, builder: StreamsBuilder
+) -> None:
     below(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
 
 
 def asked_pairs(
-    below: Callable[[KStream[str, str], StreamsBuilder], None], asked: Asked, builder: StreamsBuilder
+    below: Callable[[KStream[str, str], StreamsBuilder], None],
+    asked: Asked,
+    builder: StreamsBuilder,
 ) -> None:
     below(asked(builder.stream("left", key=serdes.text, value=serdes.text)), builder)
 
@@ -381,10 +486,14 @@ _KNOWN = key_value_store("counts", key=serdes.text, value=serdes.int64)
 
 def remembered_at_once(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.process(_Remembered, stores=[_KNOWN], by_key=True, key=serdes.text, value=serdes.int64).to("out")
+    stream.process(
+        _Remembered, stores=[_KNOWN], by_key=True, key=serdes.text, value=serdes.int64
+    ).to("out")
 
 
 def remembered(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     how = CallOptions(max_in_flight=8, timeout=TIMEOUT, retry=AGAIN)
-    stream.process_async(_remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how).to("out")
+    stream.process_async(
+        _remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how
+    ).to("out")

@@ -36,10 +36,21 @@ class Upkeep:
         say: Callable[[str], None],
         changelogs: Changelogs,
     ) -> None:
-        self._cluster, self._state, self._application = cluster, cluster.state, application
-        self._scheduler, self._random, self._say, self._changelogs = scheduler, random, say, changelogs
+        self._cluster, self._state, self._application = (
+            cluster,
+            cluster.state,
+            application,
+        )
+        self._scheduler, self._random, self._say, self._changelogs = (
+            scheduler,
+            random,
+            say,
+            changelogs,
+        )
         self._writer = MemoryWriter(cluster.state, None)
-        self._commits = TopicPartition(COMMIT_TOPIC, partition_of(application, PARTITIONS))
+        self._commits = TopicPartition(
+            COMMIT_TOPIC, partition_of(application, PARTITIONS)
+        )
         self._strange: set[bytes] = set()
         """The keys of a newer version's records that are still there."""
         self._lost: dict[TopicPartition, tuple[int, str]] = {}
@@ -54,19 +65,28 @@ class Upkeep:
             self._strange.add(key)
             self._write_commit(key, STRANGE)
             after = self._random.choice((0.05, 2.0, 10.0))
-            self._scheduler.at(self._scheduler.now + after, lambda: self._take_back(key))
+            self._scheduler.at(
+                self._scheduler.now + after, lambda: self._take_back(key)
+            )
 
     def happen_alone(self) -> None:
         """Cause an event of topics and offsets while no process runs."""
-        if any(producer.open or self._cluster.owes(producer) for producer in self._state.producers.values()):
+        if any(
+            producer.open or self._cluster.owes(producer)
+            for producer in self._state.producers.values()
+        ):
             return
-        changelogs = [name for name in self._state.topics if name.endswith("-changelog")]
+        changelogs = [
+            name for name in self._state.topics if name.endswith("-changelog")
+        ]
         match self._random.choice(("compacted", "expired", "anew")):
             case "compacted":
                 self._compact()
             # only the changelogs of a partition show that it had positions
             case "expired" if changelogs and all(
-                at.end for name in changelogs for at in self._state.topic(name).partitions
+                at.end
+                for name in changelogs
+                for at in self._state.topic(name).partitions
             ):
                 self._say("the offsets of the group expire")
                 self._lost |= self._state.group(self._application).committed
@@ -108,18 +128,29 @@ class Upkeep:
         self._say(f"{name} is made anew")
         self._changelogs.read(name, made_anew=True)
         reader = MemoryReader(self._state, committed_only=True)
-        partitions = [partition.where for partition in self._state.topic(name).partitions]
-        reader.assign({where: Position(self._state.partition(where).start) for where in partitions})
+        partitions = [
+            partition.where for partition in self._state.topic(name).partitions
+        ]
+        reader.assign(
+            {
+                where: Position(self._state.partition(where).start)
+                for where in partitions
+            }
+        )
         rows: dict[tuple[TopicPartition, bytes | None], tuple[bytes | None, int]] = {}
         for batch in reader.fetch(1 << 20, 0):
             columns = batch.columns
-            for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):
+            for key, value, timestamp in zip(
+                columns.keys, columns.values, columns.timestamps, strict=True
+            ):
                 rows.pop((batch.partition, key), None)
                 rows[batch.partition, key] = value, timestamp
         self._cluster.remake(name)
         for (where, key), (value, timestamp) in rows.items():
             if value is not None:
-                self._writer.append(name, [key], [value], [timestamp], partitions=where.partition)
+                self._writer.append(
+                    name, [key], [value], [timestamp], partitions=where.partition
+                )
 
     def _take_back(self, key: bytes) -> None:
         if key in self._strange:
@@ -127,4 +158,6 @@ class Upkeep:
             self._write_commit(key, None)
 
     def _write_commit(self, key: bytes, value: bytes | None) -> None:
-        self._writer.append(COMMIT_TOPIC, [key], [value], [0], partitions=self._commits.partition)
+        self._writer.append(
+            COMMIT_TOPIC, [key], [value], [0], partitions=self._commits.partition
+        )

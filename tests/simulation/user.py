@@ -61,16 +61,24 @@ class User(Life):
 
     def reasons(self) -> str:
         """Return what the program waits for."""
-        open_ = None if self._consumer is None or self._consumer._running is None else self._consumer.assignment()
+        open_ = (
+            None
+            if self._consumer is None or self._consumer._running is None
+            else self._consumer.assignment()
+        )
         return f"{self.machine.name}: {open_} holds {len(self._held)}, {self._trouble}"
 
     def run(self) -> None:
         consumer = CooperativeConsumer(
-            self._stage.settings(self._random), filter=self._stage.filter, wiring=self.wiring()
+            self._stage.settings(self._random),
+            filter=self._stage.filter,
+            wiring=self.wiring(),
         )
         try:
             consumer.subscribe(
-                self._stage.topics, allow_key_share=self._random.random() < 0.9, on_assign=self._assigned
+                self._stage.topics,
+                allow_key_share=self._random.random() < 0.9,
+                on_assign=self._assigned,
             )
         except LogError as error:
             if not error.retryable:
@@ -111,7 +119,11 @@ class User(Life):
             consumer.delay_revoke(consumer.to_be_revoked())
         self._held = [record for record in self._held if record.share.live]
         self._done = [record for record in self._done if record.share.live]
-        self._work_for(chance.choice((0.0, 0.0, 0.05, 0.5)) if chance.random() < 0.98 else chance.choice((4.0, 14.0)))
+        self._work_for(
+            chance.choice((0.0, 0.0, 0.05, 0.5))
+            if chance.random() < 0.98
+            else chance.choice((4.0, 14.0))
+        )
         if self._stage.exactly_once:
             self._transaction(consumer)
             return
@@ -149,13 +161,17 @@ class User(Life):
             self.machine.sleep(self._random.expovariate(10.0))
             self._finish(record)
 
-    def _by_name(self, consumer: CooperativeConsumer, records: list[ConsumerRecord]) -> CommitResult:
+    def _by_name(
+        self, consumer: CooperativeConsumer, records: list[ConsumerRecord]
+    ) -> CommitResult:
         """Commit these records by their offsets."""
         ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for record in records:
             if record.share.live:
                 self._book.done(record)
-                ranges.setdefault((record.topic, record.partition), []).append((record.offset, record.offset))
+                ranges.setdefault((record.topic, record.partition), []).append(
+                    (record.offset, record.offset)
+                )
         try:
             return consumer.commit_ranges(ranges)
         except IndividualCommitError as error:
@@ -165,20 +181,28 @@ class User(Life):
             raise LogError("not committed", retryable=True) from error
 
     def _commit(
-        self, consumer: CooperativeConsumer, commit: Callable[[], CommitResult], records: list[ConsumerRecord]
+        self,
+        consumer: CooperativeConsumer,
+        commit: Callable[[], CommitResult],
+        records: list[ConsumerRecord],
     ) -> None:
         """Commit; note the committed records: the consumer commits by itself, too."""
         began, at = self._book.moment(), self.machine.now()
         ranges = commit().ranges
         if self.machine.now() == at:
-            began = 0  # nobody was asked: an earlier commit, which was in doubt, had them
+            began = (
+                0  # nobody was asked: an earlier commit, which was in doubt, had them
+            )
         session = consumer._running
         assert session is not None
-        if not session.committing.in_order:  # with `in_order`, records above a gap are not committed
+        if (
+            not session.committing.in_order
+        ):  # with `in_order`, records above a gap are not committed
             counted = [
                 record
                 for record in records
-                if record.share.live and contains(ranges.get(place(record).at, ()), record.offset)
+                if record.share.live
+                and contains(ranges.get(place(record).at, ()), record.offset)
             ]
             self._book.committed(self.machine.name, counted, began)
         self._done = [record for record in self._done if record not in records]
@@ -196,7 +220,11 @@ class User(Life):
             with consumer.transaction(self._producer):
                 for record in records:
                     at, offset, made = place(record)
-                    told = f"{at.topic}:{at.partition}:{offset}:{made}" if self._book.counts(record) else ""
+                    told = (
+                        f"{at.topic}:{at.partition}:{offset}:{made}"
+                        if self._book.counts(record)
+                        else ""
+                    )
                     self._producer.produce("out", told.encode(), record.key, 0)
                     consumer.done(record)
                     self._book.done(record)

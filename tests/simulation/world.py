@@ -92,19 +92,36 @@ class World(Stage[Process]):
     def __init__(self, seed: int, program: Program, *, exactly_once: bool) -> None:
         super().__init__(seed, APPLICATION, exactly_once=exactly_once)
         self.program = program
-        service.begin(Random(seed))  # a separate generator: histories without calls would change otherwise
+        service.begin(
+            Random(seed)
+        )  # a separate generator: histories without calls would change otherwise
         self.folder = Path(
-            tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+            tempfile.mkdtemp(
+                prefix="coopstreams-simulation-",
+                dir="/dev/shm" if Path("/dev/shm").is_dir() else None,
+            )
         )
-        self.hosts = Hosts(MOST_PROCESSES, self.folder_of, Random(self.random.getrandbits(64)), self.say)
+        self.hosts = Hosts(
+            MOST_PROCESSES,
+            self.folder_of,
+            Random(self.random.getrandbits(64)),
+            self.say,
+        )
         self.written = 0
         self.looks = 0
         self.partitions = self.random.choice((1, 1, 2))
-        self.topologies = {newer: built(program.topology, newer=newer) for newer in (False, True)}
+        self.topologies = {
+            newer: built(program.topology, newer=newer) for newer in (False, True)
+        }
         for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
-            self.cluster.state.create_topic(TopicSpec(topic, 1 if topic == "out" else self.partitions))
+            self.cluster.state.create_topic(
+                TopicSpec(topic, 1 if topic == "out" else self.partitions)
+            )
         self.answer = program.answer(
-            built(program.answering), program.driven, self.partitions, exactly_once=exactly_once
+            built(program.answering),
+            program.driven,
+            self.partitions,
+            exactly_once=exactly_once,
         )
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
         self.upkeep = Upkeep(
@@ -119,7 +136,12 @@ class World(Stage[Process]):
         self.shelf: Shelf | None = None
         if exactly_once and (drawn := Random(f"{seed} queries")).random() < 0.5:
             self.queries = Queries(
-                self.scheduler, drawn, self.latency_s, APPLICATION, self.changelogs, lambda: self.living
+                self.scheduler,
+                drawn,
+                self.latency_s,
+                APPLICATION,
+                self.changelogs,
+                lambda: self.living,
             )
         if (drawn := Random(f"{seed} snapshots")).random() < SHELVES:
             self.shelf = Shelf(
@@ -128,7 +150,13 @@ class World(Stage[Process]):
                 self.folder / "shelf",
                 self.topologies,
                 lambda machine: MachineLog(
-                    MachineClient(self.cluster, machine, self.network, self.latency_s, lambda *_: machine.kill())
+                    MachineClient(
+                        self.cluster,
+                        machine,
+                        self.network,
+                        self.latency_s,
+                        lambda *_: machine.kill(),
+                    )
                 ),
                 self.say,
             )
@@ -153,7 +181,9 @@ class World(Stage[Process]):
                 "num.stream.threads": self.hosts.threads,
                 "ranges.per.partition": self.hosts.ranges,
                 "ranges.before.windows": True,  # tasks that share a partition are what is asked about
-                "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
+                "processing.guarantee": "exactly_once_v2"
+                if self.exactly_once
+                else "at_least_once",
                 "http.listen": "",
                 **({} if self.shelf is None else {"snapshots.dir": self.shelf.url}),
                 "transaction.timeout.ms": int(1000 * TRANSACTION_S),
@@ -162,7 +192,11 @@ class World(Stage[Process]):
         )
 
     def stand_ins(self) -> list[tuple[Any, str, object]]:
-        small = [(module, "MOST_AT_ONCE", SMALL) for module in (queues, steps)] if self._small_steps else []
+        small = (
+            [(module, "MOST_AT_ONCE", SMALL) for module in (queues, steps)]
+            if self._small_steps
+            else []
+        )
         # temporary folders are in memory, too: a history makes a dozen of them
         return [*IN_PLACE, *small, (tempfile, "tempdir", str(self.folder))]
 
@@ -188,24 +222,41 @@ class World(Stage[Process]):
     def produce(self, count: int) -> None:
         """Write records."""
         now_ms = EPOCH_MS + int(self.scheduler.now * 1000)
-        records = [self.program.write(self.random, self.written + at, now_ms) for at in range(count)]
+        records = [
+            self.program.write(self.random, self.written + at, now_ms)
+            for at in range(count)
+        ]
         for topic, key, value, timestamp in records:
             self._writer.append(topic, [key], [value], [timestamp])
         self.written += count
         self.answer.write(records)
         service.written(records)
 
-    def _do_more(self, event: str, living: Sequence[Process], awake: Sequence[Process]) -> None:
+    def _do_more(
+        self, event: str, living: Sequence[Process], awake: Sequence[Process]
+    ) -> None:
         match event:
             case "upkeep":
                 self.upkeep.happen()
             case "outage" if living:
                 self._have_nobody()
             case "change" if awake:
-                change = self.random.choice((Process.add_thread, Process.remove_thread, Process.hold, Process.go_on))
-                self._strike(f"is told: {change.__name__}", self.random.choice(awake), change)
+                change = self.random.choice(
+                    (
+                        Process.add_thread,
+                        Process.remove_thread,
+                        Process.hold,
+                        Process.go_on,
+                    )
+                )
+                self._strike(
+                    f"is told: {change.__name__}", self.random.choice(awake), change
+                )
             case "host":
-                self.hosts.happen({process.number: process.machine for process in living}, self._down())
+                self.hosts.happen(
+                    {process.number: process.machine for process in living},
+                    self._down(),
+                )
 
     def _check_those_who_wake(self) -> None:
         self._check("answers", self._wrong_answers())
@@ -259,15 +310,24 @@ class World(Stage[Process]):
         if not self.exactly_once or not (whole or self.looks % STATES == 0):
             return
         parts = self._components(running=False)
-        yield "rows", [problem for part in parts for problem in self.changelogs.wrong(part)]
+        yield (
+            "rows",
+            [problem for part in parts for problem in self.changelogs.wrong(part)],
+        )
         if whole:
             yield "stores", self._wrong_rows()
         yield "answers", self._wrong_answers()
 
     def _wrong_answers(self) -> list[str]:
         """Query every running process; return the violations."""
-        components = self._components(running=True, owned=True) if self.exactly_once else ()
-        return [problem for part in components for problem in self.changelogs.wrong_answers(part)]
+        components = (
+            self._components(running=True, owned=True) if self.exactly_once else ()
+        )
+        return [
+            problem
+            for part in components
+            for problem in self.changelogs.wrong_answers(part)
+        ]
 
     def _wrong_rows(self) -> list[str]:
         """Return the violations in the stores of running tasks: at the end they have the rows of one task."""
@@ -286,10 +346,16 @@ class World(Stage[Process]):
         queries.
         """
         for process in self.living:
-            if process.components is None or process.instance is None or (owned and process.machine.paused):
+            if (
+                process.components is None
+                or process.instance is None
+                or (owned and process.machine.paused)
+            ):
                 continue
             serving = process.serving or Serving(process.instance, {})
-            for (subtopology, partition), opened in list(process.components.directory._open.items()):
+            for (subtopology, partition), opened in list(
+                process.components.directory._open.items()
+            ):
                 ranges = [
                     id_.key_range
                     for id_, task in process.instance.tasks.items()

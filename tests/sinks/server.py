@@ -21,7 +21,9 @@ def programs() -> Path | None:
     """Return the folder of the server's programs; None: it is not on this machine."""
     if (found := shutil.which("initdb")) is not None:
         return Path(found).resolve().parent
-    return next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+    return next(
+        iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None
+    )
 
 
 class PostgresServer:
@@ -29,15 +31,38 @@ class PostgresServer:
 
     def __init__(self, folder: Path) -> None:
         self._programs = programs()
-        self._user = _other_user() if os.getuid() == 0 else None  # the server refuses to run as root
+        self._user = (
+            _other_user() if os.getuid() == 0 else None
+        )  # the server refuses to run as root
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         self._log = folder / "postgres.log"
-        self._port = next(port for port in range(18_000 + os.getpid() % 2000, 30_000) if port_is_free(port))
+        self._port = next(
+            port
+            for port in range(18_000 + os.getpid() % 2000, 30_000)
+            if port_is_free(port)
+        )
         if self._user is not None:
             os.chown(self._folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._data = self._folder / "data"
-        make = ["initdb", "-D", str(self._data), "-U", "tester", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]
-        subprocess.run([str(self._at(make[0])), *make[1:]], check=True, capture_output=True, user=self._user)
+        make = [
+            "initdb",
+            "-D",
+            str(self._data),
+            "-U",
+            "tester",
+            "-A",
+            "trust",
+            "-N",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
+        subprocess.run(
+            [str(self._at(make[0])), *make[1:]],
+            check=True,
+            capture_output=True,
+            user=self._user,
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -48,10 +73,21 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        options = ["-D", str(self._data), "-p", str(self._port), "-k", str(self._folder), "-c", "fsync=off"]
+        options = [
+            "-D",
+            str(self._data),
+            "-p",
+            str(self._port),
+            "-k",
+            str(self._folder),
+            "-c",
+            "fsync=off",
+        ]
         with self._log.open("ab") as log:
             command = [str(self._at("postgres")), *options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, user=self._user)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, user=self._user
+            )
         for _ in range(600):
             try:
                 psycopg.connect(self.dsn).close()

@@ -12,7 +12,12 @@ import pytest
 from coopstreams.sinks.postgres import PostgresSink
 from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology.errors import ConfigError, FencedError
-from coopstreams.topology.sinks import ExternalSink, SinkPartition, SinkRecord, SinkSession
+from coopstreams.topology.sinks import (
+    ExternalSink,
+    SinkPartition,
+    SinkRecord,
+    SinkSession,
+)
 
 NUMBERS = count()
 Rows = Callable[[], list[tuple[str, int]]]
@@ -35,9 +40,13 @@ def sink(request: pytest.FixtureRequest) -> Iterator[tuple[ExternalSink, Rows]]:
         return
     server = request.getfixturevalue("postgres")
     table = f"numbers_{next(NUMBERS)}"
-    server.run(f"CREATE TABLE {table} (at serial, name text, number bigint CHECK (number >= 0))")
+    server.run(
+        f"CREATE TABLE {table} (at serial, name text, number bigint CHECK (number >= 0))"
+    )
     yield (
-        PostgresSink(server.dsn, table, columns=lambda key, value: {"name": key, "number": value}),
+        PostgresSink(
+            server.dsn, table, columns=lambda key, value: {"name": key, "number": value}
+        ),
         lambda: server.run(f"SELECT name, number FROM {table} ORDER BY at"),
     )
 
@@ -55,10 +64,14 @@ def refuse_nothing(_: SinkRecord, error: Exception) -> None:
 
 
 def apply(session: SinkSession, *offsets: int) -> None:
-    session.apply([record(offset) for offset in offsets], offsets[-1] + 1, refuse_nothing, 0)
+    session.apply(
+        [record(offset) for offset in offsets], offsets[-1] + 1, refuse_nothing, 0
+    )
 
 
-def test_the_next_session_goes_on_where_the_last_one_ended(sink: tuple[ExternalSink, Rows]) -> None:
+def test_the_next_session_goes_on_where_the_last_one_ended(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, rows = sink
     mine = partition()
     first = target.open(mine, 5)
@@ -72,7 +85,9 @@ def test_the_next_session_goes_on_where_the_last_one_ended(sink: tuple[ExternalS
     second.close()
 
 
-def test_an_earlier_session_can_apply_nothing_any_more(sink: tuple[ExternalSink, Rows]) -> None:
+def test_an_earlier_session_can_apply_nothing_any_more(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, rows = sink
     mine = partition()
     zombie = target.open(mine, 0)
@@ -86,7 +101,9 @@ def test_an_earlier_session_can_apply_nothing_any_more(sink: tuple[ExternalSink,
     zombie.close()
 
 
-def test_partitions_and_sinks_and_applications_are_apart(sink: tuple[ExternalSink, Rows]) -> None:
+def test_partitions_and_sinks_and_applications_are_apart(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, _ = sink
     mine = partition()
     others = replace(mine, number=1), replace(mine, sink="t"), partition()
@@ -98,14 +115,18 @@ def test_partitions_and_sinks_and_applications_are_apart(sink: tuple[ExternalSin
         session.close()
 
 
-def test_refused_records_are_left_out_and_remembered_until_they_are_settled(sink: tuple[ExternalSink, Rows]) -> None:
+def test_refused_records_are_left_out_and_remembered_until_they_are_settled(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, rows = sink
     mine, told = partition(), []
     session = target.open(mine, 0)
     records = [record(offset, -1 if offset in (3, 8) else 1) for offset in range(10)]
     session.apply(records, 10, lambda record, _: told.append(record.offset), 0)
     assert told == [3, 8]
-    assert [name for name, _ in rows()] == [f"k{offset}" for offset in range(10) if offset not in (3, 8)]
+    assert [name for name, _ in rows()] == [
+        f"k{offset}" for offset in range(10) if offset not in (3, 8)
+    ]
     again = target.open(mine, None)
     assert (again.position, again.refused) == (10, frozenset((3, 8)))
     again.apply([], 11, refuse_nothing, 8)
@@ -126,14 +147,18 @@ def test_if_the_handler_raises_nothing_counts(sink: tuple[ExternalSink, Rows]) -
     session.close()
 
 
-def test_a_partition_that_should_be_known_and_is_not_is_an_error(sink: tuple[ExternalSink, Rows]) -> None:
+def test_a_partition_that_should_be_known_and_is_not_is_an_error(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, _ = sink
     target.open(partition(), 0).close()
     with pytest.raises(ConfigError):
         target.open(partition(), None)
 
 
-def test_a_topic_that_was_made_anew_is_an_error(sink: tuple[ExternalSink, Rows]) -> None:
+def test_a_topic_that_was_made_anew_is_an_error(
+    sink: tuple[ExternalSink, Rows],
+) -> None:
     target, _ = sink
     mine = partition()
     target.open(mine, 0).close()

@@ -32,8 +32,15 @@ def applied(sink: PostgresSink, *pairs: tuple[object, object]) -> list[str]:
     """Apply keys and values in one transaction; return the refusals, in words."""
     said: list[str] = []
     session = sink.open(partition(), 0)
-    records = [SinkRecord(offset, key, value, 0) for offset, (key, value) in enumerate(pairs)]
-    session.apply(records, len(pairs), lambda record, error: said.append(f"{record.offset}: {error}"), 0)
+    records = [
+        SinkRecord(offset, key, value, 0) for offset, (key, value) in enumerate(pairs)
+    ]
+    session.apply(
+        records,
+        len(pairs),
+        lambda record, error: said.append(f"{record.offset}: {error}"),
+        0,
+    )
     session.close()
     return said
 
@@ -45,21 +52,50 @@ def table(server: PostgresServer, columns: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_key_has_one_row_until_a_null_value_deletes_it(postgres: PostgresServer) -> None:
-    name = table(postgres, '"guest %" text PRIMARY KEY, city text, nights int, "Odd %s {name}" int')
+def test_a_key_has_one_row_until_a_null_value_deletes_it(
+    postgres: PostgresServer,
+) -> None:
+    name = table(
+        postgres,
+        '"guest %" text PRIMARY KEY, city text, nights int, "Odd %s {name}" int',
+    )
     sink = PostgresSink(postgres.dsn, name, key="guest %")
     odd = {"city": "Bonn", "nights": 1, "Odd %s {name}": 7}
     assert (
-        applied(sink, ("ada", Stay("Rome", 2)), ("bob", odd), ("ada", {"nights": 3}), ("cyd", {}), ("cyd", None)) == []
+        applied(
+            sink,
+            ("ada", Stay("Rome", 2)),
+            ("bob", odd),
+            ("ada", {"nights": 3}),
+            ("cyd", {}),
+            ("cyd", None),
+        )
+        == []
     )
-    assert postgres.run(f'SELECT * FROM {name} ORDER BY "guest %"') == [("ada", "Rome", 3, None), ("bob", "Bonn", 1, 7)]
+    assert postgres.run(f'SELECT * FROM {name} ORDER BY "guest %"') == [
+        ("ada", "Rome", 3, None),
+        ("bob", "Bonn", 1, 7),
+    ]
 
 
 @pytest.mark.slow
-def test_keys_of_several_columns_are_tuples_or_objects(postgres: PostgresServer) -> None:
-    name = table(postgres, "city text, nights int, of jsonb, PRIMARY KEY (city, nights)")
-    sink = PostgresSink(postgres.dsn, name, key=("city", "nights"), columns=lambda _, value: {"of": value})
-    keys = [(("Rome", 1), {"n": [1]}), (Stay("Rome", 1), {"n": [2]}), ({"city": "Bonn", "nights": 1}, None)]
+def test_keys_of_several_columns_are_tuples_or_objects(
+    postgres: PostgresServer,
+) -> None:
+    name = table(
+        postgres, "city text, nights int, of jsonb, PRIMARY KEY (city, nights)"
+    )
+    sink = PostgresSink(
+        postgres.dsn,
+        name,
+        key=("city", "nights"),
+        columns=lambda _, value: {"of": value},
+    )
+    keys = [
+        (("Rome", 1), {"n": [1]}),
+        (Stay("Rome", 1), {"n": [2]}),
+        ({"city": "Bonn", "nights": 1}, None),
+    ]
     assert applied(sink, *keys) == []
     assert postgres.run(f"SELECT * FROM {name}") == [("Rome", 1, {"n": [2]})]
     assert applied(sink, (("Rome",), {}), (("Rome", 2), {})) == [
@@ -68,13 +104,24 @@ def test_keys_of_several_columns_are_tuples_or_objects(postgres: PostgresServer)
 
 
 @pytest.mark.slow
-def test_each_bad_row_is_refused_with_its_reason_and_the_others_are_written(postgres: PostgresServer) -> None:
+def test_each_bad_row_is_refused_with_its_reason_and_the_others_are_written(
+    postgres: PostgresServer,
+) -> None:
     name = table(postgres, "n int CHECK (n < 100)")
 
     def columns(_: object, value: int) -> dict[str, object] | None:
-        return None if value == 50 else {"n": 1 // (value - 7)} if value == 7 else {"n": "x" if value == 9 else value}
+        return (
+            None
+            if value == 50
+            else {"n": 1 // (value - 7)}
+            if value == 7
+            else {"n": "x" if value == 9 else value}
+        )
 
-    said = applied(PostgresSink(postgres.dsn, name, columns=columns), *((None, n) for n in (1, 7, 9, 50, 100, 99)))
+    said = applied(
+        PostgresSink(postgres.dsn, name, columns=columns),
+        *((None, n) for n in (1, 7, 9, 50, 100, 99)),
+    )
     assert [text.partition(":")[0] for text in said] == ["1", "2", "4"]
     assert "division" in said[0]
     assert "invalid input syntax" in said[1]
@@ -83,12 +130,26 @@ def test_each_bad_row_is_refused_with_its_reason_and_the_others_are_written(post
 
 
 @pytest.mark.slow
-def test_a_row_beyond_a_limit_of_the_server_is_refused_and_the_others_are_written(postgres: PostgresServer) -> None:
+def test_a_row_beyond_a_limit_of_the_server_is_refused_and_the_others_are_written(
+    postgres: PostgresServer,
+) -> None:
     name = table(postgres, "guest text PRIMARY KEY, nights int")
-    long = "".join(f"{n:x}" for n in range(5000))  # even compressed, longer than a row of an index
-    said = applied(PostgresSink(postgres.dsn, name, key="guest"), ("ada", {"nights": 1}), (long, {}), ("bob", {}))
-    assert [text.partition(",")[0] for text in said] == ["1: index row requires 15648 bytes"]
-    assert postgres.run(f"SELECT guest FROM {name} ORDER BY guest") == [("ada",), ("bob",)]
+    long = "".join(
+        f"{n:x}" for n in range(5000)
+    )  # even compressed, longer than a row of an index
+    said = applied(
+        PostgresSink(postgres.dsn, name, key="guest"),
+        ("ada", {"nights": 1}),
+        (long, {}),
+        ("bob", {}),
+    )
+    assert [text.partition(",")[0] for text in said] == [
+        "1: index row requires 15648 bytes"
+    ]
+    assert postgres.run(f"SELECT guest FROM {name} ORDER BY guest") == [
+        ("ada",),
+        ("bob",),
+    ]
 
 
 @pytest.mark.slow
@@ -104,18 +165,28 @@ def test_a_row_that_a_constraint_refuses_at_the_commit_is_refused_and_the_others
 
 
 @pytest.mark.slow
-def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresServer) -> None:
+def test_what_cannot_work_is_said_when_a_partition_is_opened(
+    postgres: PostgresServer,
+) -> None:
     def said(sink: PostgresSink) -> str:
         with pytest.raises(ConfigError) as error:
             sink.open(partition(), 0)
         return str(error.value)
 
     name = table(postgres, "guest text, nights int")
-    assert 'relation "nowhere" does not exist' in said(PostgresSink(postgres.dsn, "nowhere", key="guest"))
-    assert "unique index on (guest)" in said(PostgresSink(postgres.dsn, name, key="guest"))
+    assert 'relation "nowhere" does not exist' in said(
+        PostgresSink(postgres.dsn, "nowhere", key="guest")
+    )
+    assert "unique index on (guest)" in said(
+        PostgresSink(postgres.dsn, name, key="guest")
+    )
     postgres.run(f"CREATE VIEW {name}_view AS SELECT DISTINCT guest FROM {name}")
-    assert f'cannot insert into view "{name}_view"' in said(PostgresSink(postgres.dsn, f"{name}_view"))
-    assert 'column "host" of relation' in said(PostgresSink(postgres.dsn, name, key="host"))
+    assert f'cannot insert into view "{name}_view"' in said(
+        PostgresSink(postgres.dsn, f"{name}_view")
+    )
+    assert 'column "host" of relation' in said(
+        PostgresSink(postgres.dsn, name, key="host")
+    )
     postgres.run("CREATE ROLE reader LOGIN")
     postgres.run(f"GRANT SELECT ON {name} TO reader")
     reader = postgres.dsn.replace("tester", "reader")
@@ -124,7 +195,9 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     columns = "application text, sink text, partition int, topic_id text, next_offset int, term int, refused int[]"
     postgres.run(f"CREATE TABLE others ({columns})")
     postgres.run("GRANT SELECT ON others TO reader")
-    assert "for table others. Let the user select, insert and" in said(PostgresSink(reader, name, positions="others"))
+    assert "for table others. Let the user select, insert and" in said(
+        PostgresSink(reader, name, positions="others")
+    )
     unmade = said(PostgresSink(reader, name, positions="Mine"))
     assert 'or make it: CREATE TABLE IF NOT EXISTS "Mine" ( application text' in unmade
     postgres.run(unmade.partition("or make it: ")[2])
@@ -133,7 +206,9 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
 
 
 @pytest.mark.ci
-def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(postgres: PostgresServer) -> None:
+def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(
+    postgres: PostgresServer,
+) -> None:
     """A handler would have been asked for each of them. The next session says what is missing."""
     name = table(postgres, "guest text CONSTRAINT only_one UNIQUE, nights int")
     sink = PostgresSink(postgres.dsn, name, key="guest")
@@ -151,17 +226,25 @@ def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(postgres:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_is_named_without_the_password(postgres: PostgresServer) -> None:
+def test_a_server_that_is_away_is_named_without_the_password(
+    postgres: PostgresServer,
+) -> None:
     away = postgres.dsn.replace("port=", "port=1 password=secret-word options=-cport=")
-    with pytest.raises(SinkUnavailableError, match=r"PostgreSQL at 127\.0\.0\.1:1/postgres: ") as error:
+    with pytest.raises(
+        SinkUnavailableError, match=r"PostgreSQL at 127\.0\.0\.1:1/postgres: "
+    ) as error:
         PostgresSink(away, "t").open(partition(), 0)
     assert "secret-word" not in str(error.value)
 
 
 @pytest.mark.slow
-def test_a_connection_that_the_server_ends_is_no_fault_of_the_records(postgres: PostgresServer) -> None:
+def test_a_connection_that_the_server_ends_is_no_fault_of_the_records(
+    postgres: PostgresServer,
+) -> None:
     name = table(postgres, "n int")
-    session = PostgresSink(postgres.dsn, name, columns=lambda _, value: {"n": value}).open(partition(), 0)
+    session = PostgresSink(
+        postgres.dsn, name, columns=lambda _, value: {"n": value}
+    ).open(partition(), 0)
     with psycopg.connect(postgres.dsn, autocommit=True) as other:
         other.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'coopstreams %'"
@@ -179,11 +262,16 @@ def test_a_connection_that_the_server_ends_is_no_fault_of_the_records(postgres: 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PostgresSink("host=a password='secret-word", "t"), "the dsn cannot be read"),
+        (
+            lambda: PostgresSink("host=a password='secret-word", "t"),
+            "the dsn cannot be read",
+        ),
         (lambda: fields_of(None, 5), "int has no fields"),
     ],
 )
-def test_mistakes_are_told_without_a_server_and_without_the_password(make: Callable[[], object], message: str) -> None:
+def test_mistakes_are_told_without_a_server_and_without_the_password(
+    make: Callable[[], object], message: str
+) -> None:
     with pytest.raises((TopologyError, TypeError), match=message) as error:
         make()
     assert "secret-word" not in f"{error.value}{error.value.__cause__}"

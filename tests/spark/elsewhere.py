@@ -16,7 +16,10 @@ from coopstreams.commands.loading import load_topology
 from coopstreams.spark import Options, backfill, publish
 from coopstreams.topology.errors import CoopStreamsError
 
-SESSIONS = {"connect": ("remote", "local[2]"), "cluster": ("master", "local-cluster[2,1,1024]")}
+SESSIONS = {
+    "connect": ("remote", "local[2]"),
+    "cluster": ("master", "local-cluster[2,1,1024]"),
+}
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -38,18 +41,25 @@ def session(kind: str) -> SparkSession:
     return made
 
 
-def outcome(spark: SparkSession, program: str, settings: dict[str, Any], work: str) -> dict[str, Any]:
+def outcome(
+    spark: SparkSession, program: str, settings: dict[str, Any], work: str
+) -> dict[str, Any]:
     topology = load_topology(program)
     try:
         done = backfill(
             topology,
             settings,
             spark=spark,
-            options=Options(ranges=2, outputs="topic", work=work, snapshots=f"{work}/snapshots"),
+            options=Options(
+                ranges=2, outputs="topic", work=work, snapshots=f"{work}/snapshots"
+            ),
         )
     except CoopStreamsError as error:
         return {"error": type(error).__name__, "said": str(error)}
-    goes_on = {str(place): offset for place, offset in publish(done, topology, settings).items()}
+    goes_on = {
+        str(place): offset
+        for place, offset in publish(done, topology, settings).items()
+    }
     keys = sum(
         piece.entries
         for result in done.results
@@ -64,7 +74,10 @@ def main() -> None:
     asked = json.loads(sys.argv[2])
     spark = session(sys.argv[1])
     try:
-        outcomes = [outcome(spark, program, asked["settings"], asked["work"]) for program in asked["programs"]]
+        outcomes = [
+            outcome(spark, program, asked["settings"], asked["work"])
+            for program in asked["programs"]
+        ]
     finally:
         spark.stop()
     print(json.dumps({"session": type(spark).__module__, "outcomes": outcomes}))

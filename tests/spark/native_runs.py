@@ -41,16 +41,23 @@ class Ran:
     """The rows by store, partition and family."""
 
     @property
-    def counts(self) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:
+    def counts(
+        self,
+    ) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:
         """Read by topic, dropped by reason, stream times by partition and topic."""
         results = self.done.results
         read, dropped = (
-            sum((Counter(getattr(result, name)) for result in results), Counter()) for name in ("read", "dropped")
+            sum((Counter(getattr(result, name)) for result in results), Counter())
+            for name in ("read", "dropped")
         )
         return (
             read,
             dropped,
-            {(result.partition, topic, at) for result in results for topic, at in result.stream_times.items()},
+            {
+                (result.partition, topic, at)
+                for result in results
+                for topic, at in result.stream_times.items()
+            },
         )
 
 
@@ -67,7 +74,10 @@ def backfilled(
 ) -> Ran:
     """Run a backfill. `ties`: how many neighbours among the rows have the same place in the order of the table."""
     numbered = [(*row, number // ties) for number, row in enumerate(rows)]
-    table = spark.createDataFrame(numbered, "key binary, value binary, timestamp bigint, partition int, number bigint")
+    table = spark.createDataFrame(
+        numbered,
+        "key binary, value binary, timestamp bigint, partition int, number bigint",
+    )
     (topic,) = planning.sources(topology)
     counts = check_partitions(topology, {topic: partitions}).partitions
     stages = planning.stages(topology, counts, ranges, native=native)
@@ -83,23 +93,40 @@ def backfilled(
         snapshots=str(folder / "snapshots"),
     )
     config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
-    done = carry_out(spark, topology, config, plan, {topic: TableHistory(table, ["number"])}, str(folder / "work"))
+    done = carry_out(
+        spark,
+        topology,
+        config,
+        plan,
+        {topic: TableHistory(table, ["number"])},
+        str(folder / "work"),
+    )
     return Ran(done, *left_behind(done, folder))
 
 
 def left_behind(
     done: Backfilled, folder: Path
-) -> tuple[set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]]:
+) -> tuple[
+    set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]
+]:
     """Return the slices of a run, without the names of their files, and the rows in these."""
     files: dict[tuple[str, int, str], list[Path]] = defaultdict(list)
     slices = set[tuple[object, ...]]()
     for store, each in (
-        (store, each) for result in done.results for store, found in result.slices.items() for each in found
+        (store, each)
+        for result in done.results
+        for store, found in result.slices.items()
+        for each in found
     ):
-        held = tuple((file.family, file.entries, file.first_key, file.last_key) for file in each.files)
+        held = tuple(
+            (file.family, file.entries, file.first_key, file.last_key)
+            for file in each.files
+        )
         slices.add((store, each.partition, each.first, each.last, each.observed, held))
         for file in each.files:
-            files[store, each.partition, file.family].append(folder / "snapshots" / done.plan.application / file.name)
+            files[store, each.partition, file.family].append(
+                folder / "snapshots" / done.plan.application / file.name
+            )
     database, rows = Rocks(folder / "read"), {}
     with closing(database):
         for place, paths in files.items():
@@ -117,10 +144,23 @@ def same_state(one: Ran, other: Ran) -> bool:
 
 
 def both(
-    spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3, ties: int = 1
+    spark: SparkSession,
+    topology: Topology,
+    rows: list[Row],
+    folder: Path,
+    ranges: int = 3,
+    ties: int = 1,
 ) -> tuple[Ran, Ran]:
     native, python = (
-        backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way, ties=ties)
+        backfilled(
+            spark,
+            topology,
+            rows,
+            folder / str(way),
+            ranges=ranges,
+            native=way,
+            ties=ties,
+        )
         for way in (True, False)
     )
     return native, python
@@ -137,15 +177,24 @@ def aggregation_of(topology: Topology) -> Aggregation:
     return found[0]
 
 
-def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | float | None]:
+def understood(
+    spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]
+) -> list[int | float | None]:
     """Return SQL's reading of each value, None where it is in doubt."""
     frame, token_of = with_tokens(
-        spark.createDataFrame(list(enumerate(values)), "at int, value binary"), aggregation.reads, aggregation.parts
+        spark.createDataFrame(list(enumerate(values)), "at int, value binary"),
+        aggregation.reads,
+        aggregation.parts,
     )
     number = numbers(aggregation, token_of)
     doubt = number.doubt | number.missing
-    rows = frame.select("at", number.value.alias("number"), doubt.alias("doubt")).collect()
-    return [None if row["doubt"] else row["number"] for row in sorted(rows, key=lambda row: row["at"])]
+    rows = frame.select(
+        "at", number.value.alias("number"), doubt.alias("doubt")
+    ).collect()
+    return [
+        None if row["doubt"] else row["number"]
+        for row in sorted(rows, key=lambda row: row["at"])
+    ]
 
 
 def flights(seed: int, records: int) -> list[Row]:
@@ -158,13 +207,28 @@ def flights(seed: int, records: int) -> list[Row]:
             (
                 "delay",
                 generator.choice(
-                    [0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]
+                    [
+                        0,
+                        generator.randrange(-90, 500),
+                        -(10**18) + 1 if generator.random() < 0.001 else 3,
+                    ]
                 ),
             )
         ]
-        parts += [("text", "a, \u00fc} {"), ("much", 1.5), ("none", None), ("yes", True)][: generator.randrange(5)]
+        parts += [
+            ("text", "a, \u00fc} {"),
+            ("much", 1.5),
+            ("none", None),
+            ("yes", True),
+        ][: generator.randrange(5)]
         generator.shuffle(parts)
-        text = json.dumps(dict(parts), ensure_ascii=False, indent=generator.choice([None, 1]))
-        key = None if generator.random() < 0.02 else f"key-{generator.randrange(20)}".encode()
+        text = json.dumps(
+            dict(parts), ensure_ascii=False, indent=generator.choice([None, 1])
+        )
+        key = (
+            None
+            if generator.random() < 0.02
+            else f"key-{generator.randrange(20)}".encode()
+        )
         rows.append((key, text.encode(), max(0, now - late), generator.randrange(2)))
     return rows

@@ -13,9 +13,23 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import (
+    CoopStreams,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.commit.offsets import individual_commits
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+)
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
@@ -49,26 +63,43 @@ class Shop:
     @staticmethod
     def make(kafka: Kafka) -> Shop:
         orders, customers, final = (
-            kafka.topic(name, PARTITIONS, retention_ms="-1") for name in ("orders", "customers", "final")
+            kafka.topic(name, PARTITIONS, retention_ms="-1")
+            for name in ("orders", "customers", "final")
         )
         builder = StreamsBuilder(kafka.unique("shop"))
-        table = builder.table(customers, key=serdes.text, value=serdes.text, store="customers")
+        table = builder.table(
+            customers, key=serdes.text, value=serdes.text, store="customers"
+        )
         stream = builder.stream(orders, key=serdes.text, value=serdes.json)
         stream.group_by_key().count(store="running")
-        windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=WINDOW_MS, grace=ms(GRACE_MS)))
+        windowed = stream.group_by_key().windowed_by(
+            TimeWindows(milliseconds=WINDOW_MS, grace=ms(GRACE_MS))
+        )
         counted = windowed.count(store="windows", retention=timedelta(days=3650))
         counted.suppress(until_window_closes(), name="last").to_stream().to(final)
-        stream.join(table, lambda _, city: city, value=serdes.text).group_by_key().aggregate(
-            dict, lambda _, city, seen: {**seen, city: seen.get(city, 0) + 1}, value=serdes.json, store="sold"
+        stream.join(
+            table, lambda _, city: city, value=serdes.text
+        ).group_by_key().aggregate(
+            dict,
+            lambda _, city, seen: {**seen, city: seen.get(city, 0) + 1},
+            value=serdes.json,
+            store="sold",
         )
         return Shop(kafka, builder.build(), orders, customers, final)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.kafka.bootstrap, "statestore.cache.max.bytes": 0}
+        return {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "statestore.cache.max.bytes": 0,
+        }
 
     def write(self, records: Sequence[law.Input]) -> None:
-        law.write(self.kafka.bootstrap, law.Topics("", self.orders, self.customers, "", "", ""), records)
+        law.write(
+            self.kafka.bootstrap,
+            law.Topics("", self.orders, self.customers, "", "", ""),
+            records,
+        )
 
     def run(self, folder: Path, records: Sequence[law.Input], ranges: int) -> None:
         """Run the application until it has committed all records, and stop it."""
@@ -90,7 +121,9 @@ class Shop:
     def stands(self) -> dict[TopicPartition, tuple[Segment, ...]]:
         config = Config.of(self.settings, self.topology.application_id)
         with closing(KafkaLog(config.client)) as cluster:
-            found = stands(config, cluster, {self.orders: PARTITIONS, self.customers: PARTITIONS})
+            found = stands(
+                config, cluster, {self.orders: PARTITIONS, self.customers: PARTITIONS}
+            )
         return {
             TopicPartition(topic, number): segments
             for topic, each in found.items()
@@ -99,28 +132,57 @@ class Shop:
 
     def stand(self, place: TopicPartition) -> tuple[int, int]:
         segments = self.stands()[place]
-        return min(segment.position for segment in segments), max(segment.end for segment in segments)
+        return min(segment.position for segment in segments), max(
+            segment.end for segment in segments
+        )
 
-    def partitions(self, records: Sequence[law.Input]) -> dict[TopicPartition, list[law.Input]]:
+    def partitions(
+        self, records: Sequence[law.Input]
+    ) -> dict[TopicPartition, list[law.Input]]:
         names = {"orders": self.orders, "customers": self.customers}
         return {
             TopicPartition(name, number): [
-                record for record in records if (record.topic, record.partition) == (topic, number)
+                record
+                for record in records
+                if (record.topic, record.partition) == (topic, number)
             ]
             for topic, name in names.items()
             for number in range(PARTITIONS)
         }
 
-    def put_back(self, place: TopicPartition, key_range: KeyRange, position: int, stream_time: int) -> None:
+    def put_back(
+        self,
+        place: TopicPartition,
+        key_range: KeyRange,
+        position: int,
+        stream_time: int,
+    ) -> None:
         """Move the position of a key range back: write a commit in the name of its next owner."""
-        application, settings = self.topology.application_id, {"bootstrap.servers": self.kafka.bootstrap}
-        with closing(KafkaLog(settings)) as cluster, GroupAdmin(settings, application) as admin:
+        application, settings = (
+            self.topology.application_id,
+            {"bootstrap.servers": self.kafka.bootstrap},
+        )
+        with (
+            closing(KafkaLog(settings)) as cluster,
+            GroupAdmin(settings, application) as admin,
+        ):
             plain = admin.committed([place])[place]
             with individual_commits(cluster, application) as follower:
                 assert follower is not None
-                term = follower.next_term(place, None if plain is None else Committed.parse(*plain))
-                key = CommitKey(application, place.topic, place.partition, key_range, term, 1_000_000)
-                value = CommitValue("test", (Segment(key_range, position, stream_time),))
+                term = follower.next_term(
+                    place, None if plain is None else Committed.parse(*plain)
+                )
+                key = CommitKey(
+                    application,
+                    place.topic,
+                    place.partition,
+                    key_range,
+                    term,
+                    1_000_000,
+                )
+                value = CommitValue(
+                    "test", (Segment(key_range, position, stream_time),)
+                )
                 commits = follower.partition
         produce(self.kafka, commits, {encode_key(key): encode_value(value)})
 
@@ -128,20 +190,38 @@ class Shop:
         return f"{self.topology.application_id}-{store}-changelog"
 
     def tables(self) -> dict[str, dict[Any, Any]]:
-        changelogs = {name: read_topic(self.kafka.bootstrap, self.changelog(name)) for name in STORES}
+        changelogs = {
+            name: read_topic(self.kafka.bootstrap, self.changelog(name))
+            for name in STORES
+        }
         return law.tables_by_changelog(changelogs)
 
-    def rebuild(self, spark: SparkSession, tmp_path: Path, **given: Any) -> RebuiltFromSource:
+    def rebuild(
+        self, spark: SparkSession, tmp_path: Path, **given: Any
+    ) -> RebuiltFromSource:
         return rebuild_from_source(
-            self.topology, self.settings, spark=spark, ranges=1, work=str(tmp_path / "work"), **given
+            self.topology,
+            self.settings,
+            spark=spark,
+            ranges=1,
+            work=str(tmp_path / "work"),
+            **given,
         )
 
 
-def produce(kafka: Kafka, place: TopicPartition, rows: Mapping[bytes, bytes | None]) -> None:
-    kafka.write(place.topic, ((key, value) for key, value in rows.items()), partition=place.partition)
+def produce(
+    kafka: Kafka, place: TopicPartition, rows: Mapping[bytes, bytes | None]
+) -> None:
+    kafka.write(
+        place.topic,
+        ((key, value) for key, value in rows.items()),
+        partition=place.partition,
+    )
 
 
-def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: True) -> dict[str, dict[Any, Any]]:
+def fold(
+    records: Sequence[law.Input], done: Done = lambda _record, _offset: True
+) -> dict[str, dict[Any, Any]]:
     """Return the tables of the done records, by dictionaries and a merge by stream time, which all records advance."""
     tables: dict[str, dict[Any, Any]] = {name: {} for name in STORES}
     for partition in range(PARTITIONS):
@@ -151,7 +231,9 @@ def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: Tru
     return tables
 
 
-def take(tables: dict[str, dict[Any, Any]], record: law.Input, key: str, clock: int) -> None:
+def take(
+    tables: dict[str, dict[Any, Any]], record: law.Input, key: str, clock: int
+) -> None:
     customers = tables["customers"]
     if record.topic == "customers":
         if record.value is None:

@@ -22,7 +22,11 @@ def changelogs_of(
     for result in results:
         for name, slices in result.slices.items():
             for file in (file for each in slices for file in each.files):
-                _add(specs[name], folder / topology.application_id / file.name, found[name])
+                _add(
+                    specs[name],
+                    folder / topology.application_id / file.name,
+                    found[name],
+                )
     return found
 
 

@@ -17,7 +17,14 @@ from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, serdes
 from coopstreams.common.config import Config
-from coopstreams.spark import Backfilled, Options, TableHistory, backfill, publish, rebuild
+from coopstreams.spark import (
+    Backfilled,
+    Options,
+    TableHistory,
+    backfill,
+    publish,
+    rebuild,
+)
 from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.state import snapshot
 from coopstreams.testing import TopologyTestDriver
@@ -43,19 +50,26 @@ class Shop:
         self.kafka, self.application = kafka, kafka.unique("shop")
         self.people = kafka.topic("people", cleanup_policy="compact", retention_ms="-1")
         self.orders, self.sink, self.pairs = (
-            kafka.topic(name, retention_ms="-1") for name in ("orders", "greeted", "pairs")
+            kafka.topic(name, retention_ms="-1")
+            for name in ("orders", "greeted", "pairs")
         )
         builder = StreamsBuilder(self.application)
-        people = builder.table(self.people, key=serdes.text, value=serdes.text, store="people")
+        people = builder.table(
+            self.people, key=serdes.text, value=serdes.text, store="people"
+        )
         orders = builder.stream(self.orders, key=serdes.text, value=serdes.text)
-        orders.join(people, lambda order, name: f"{order} of {name}", value=serdes.text).to(self.sink)
+        orders.join(
+            people, lambda order, name: f"{order} of {name}", value=serdes.text
+        ).to(self.sink)
         pair = orders.join(
             orders,
             lambda one, other: f"{one} {other}",
             windows=JoinWindows(milliseconds=2000, grace=ms(1000)),
             value=serdes.text,
         )
-        pair.group_by_key().count(store="pairs").to_stream().map_values(str, value=serdes.text).to(self.pairs)
+        pair.group_by_key().count(store="pairs").to_stream().map_values(
+            str, value=serdes.text
+        ).to(self.pairs)
         self.topology = builder.build()
         self.settings: dict[str, Any] = {
             "bootstrap.servers": kafka.bootstrap,
@@ -69,21 +83,32 @@ class Shop:
         return [(self.people, name, f"{what} {name}") for name in PEOPLE]
 
     def bought(self, numbers: Iterable[int]) -> list[Event]:
-        return [(self.orders, PEOPLE[number % len(PEOPLE)], f"order {number}") for number in numbers]
+        return [
+            (self.orders, PEOPLE[number % len(PEOPLE)], f"order {number}")
+            for number in numbers
+        ]
 
     def write(self, events: Iterable[Event]) -> None:
         """Write records, a tenth of a second apart, to the topics, and note them for the expected results."""
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"}
+        )
         for topic, key, value in events:
-            producer.produce(topic, value, key, timestamp=BEGIN_MS + 100 * len(self.events))
+            producer.produce(
+                topic, value, key, timestamp=BEGIN_MS + 100 * len(self.events)
+            )
             self.events.append((topic, key, value))
         assert producer.flush(60) == 0
 
     def expected(self) -> Counter[Event]:
         with TopologyTestDriver(self.topology) as driver:
             for number, (topic, key, value) in enumerate(self.events):
-                driver.input(topic, serdes.text, serdes.text).send(key, value, BEGIN_MS + 100 * number)
-            return Counter((record.topic, record.key, record.value) for record in driver.outputs())
+                driver.input(topic, serdes.text, serdes.text).send(
+                    key, value, BEGIN_MS + 100 * number
+                )
+            return Counter(
+                (record.topic, record.key, record.value) for record in driver.outputs()
+            )
 
     def found(self) -> Counter[Event]:
         return Counter(
@@ -94,7 +119,11 @@ class Shop:
 
     def backfill(self, spark: SparkSession, folder: Path, **given: Any) -> Backfilled:
         options = Options(
-            ranges=2, work=str(folder / "work"), outputs="topic", snapshots=str(folder / "snapshots"), **given
+            ranges=2,
+            work=str(folder / "work"),
+            outputs="topic",
+            snapshots=str(folder / "snapshots"),
+            **given,
         )
         return backfill(self.topology, self.settings, spark=spark, options=options)
 
@@ -102,7 +131,8 @@ class Shop:
         return {
             topic
             for topic in self.kafka.topics()
-            if topic.startswith(f"{self.application}-") and topic.endswith(("-changelog", "-repartition"))
+            if topic.startswith(f"{self.application}-")
+            and topic.endswith(("-changelog", "-repartition"))
         }
 
 
@@ -118,14 +148,26 @@ def restored(app: CoopStreams) -> set[str]:
         for line in instance_of(app).components.metrics.text().decode().splitlines()
         if line.startswith("coopstreams_restored_records_total{")
     ]
-    return {store for line in lines if float(line.rpartition(" ")[2]) for store in re.findall(r'store="([^"]+)"', line)}
+    return {
+        store
+        for line in lines
+        if float(line.rpartition(" ")[2])
+        for store in re.findall(r'store="([^"]+)"', line)
+    }
 
 
 @pytest.mark.slow
 def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_snapshot(
     shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:
-    shop.write([*shop.names("dear"), *shop.bought(range(150)), *shop.names("good"), *shop.bought(range(150, 300))])
+    shop.write(
+        [
+            *shop.names("dear"),
+            *shop.bought(range(150)),
+            *shop.names("good"),
+            *shop.bought(range(150, 300)),
+        ]
+    )
     done = shop.backfill(spark, tmp_path)
     assert shop.found() == shop.expected()
     internal = {topic.name for topic in shop.topology.optimized("all").internal_topics}
@@ -147,18 +189,29 @@ def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_sna
         **PATIENT,
     }
     with CoopStreams(shop.topology, live) as app:
-        eventually(lambda: len(table(app, "people")) == len(PEOPLE), 120, lambda: f"{table(app, 'people')}")
-        assert restored(app) == {"people"}, "the table comes from its topic, all else from the snapshot"
+        eventually(
+            lambda: len(table(app, "people")) == len(PEOPLE),
+            120,
+            lambda: f"{table(app, 'people')}",
+        )
+        assert restored(app) == {"people"}, (
+            "the table comes from its topic, all else from the snapshot"
+        )
         shop.write(shop.names("best")[:10])
         eventually(
-            lambda: sum(name.startswith("best") for name in table(app, "people").values()) == 10,
+            lambda: (
+                sum(name.startswith("best") for name in table(app, "people").values())
+                == 10
+            ),
             120,
             lambda: f"{table(app, 'people')}",
         )
         shop.write(shop.bought(range(300, 400)))
         expected = shop.expected()
         eventually(
-            lambda: shop.found().total() >= expected.total(), 120, lambda: f"{expected - shop.found()} are missing"
+            lambda: shop.found().total() >= expected.total(),
+            120,
+            lambda: f"{expected - shop.found()} are missing",
         )
     assert shop.found() == expected
     assert shop.internal() == internal
@@ -171,35 +224,68 @@ def test_a_rebuild_finds_the_stores_of_an_optimised_application(
     shop.write([*shop.names("dear"), *shop.bought(range(100))])
     done = shop.backfill(spark, tmp_path)
     publish(done, shop.topology, shop.settings)
-    made = rebuild(shop.topology, {**shop.settings, "snapshots.dir": str(tmp_path / "rebuilt")}, spark=spark)
-    assert made.stores.keys() == {store for result in done.results for store in result.seeded}
-    counted = sum(file.entries for piece in made.stores["pairs"].slices for file in piece.files)
-    assert counted == sum(result.seeded["pairs"] for result in done.results) == len(PEOPLE)
+    made = rebuild(
+        shop.topology,
+        {**shop.settings, "snapshots.dir": str(tmp_path / "rebuilt")},
+        spark=spark,
+    )
+    assert made.stores.keys() == {
+        store for result in done.results for store in result.seeded
+    }
+    counted = sum(
+        file.entries for piece in made.stores["pairs"].slices for file in piece.files
+    )
+    assert (
+        counted == sum(result.seeded["pairs"] for result in done.results) == len(PEOPLE)
+    )
 
 
 @pytest.mark.ci
-def test_a_table_that_is_restored_from_its_topic_must_have_its_history_there(shop: Shop, spark: SparkSession) -> None:
-    rows = TableHistory(spark.createDataFrame([(b"k", b"v", 1)], "key binary, value binary, timestamp bigint"))
-    with pytest.raises(ConfigError, match=f'the table "people" is restored from its topic "{shop.people}"'):
-        make_plan(shop.topology, shop.config, {shop.people: rows}, Options(), create=False)
-    assert make_plan(shop.topology, shop.config, {shop.orders: rows}, Options(), create=False).tables == (shop.orders,)
+def test_a_table_that_is_restored_from_its_topic_must_have_its_history_there(
+    shop: Shop, spark: SparkSession
+) -> None:
+    rows = TableHistory(
+        spark.createDataFrame(
+            [(b"k", b"v", 1)], "key binary, value binary, timestamp bigint"
+        )
+    )
+    with pytest.raises(
+        ConfigError,
+        match=f'the table "people" is restored from its topic "{shop.people}"',
+    ):
+        make_plan(
+            shop.topology, shop.config, {shop.people: rows}, Options(), create=False
+        )
+    assert make_plan(
+        shop.topology, shop.config, {shop.orders: rows}, Options(), create=False
+    ).tables == (shop.orders,)
     late = Config.of({**shop.settings, "auto.offset.reset": "latest"}, shop.application)
     with pytest.raises(ConfigError, match="from the beginning, but auto"):
         make_plan(shop.topology, late, {}, Options(), create=False)
 
 
 @pytest.mark.ci
-def test_names_that_are_generated_are_refused_where_the_application_would_not_start(shop: Shop) -> None:
-    strict = Config.of({**shop.settings, "ensure.explicit.internal.resource.naming": True}, shop.application)
+def test_names_that_are_generated_are_refused_where_the_application_would_not_start(
+    shop: Shop,
+) -> None:
+    strict = Config.of(
+        {**shop.settings, "ensure.explicit.internal.resource.naming": True},
+        shop.application,
+    )
     for create in (False, True):
         with pytest.raises(TopologyError, match=r"generated names: .*KSTREAM-JOINTHIS"):
             make_plan(shop.topology, strict, {}, Options(), create=create)
     assert shop.internal() == set()
 
 
-def test_a_run_is_resumed_with_the_settings_that_it_was_begun_with(shop: Shop, tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_the_settings_that_it_was_begun_with(
+    shop: Shop, tmp_path: Path
+) -> None:
     plan = begin(shop.topology, shop.config, {}, Options(work=str(tmp_path)))
     assert load_plan(str(tmp_path), plan.run, shop.topology, shop.config) == plan
-    other = Config.of({**shop.settings, "topology.optimization": "single.store.self.join"}, shop.application)
+    other = Config.of(
+        {**shop.settings, "topology.optimization": "single.store.self.join"},
+        shop.application,
+    )
     with pytest.raises(ConfigError, match=r"begun with another topology\.optimization"):
         load_plan(str(tmp_path), plan.run, shop.topology, other)

@@ -38,16 +38,26 @@ async def counted(record: Record[str, str], context: CallContext[str, int]) -> N
 
 
 @pytest.mark.slow
-def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
-    source, out, counts, dead = (kafka.topic(name, 2) for name in ("in", "out", "counts", "dead"))
+def test_results_of_calls_are_those_of_each_record(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    source, out, counts, dead = (
+        kafka.topic(name, 2) for name in ("in", "out", "counts", "dead")
+    )
     builder = StreamsBuilder(kafka.unique("calls"))
     read = builder.stream(source, key=serdes.text, value=serdes.text)
     kept = read.filter(lambda _, value: value != "left out")
     kept.map_values_async(longer, value=serdes.text).to(out)
     store = key_value_store("counts", key=serdes.text, value=serdes.json)
-    kept.process_async(counted, stores=[store], key=serdes.text, value=serdes.json, dead_letters=dead).to(counts)
+    kept.process_async(
+        counted, stores=[store], key=serdes.text, value=serdes.json, dead_letters=dead
+    ).to(counts)
     kafka.write(
-        source, ((f"key {number % 20}", "left out" if number % 5 == 0 else f"value {number}") for number in range(500))
+        source,
+        (
+            (f"key {number % 20}", "left out" if number % 5 == 0 else f"value {number}")
+            for number in range(500)
+        ),
     )
     backfill(
         builder.build(),
@@ -57,10 +67,26 @@ def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSes
     )
     found = Counter((key, value) for key, value, *_ in read_topic(kafka.bootstrap, out))
     assert found == Counter(
-        (f"key {number % 20}".encode(), f"value {number}!".encode()) for number in range(500) if number % 5
+        (f"key {number % 20}".encode(), f"value {number}!".encode())
+        for number in range(500)
+        if number % 5
     )
-    known = [(key, int(value or b"")) for key, value, *_ in read_topic(kafka.bootstrap, counts)]
+    known = [
+        (key, int(value or b""))
+        for key, value, *_ in read_topic(kafka.bootstrap, counts)
+    ]
     for number in {number % 20 for number in range(500) if number % 5}:
         mine = [count for key, count in known if key == f"key {number}".encode()]
-        assert mine == list(range(1, 26 - sum(f"value {each}" in REFUSED for each in range(number, 500, 20))))
-    assert sorted((record.value or b"").decode() for record in read_topic(kafka.bootstrap, dead)) == REFUSED
+        assert mine == list(
+            range(
+                1,
+                26 - sum(f"value {each}" in REFUSED for each in range(number, 500, 20)),
+            )
+        )
+    assert (
+        sorted(
+            (record.value or b"").decode()
+            for record in read_topic(kafka.bootstrap, dead)
+        )
+        == REFUSED
+    )

@@ -18,7 +18,9 @@ def test_a_worker_imports_nothing_of_ours_itself(spark: SparkSession) -> None:
         import pyarrow
 
         for _ in batches:
-            yield pyarrow.RecordBatch.from_pydict({"task": ["coopstreams.spark.task" in sys.modules]})
+            yield pyarrow.RecordBatch.from_pydict(
+                {"task": ["coopstreams.spark.task" in sys.modules]}
+            )
 
     rows = spark.range(1).mapInArrow(loaded, "task boolean").collect()
     assert {row["task"] for row in rows} == {True}

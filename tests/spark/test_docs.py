@@ -21,7 +21,9 @@ from tests.docs.pages import ROOT, blocks
 
 pytestmark = pytest.mark.broker
 
-ORDERS = [(number, f"customer-{number % 7}", number * 1.5, "EUR") for number in range(400)]
+ORDERS = [
+    (number, f"customer-{number % 7}", number * 1.5, "EUR") for number in range(400)
+]
 
 
 @pytest.mark.slow
@@ -40,19 +42,30 @@ def test_the_programs_of_the_page_run(
         created.result(30)
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(1000):
-        producer.produce("orders", b"{}", b"customer-%d" % (number % 7), headers=[("number", b"%d" % number)])
+        producer.produce(
+            "orders",
+            b"{}",
+            b"customer-%d" % (number % 7),
+            headers=[("number", b"%d" % number)],
+        )
     assert producer.flush(30) == 0
-    rows = spark.createDataFrame(ORDERS, "order_number bigint, customer string, amount double, currency string")
-    rows.selectExpr("*", "timestamp_millis(1700000000000 + order_number * 1000) as ordered_at").write.parquet(
-        str(tmp_path / "orders")
+    rows = spark.createDataFrame(
+        ORDERS, "order_number bigint, customer string, amount double, currency string"
     )
+    rows.selectExpr(
+        "*", "timestamp_millis(1700000000000 + order_number * 1000) as ordered_at"
+    ).write.parquet(str(tmp_path / "orders"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for block in blocks(ROOT / "docs" / "backfill.md"):
-        if block.file is not None:  # the others need no Spark, and run with those of all pages
+        if (
+            block.file is not None
+        ):  # the others need no Spark, and run with those of all pages
             (tmp_path / block.file).write_text(
-                block.text.replace("localhost:9092", bootstrap).replace("s3a://archive", str(tmp_path))
+                block.text.replace("localhost:9092", bootstrap).replace(
+                    "s3a://archive", str(tmp_path)
+                )
             )
             runpy.run_path(str(tmp_path / block.file), run_name="__main__")
     sys.modules.pop("orders", None)
@@ -65,5 +78,8 @@ def test_the_programs_of_the_page_run(
     }
     assert latest == Counter(customer for _, customer, _, _ in ORDERS)
     # Four parts of the topic were copied in parallel.
-    copied = sorted((int(record.headers["number"] or b""), record.key) for record in read_topic(bootstrap, "copy"))
+    copied = sorted(
+        (int(record.headers["number"] or b""), record.key)
+        for record in read_topic(bootstrap, "copy")
+    )
     assert copied == [(number, b"customer-%d" % (number % 7)) for number in range(1000)]

@@ -58,22 +58,41 @@ class Letters:
 
     @staticmethod
     def make(kafka: Kafka, folder: Path, words: Sequence[str]) -> Letters:
-        application, source, sink = kafka.unique("letters"), kafka.topic("words", 2), kafka.topic("letters", 2)
-        helper, program = (f"{name}_{application.replace('-', '_')}" for name in ("helper", "program"))
+        application, source, sink = (
+            kafka.unique("letters"),
+            kafka.topic("words", 2),
+            kafka.topic("letters", 2),
+        )
+        helper, program = (
+            f"{name}_{application.replace('-', '_')}" for name in ("helper", "program")
+        )
         folder.mkdir(exist_ok=True)
         (folder / f"{helper}.py").write_text(HELPER)
         (folder / f"{program}.py").write_text(
-            PROGRAM.format(application=application, source=source, sink=sink, helper=helper)
+            PROGRAM.format(
+                application=application, source=source, sink=sink, helper=helper
+            )
         )
-        kafka.write(source, ((b"%d" % number, word.encode()) for number, word in enumerate(words)))
-        return Letters(application, source, sink, folder / f"{program}.py", Counter(word[0] for word in words if word))
+        kafka.write(
+            source,
+            ((b"%d" % number, word.encode()) for number, word in enumerate(words)),
+        )
+        return Letters(
+            application,
+            source,
+            sink,
+            folder / f"{program}.py",
+            Counter(word[0] for word in words if word),
+        )
 
 
 def words(count: int) -> list[str]:
     return [f"{'abcdefghij'[number * 7 % 10]}{number}" for number in range(count)]
 
 
-def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dict[str, Any]:
+def run(
+    kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path
+) -> dict[str, Any]:
     """Return the outcomes of backfills of these programs, one after the other in one session."""
     asked = {
         "settings": {"bootstrap.servers": kafka.bootstrap},
@@ -81,7 +100,9 @@ def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dic
         "work": str(work),
     }
     # coopstreams is found as if it were installed; the application is not found.
-    found_in = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found_in = os.pathsep.join(
+        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {
         **os.environ,
         "PYTHONPATH": found_in,
@@ -90,7 +111,13 @@ def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dic
     }
     command = [sys.executable, "-m", "tests.spark.elsewhere", kind, json.dumps(asked)]
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-8000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -103,20 +130,35 @@ def check(kafka: Kafka, program: Letters, outcome: dict[str, Any]) -> None:
     assert outcome["records"] == count
     assert outcome["keys in snapshots"] == len(program.expected)
     assert (
-        sum(offset for place, offset in outcome["goes on"].items() if place.startswith(f"{program.source}-")) == count
+        sum(
+            offset
+            for place, offset in outcome["goes on"].items()
+            if place.startswith(f"{program.source}-")
+        )
+        == count
     )
-    assert counts_of(kafka.bootstrap, f"{program.application}-letters-changelog") == program.expected
-    updates = [(record.key or b"").decode() for record in read_topic(kafka.bootstrap, program.sink)]
+    assert (
+        counts_of(kafka.bootstrap, f"{program.application}-letters-changelog")
+        == program.expected
+    )
+    updates = [
+        (record.key or b"").decode()
+        for record in read_topic(kafka.bootstrap, program.sink)
+    ]
     assert updates
     assert set(updates) == set(program.expected)
 
 
 @pytest.mark.slow
-def test_spark_connect_runs_a_program_that_lies_on_the_driver_alone(kafka: Kafka, tmp_path: Path) -> None:
+def test_spark_connect_runs_a_program_that_lies_on_the_driver_alone(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counted = Letters.make(kafka, tmp_path / "app", words(1000))
     fails = Letters.make(kafka, tmp_path / "app", ["no", "", "letter"])
     found = run("connect", kafka, [counted, fails], tmp_path / "work")
-    assert found["session"].startswith("pyspark.sql.connect"), "this was not Spark Connect"
+    assert found["session"].startswith("pyspark.sql.connect"), (
+        "this was not Spark Connect"
+    )
     first, second = found["outcomes"]
     check(kafka, counted, first)
     assert second["error"] == "ProcessingError"
@@ -124,8 +166,12 @@ def test_spark_connect_runs_a_program_that_lies_on_the_driver_alone(kafka: Kafka
 
 
 @pytest.mark.slow
-def test_executors_that_are_processes_of_their_own_run_it_too(kafka: Kafka, tmp_path: Path) -> None:
-    programs = [Letters.make(kafka, tmp_path / "app", words(count)) for count in (5000, 700)]
+def test_executors_that_are_processes_of_their_own_run_it_too(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    programs = [
+        Letters.make(kafka, tmp_path / "app", words(count)) for count in (5000, 700)
+    ]
     found = run("cluster", kafka, programs, tmp_path / "work")
     assert found["session"] == "pyspark.sql.session"
     for program, outcome in zip(programs, found["outcomes"], strict=True):
@@ -139,10 +185,24 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
 ) -> None:
     counted = Letters.make(kafka, tmp_path / "app", words(3000))
     # The application prints the interpreter that ran it.
-    counted.path.with_name(f"{counted.path.stem.replace('program', 'helper')}.py").write_text(WHERE)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
-    pack = [sys.executable, "-m", "coopstreams", "pack", str(tmp_path / "worker.tar.gz")]
-    packed = subprocess.run(pack, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    counted.path.with_name(
+        f"{counted.path.stem.replace('program', 'helper')}.py"
+    ).write_text(WHERE)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYSPARK_PYTHON", "PYTHONPATH")
+    }
+    pack = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "pack",
+        str(tmp_path / "worker.tar.gz"),
+    ]
+    packed = subprocess.run(
+        pack, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
     submit = packed.stdout.partition("Submit a backfill with it:")[2]
     for word, meant in {
         "MASTER": "local-cluster[1,1,1024] --conf spark.driver.host=127.0.0.1 "
@@ -154,14 +214,32 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
         assert submit.count(word) == 1
         submit = submit.replace(word, meant)
     path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    environment |= {"PATH": path, "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= {
+        "PATH": path,
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     ended = subprocess.run(
-        ["bash", "-c", submit], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+        ["bash", "-c", submit],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-8000:]
     assert "3000 records read" in ended.stdout
-    assert ended.stdout.count("the application goes on at") == 4  # two topics of two partitions
-    ((interpreter, count),) = counts_of(kafka.bootstrap, f"{counted.application}-letters-changelog").items()
+    assert (
+        ended.stdout.count("the application goes on at") == 4
+    )  # two topics of two partitions
+    ((interpreter, count),) = counts_of(
+        kafka.bootstrap, f"{counted.application}-letters-changelog"
+    ).items()
     assert count == 3000
-    assert interpreter.endswith("/environment/bin/python"), "the workers ran another Python than the packed one"
-    assert not interpreter.startswith(f"{tmp_path}/environment"), "the executor ran what was unpacked for the driver"
+    assert interpreter.endswith("/environment/bin/python"), (
+        "the workers ran another Python than the packed one"
+    )
+    assert not interpreter.startswith(f"{tmp_path}/environment"), (
+        "the executor ran what was unpacked for the driver"
+    )

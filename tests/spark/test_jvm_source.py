@@ -34,13 +34,21 @@ FAILED = (PySparkException, Py4JJavaError)
 """An error of the connector in a task has no class here, because the driver got the jar later."""
 
 
-def test_a_session_without_the_connector_is_told_what_to_install(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=rf"--packages org\.apache\.spark:spark-sql-kafka-0-10_2\.13:{spark.version}"):
+def test_a_session_without_the_connector_is_told_what_to_install(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"--packages org\.apache\.spark:spark-sql-kafka-0-10_2\.13:{spark.version}",
+    ):
         jvm_frame(spark, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)})
 
 
 def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
-    authorities = ssl.get_default_verify_paths().cafile or ssl.get_default_verify_paths().openssl_cafile
+    authorities = (
+        ssl.get_default_verify_paths().cafile
+        or ssl.get_default_verify_paths().openssl_cafile
+    )
     assert java_settings(
         {
             "bootstrap.servers": "kafka:9093",
@@ -71,10 +79,15 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
             {"security.protocol": "SSL", "ssl.cipher.suites": "DEFAULT"},
             "ssl.cipher.suites cannot be told to the Java client",
         ),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "sasl.mechanism GSSAPI cannot be told"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"},
+            "sasl.mechanism GSSAPI cannot be told",
+        ),
     ],
 )
-def test_what_the_java_client_cannot_be_told_is_refused(settings: dict[str, str], said: str) -> None:
+def test_what_the_java_client_cannot_be_told_is_refused(
+    settings: dict[str, str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         java_settings({"bootstrap.servers": "kafka:9092", **settings})
 
@@ -92,7 +105,9 @@ def with_connector(spark: SparkSession) -> SparkSession:
 def test_a_session_beside_one_that_has_read_reads_as_well(spark: SparkSession) -> None:
     """The first session is active, and Spark looks for sources of the same name there."""
     for session in (spark, spark.newSession()):
-        frame = kafka_frame(session, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)})
+        frame = kafka_frame(
+            session, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)}
+        )
         assert "offset" in frame.columns
 
 
@@ -108,7 +123,9 @@ def placed(rows: DataFrame) -> list[list[Row]]:
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkSession) -> None:
+def test_both_connectors_give_the_same_rows(
+    kafka: Kafka, with_connector: SparkSession
+) -> None:
     topic = kafka.topic("both", 2, retention_ms="-1")
     settings = {"bootstrap.servers": kafka.bootstrap}
     with transactions(kafka) as producer:
@@ -135,11 +152,17 @@ def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkS
         {0: (200, 200), 1: (7, 8)},  # one is empty
     ):
         for marks in (False, True):
-            ours = placed(kafka_frame(with_connector, settings, topic, bounds, time_marks=marks))
-            theirs = placed(jvm_frame(with_connector, settings, topic, bounds, time_marks=marks))
+            ours = placed(
+                kafka_frame(with_connector, settings, topic, bounds, time_marks=marks)
+            )
+            theirs = placed(
+                jvm_frame(with_connector, settings, topic, bounds, time_marks=marks)
+            )
             assert theirs == ours
             assert ours
-            assert (ours[-1][-1].timestamp == 900) == (marks and bounds == {1: (690, 703)})
+            assert (ours[-1][-1].timestamp == 900) == (
+                marks and bounds == {1: (690, 703)}
+            )
 
 
 @pytest.mark.broker
@@ -156,7 +179,9 @@ def test_records_that_are_gone_and_open_transactions_are_errors_there_too(
         producer.flush(10)
         assert jvm_frame(with_connector, settings, topic, {0: (0, 11)}).count() == 10
         with pytest.raises(FAILED):
-            jvm_frame(with_connector, settings, topic, {0: (0, 12)}, patience_s=2).collect()
+            jvm_frame(
+                with_connector, settings, topic, {0: (0, 12)}, patience_s=2
+            ).collect()
         producer.abort_transaction(30)
     kafka.delete_before(topic, 0, 5)
     with pytest.raises(FAILED):
@@ -165,11 +190,18 @@ def test_records_that_are_gone_and_open_transactions_are_errors_there_too(
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_a_backfill_may_read_with_it(kafka: Kafka, with_connector: SparkSession, tmp_path: Path) -> None:
+def test_a_backfill_may_read_with_it(
+    kafka: Kafka, with_connector: SparkSession, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
     options = Options(ranges=2, work=str(tmp_path), connector="jvm")
-    done = backfill(counting.topology, {"bootstrap.servers": kafka.bootstrap}, spark=with_connector, options=options)
+    done = backfill(
+        counting.topology,
+        {"bootstrap.servers": kafka.bootstrap},
+        spark=with_connector,
+        options=options,
+    )
     assert done.plan.connector == "jvm"
     assert done.records == 900
     assert counting.counts() == written

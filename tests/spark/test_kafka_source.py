@@ -19,7 +19,12 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.history import kafka_source
-from coopstreams.spark.history.kafka_source import KafkaParts, KafkaSource, read_options, write_options
+from coopstreams.spark.history.kafka_source import (
+    KafkaParts,
+    KafkaSource,
+    read_options,
+    write_options,
+)
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
@@ -42,7 +47,9 @@ def transactions(kafka: Kafka) -> Iterator[Producer]:
     yield producer
 
 
-def write(producer: Producer, topic: str, first: int, last: int, *, commit: bool = True) -> None:
+def write(
+    producer: Producer, topic: str, first: int, last: int, *, commit: bool = True
+) -> None:
     """Write numbers first..last in a transaction."""
     producer.begin_transaction()
     for number in range(first, last + 1):
@@ -70,7 +77,11 @@ def test_the_patience_of_a_read_is_with_kafka_and_not_with_what_takes_its_record
     kafka.write(topic, [(b"key", b"value", at) for at in range(20)])
     now = 0
     monkeypatch.setattr(kafka_source, "FETCH_RECORDS", 5)
-    parts = KafkaParts(read_options({"bootstrap.servers": kafka.bootstrap}, {TopicPartition(topic, 0): (0, 20)}))
+    parts = KafkaParts(
+        read_options(
+            {"bootstrap.servers": kafka.bootstrap}, {TopicPartition(topic, 0): (0, 20)}
+        )
+    )
     (part,) = parts.partitions()
     monkeypatch.setattr(kafka_source, "time", SimpleNamespace(monotonic=lambda: now))
     for rows in parts.read(part):
@@ -79,22 +90,37 @@ def test_the_patience_of_a_read_is_with_kafka_and_not_with_what_takes_its_record
     assert taken == list(range(20))
 
 
-@pytest.mark.parametrize(("given", "most_ms"), [({}, 900_000), ({"producer.transaction.timeout.ms": 5000}, 5000)])
+@pytest.mark.parametrize(
+    ("given", "most_ms"),
+    [({}, 900_000), ({"producer.transaction.timeout.ms": 5000}, 5000)],
+)
 def test_a_write_may_take_as_long_as_brokers_allow_unless_settings_say_otherwise(
     given: dict[str, int], most_ms: int
 ) -> None:
     """A broker ends a transaction that is open for longer: then no attempt of a large partition could succeed."""
-    (shipped,) = (value for name, value in write_options(given, "copy").items() if name != "transactional.id")
+    (shipped,) = (
+        value
+        for name, value in write_options(given, "copy").items()
+        if name != "transactional.id"
+    )
     assert json.loads(shipped)["producer.transaction.timeout.ms"] == most_ms
 
 
-def read(spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float) -> DataFrame:
+def read(
+    spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float
+) -> DataFrame:
     spark.dataSource.register(KafkaSource)
-    options = read_options({"bootstrap.servers": kafka.bootstrap}, {TopicPartition(topic, 0): (start, end)}, **given)  # type: ignore[arg-type]
+    options = read_options(
+        {"bootstrap.servers": kafka.bootstrap},
+        {TopicPartition(topic, 0): (start, end)},
+        **given,  # type: ignore[arg-type]
+    )
     return spark.read.format("coopstreams").options(**options).load()
 
 
-def test_a_read_ends_exactly_at_its_cut_and_leaves_out_what_was_aborted(kafka: Kafka, spark: SparkSession) -> None:
+def test_a_read_ends_exactly_at_its_cut_and_leaves_out_what_was_aborted(
+    kafka: Kafka, spark: SparkSession
+) -> None:
     topic = kafka.topic("source", retention_ms="-1")
     with transactions(kafka) as producer:
         write(producer, topic, 0, 9)  # offsets 0..9, the marker at 10
@@ -103,19 +129,44 @@ def test_a_read_ends_exactly_at_its_cut_and_leaves_out_what_was_aborted(kafka: K
     whole = read(spark, kafka, topic, 0, 43).collect()
     numbers = [*range(10), *range(20, 40)]
     assert [row.timestamp - BEGIN_MS for row in whole] == numbers
-    assert [row.offset for row in whole] == [number if number < 10 else number + 2 for number in numbers]
-    assert [row.key for row in whole] == [None if number % 7 == 0 else b"k%d" % number for number in numbers]
-    assert [row.value for row in whole] == [None if number % 5 == 0 else b"v%d" % number for number in numbers]
-    headers = [None if row.headers is None else [tuple(header) for header in row.headers] for row in whole]
-    assert headers == [[("n", str(number).encode()), ("n", None)] if number % 2 else None for number in numbers]
-    assert [row.offset for row in read(spark, kafka, topic, 5, 25).collect()] == [5, 6, 7, 8, 9, 22, 23, 24]
+    assert [row.offset for row in whole] == [
+        number if number < 10 else number + 2 for number in numbers
+    ]
+    assert [row.key for row in whole] == [
+        None if number % 7 == 0 else b"k%d" % number for number in numbers
+    ]
+    assert [row.value for row in whole] == [
+        None if number % 5 == 0 else b"v%d" % number for number in numbers
+    ]
+    headers = [
+        None if row.headers is None else [tuple(header) for header in row.headers]
+        for row in whole
+    ]
+    assert headers == [
+        [("n", str(number).encode()), ("n", None)] if number % 2 else None
+        for number in numbers
+    ]
+    assert [row.offset for row in read(spark, kafka, topic, 5, 25).collect()] == [
+        5,
+        6,
+        7,
+        8,
+        9,
+        22,
+        23,
+        24,
+    ]
     split = read(spark, kafka, topic, 0, 43, split=10)
-    assert sorted(row.offset for row in split.collect()) == [row.offset for row in whole]
+    assert sorted(row.offset for row in split.collect()) == [
+        row.offset for row in whole
+    ]
     assert split.rdd.getNumPartitions() == 5
 
 
 @pytest.mark.ci
-def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, spark: SparkSession) -> None:
+def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(
+    kafka: Kafka, spark: SparkSession
+) -> None:
     topic = kafka.topic("source", retention_ms="-1")
     with transactions(kafka) as producer:
         write(producer, topic, 0, 3)
@@ -132,13 +183,30 @@ def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, sp
 
 
 @pytest.mark.parametrize("time_marks", [False, True])
-def test_time_marks_are_read_if_they_are_asked_for(kafka: Kafka, time_marks: bool) -> None:
+def test_time_marks_are_read_if_they_are_asked_for(
+    kafka: Kafka, time_marks: bool
+) -> None:
     topic = kafka.topic()
     with closing(KafkaLog(kafka.settings)) as log, closing(log.writer()) as writer:
-        writer.append(topic, [b"a", None, b"b"], [b"1", None, b"2"], [10, 50, 20], headers=[None, headers_of(50), None])
+        writer.append(
+            topic,
+            [b"a", None, b"b"],
+            [b"1", None, b"2"],
+            [10, 50, 20],
+            headers=[None, headers_of(50), None],
+        )
         writer.flush(90)
-    parts = KafkaParts(read_options(kafka.settings, {TopicPartition(topic, 0): (0, 3)}, time_marks=time_marks))
-    rows = [row for part in parts.partitions() for some in parts.read(part) for row in some.to_pylist()]
+    parts = KafkaParts(
+        read_options(
+            kafka.settings, {TopicPartition(topic, 0): (0, 3)}, time_marks=time_marks
+        )
+    )
+    rows = [
+        row
+        for part in parts.partitions()
+        for some in parts.read(part)
+        for row in some.to_pylist()
+    ]
     assert [row["offset"] for row in rows] == ([0, 1, 2] if time_marks else [0, 2])
 
 
@@ -149,15 +217,25 @@ def test_a_backfill_closes_windows_at_the_time_marks_of_a_topic(
     topic, builder = kafka.topic(retention_ms="-1"), StreamsBuilder(kafka.unique("app"))
     with closing(KafkaLog(kafka.settings)) as log, closing(log.writer()) as writer:
         marks = [None, headers_of(60_000), None]
-        writer.append(topic, [b"a", None, b"a"], [b"1", None, b"2"], [1000, 60_000, 2000], headers=marks)
+        writer.append(
+            topic,
+            [b"a", None, b"a"],
+            [b"1", None, b"2"],
+            [1000, 60_000, 2000],
+            headers=marks,
+        )
         writer.flush(90)
-    values = builder.stream(topic, key=serdes.text, value=serdes.text, idle_advance=timedelta(seconds=20))
-    values.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(0))).reduce(str.__add__).to_stream().to(
-        kafka.topic("out")
+    values = builder.stream(
+        topic, key=serdes.text, value=serdes.text, idle_advance=timedelta(seconds=20)
     )
+    values.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(0))).reduce(
+        str.__add__
+    ).to_stream().to(kafka.topic("out"))
     options = Options(seed=False, outputs="table", work=str(tmp_path))
     done = backfill(builder.build(), kafka.settings, spark=spark, options=options)
-    assert [bytes(row.value) for row in done.outputs(spark).collect()] == [b"1"], "the other one is late"
+    assert [bytes(row.value) for row in done.outputs(spark).collect()] == [b"1"], (
+        "the other one is late"
+    )
 
 
 def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> None:
@@ -177,7 +255,9 @@ def test_records_that_are_gone_are_an_error(kafka: Kafka, spark: SparkSession) -
 
 
 @pytest.mark.ci
-def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(kafka: Kafka, spark: SparkSession) -> None:
+def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(
+    kafka: Kafka, spark: SparkSession
+) -> None:
     topic = kafka.topic("sink", 3, retention_ms="-1")
     spark.dataSource.register(KafkaSource)
 
@@ -200,11 +280,17 @@ def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(kafka: Ka
         "cast(cast(id as string) as binary) as value",
         "array(named_struct('name', 'n', 'value', cast('h' as binary))) as headers",
     )
-    options = write_options({"bootstrap.servers": kafka.bootstrap}, kafka.unique("sink"))
-    rows.mapInArrow(stumble, rows.schema).write.format("coopstreams").options(**options).mode("append").save()
+    options = write_options(
+        {"bootstrap.servers": kafka.bootstrap}, kafka.unique("sink")
+    )
+    rows.mapInArrow(stumble, rows.schema).write.format("coopstreams").options(
+        **options
+    ).mode("append").save()
     found = read_topic(kafka.bootstrap, topic)
     assert sorted(int(record.value or b"") for record in found) == list(range(30_000))
     assert {record.partition for record in found} == {0, 1, 2}
     assert all(
-        record.timestamp == BEGIN_MS + int(record.value or b"") and record.headers == {"n": b"h"} for record in found
+        record.timestamp == BEGIN_MS + int(record.value or b"")
+        and record.headers == {"n": b"h"}
+        for record in found
     )

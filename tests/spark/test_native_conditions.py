@@ -21,11 +21,53 @@ from coopstreams.spark.native.values import judged, with_tokens
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.fields import Condition, fields_of
 from tests.durations import ms
-from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, same_state, was_native
+from tests.spark.native_runs import (
+    GOES_ON,
+    GRACE,
+    Row,
+    backfilled,
+    both,
+    same_state,
+    was_native,
+)
 
-COMPARE: list[Any] = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-NUMBERS = [0, 5, -90, 10**17, (1 << 53) + 1, (1 << 63) - 1, -0.0, 5.0, 0.1, 1e17, 1e300, -2.5]
-TEXTS = ["", "DE", "D", "DE ", "de", "\u00fc", "u\u0308", "\uffee", "\U0001f600", '"', "null", "5", "true"]
+COMPARE: list[Any] = [
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+]
+NUMBERS = [
+    0,
+    5,
+    -90,
+    10**17,
+    (1 << 53) + 1,
+    (1 << 63) - 1,
+    -0.0,
+    5.0,
+    0.1,
+    1e17,
+    1e300,
+    -2.5,
+]
+TEXTS = [
+    "",
+    "DE",
+    "D",
+    "DE ",
+    "de",
+    "\u00fc",
+    "u\u0308",
+    "\uffee",
+    "\U0001f600",
+    '"',
+    "null",
+    "5",
+    "true",
+]
 WHOLE = [
     "0",
     "-0",
@@ -57,7 +99,10 @@ OTHERS = ["true", "false", "null", "[]", "{}", "NaN", "", "'DE'", '"D\\u0045"', 
 
 def tokens() -> list[str]:
     generator = random.Random(5)
-    close = [f"{generator.randrange(-10, 10)}.{generator.randrange(10**17):017}" for _ in range(60)]
+    close = [
+        f"{generator.randrange(-10, 10)}.{generator.randrange(10**17):017}"
+        for _ in range(60)
+    ]
     return [
         *WHOLE,
         *FRACTIONS,
@@ -75,7 +120,9 @@ def comparisons(every: int) -> list[Condition]:
         for compare in COMPARE[number % every :: every]
     ]
     same: list[Condition] = [
-        compare(field("x"), constant) for constant in (None, True, False) for compare in COMPARE[:2]
+        compare(field("x"), constant)
+        for constant in (None, True, False)
+        for compare in COMPARE[:2]
     ]
     return [*ordered, *same, field("x")]
 
@@ -84,38 +131,62 @@ def joined(generator: random.Random, depth: int) -> Condition:
     """Return conditions on x and y, combined and negated."""
     if not depth or generator.random() < 0.2:
         part = field(generator.choice("xy"))
-        compared = generator.choice(COMPARE)(part, generator.choice([0, 5, 0.1, "DE", "D"]))
+        compared = generator.choice(COMPARE)(
+            part, generator.choice([0, 5, 0.1, "DE", "D"])
+        )
         made: Condition = generator.choice([part, compared, part == None])  # noqa: E711
         return made
     one, other = joined(generator, depth - 1), joined(generator, depth - 1)
     return generator.choice([one & other, one | other, ~one])
 
 
-def decided(spark: SparkSession, conditions: list[Condition], values: list[bytes | None]) -> list[list[bool | None]]:
+def decided(
+    spark: SparkSession, conditions: list[Condition], values: list[bytes | None]
+) -> list[list[bool | None]]:
     """Return SQL's result of each condition for each value, None where it is in doubt."""
-    names = list(dict.fromkeys(name for condition in conditions for name in fields_of(condition)))
-    frame, token_of = with_tokens(spark.createDataFrame(list(enumerate(values)), "at int, value binary"), names, None)
+    names = list(
+        dict.fromkeys(name for condition in conditions for name in fields_of(condition))
+    )
+    frame, token_of = with_tokens(
+        spark.createDataFrame(list(enumerate(values)), "at int, value binary"),
+        names,
+        None,
+    )
     judgements = [judged(condition, token_of) for condition in conditions]
-    told = frame.select("at", F.array(*(F.when(~each.doubt, each.true) for each in judgements)).alias("told")).collect()
+    told = frame.select(
+        "at",
+        F.array(*(F.when(~each.doubt, each.true) for each in judgements)).alias("told"),
+    ).collect()
     return [row["told"] for row in sorted(told, key=lambda row: row["at"])]
 
 
-def check(conditions: list[Condition], values: list[bytes | None], told: list[list[bool | None]]) -> dict[str, int]:
+def check(
+    conditions: list[Condition],
+    values: list[bytes | None],
+    told: list[list[bool | None]],
+) -> dict[str, int]:
     """Return the number of certain results of each condition, and check that they equal Python's."""
     certain = dict.fromkeys(map(repr, conditions), 0)
     for value, row in zip(values, told, strict=True):
         for condition, found in zip(conditions, row, strict=True):
             if found is not None:
                 assert value is not None
-                assert bool(condition(serdes.json.deserialize(value))) is found, (condition, value)
+                assert bool(condition(serdes.json.deserialize(value))) is found, (
+                    condition,
+                    value,
+                )
                 certain[repr(condition)] += 1
     return certain
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_comparison_that_sql_decides_is_decided_as_in_python(spark: SparkSession, every: int) -> None:
-    values: list[bytes | None] = [f'{{"x": {text}, "other":1}}'.encode() for text in tokens()]
+def test_a_comparison_that_sql_decides_is_decided_as_in_python(
+    spark: SparkSession, every: int
+) -> None:
+    values: list[bytes | None] = [
+        f'{{"x": {text}, "other":1}}'.encode() for text in tokens()
+    ]
     values += [
         None,
         b"null",
@@ -128,7 +199,9 @@ def test_a_comparison_that_sql_decides_is_decided_as_in_python(spark: SparkSessi
         b'{"x":5}}',
     ]
     conditions = comparisons(every)
-    assert [unreadable(condition) for condition in conditions] == [None] * len(conditions)
+    assert [unreadable(condition) for condition in conditions] == [None] * len(
+        conditions
+    )
     certain = check(conditions, values, decided(spark, conditions, values))
     assert min(certain.values()) > 2
     assert certain[repr(field("x") >= 5)] > 60
@@ -141,7 +214,11 @@ def test_joined_conditions_ask_as_much_as_python_asks(spark: SparkSession) -> No
     pieces = ["0", "5", "0.1", "true", "false", "null", '"DE"', '"D"', "[]", ""]
     values: list[bytes | None] = []
     for _ in range(300):
-        parts = [f'"{name}":{generator.choice(pieces)}' for name in "xyz" if generator.random() < 0.9]
+        parts = [
+            f'"{name}":{generator.choice(pieces)}'
+            for name in "xyz"
+            if generator.random() < 0.9
+        ]
         generator.shuffle(parts)
         values.append(f"{{{','.join(parts)}}}".encode())
     conditions = list(dict.fromkeys(joined(generator, 3) for _ in range(30)))
@@ -160,9 +237,9 @@ def filtered_and_hopping() -> Topology:
     hopping = TimeWindows(milliseconds=1000, advance=ms(300), grace=GRACE)
     orders = records.filter(ORDERS)
     orders.group_by_key().count(store="orders")
-    orders.group_by_key().windowed_by(hopping).count(store="per-second", retention=ms(9000)).to_stream().to(
-        "per-second"
-    )
+    orders.group_by_key().windowed_by(hopping).count(
+        store="per-second", retention=ms(9000)
+    ).to_stream().to("per-second")
     amounts = (
         records.filter_not(~ABROAD)
         .filter(field("price") <= 7.25)
@@ -171,10 +248,12 @@ def filtered_and_hopping() -> Topology:
     )
     amounts.reduce(operator.add, store="abroad", value=serdes.json)
     amounts.windowed_by(hopping).reduce(max, store="largest")
-    records.filter(field("kind") == "refund").group_by_key().windowed_by(hopping).count(store="refunds")
-    records.group_by_key().windowed_by(TimeWindows(milliseconds=40, advance=ms(20))).count(
-        store="all", retention=ms(20_000)
+    records.filter(field("kind") == "refund").group_by_key().windowed_by(hopping).count(
+        store="refunds"
     )
+    records.group_by_key().windowed_by(
+        TimeWindows(milliseconds=40, advance=ms(20))
+    ).count(store="all", retention=ms(20_000))
     return builder.build()
 
 
@@ -186,16 +265,33 @@ def orders(seed: int, records: int) -> list[Row]:
     for _ in range(records):
         now += generator.randrange(12)
         note = generator.random() < 0.2
-        moved = generator.choice([-2000, -1500, -900, 900, 1500]) if generator.random() < 0.15 else 0
+        moved = (
+            generator.choice([-2000, -1500, -900, 900, 1500])
+            if generator.random() < 0.15
+            else 0
+        )
         value = {
             "kind": "note" if note else "order",
-            "amount": generator.choice(["none", 1.5, None]) if note else generator.randrange(-90, 500),
+            "amount": generator.choice(["none", 1.5, None])
+            if note
+            else generator.randrange(-90, 500),
             "country": generator.choice(["DE", "D\u00fc"]),
             "gift": generator.choice([True, False, None]),
             "price": generator.choice([7, 7.25, 7.5]),
         }
-        key = None if generator.random() < 0.05 else b"key-%d\xff" % generator.randrange(20)
-        rows.append((key, json.dumps(value, ensure_ascii=False).encode(), max(0, now + moved), generator.randrange(2)))
+        key = (
+            None
+            if generator.random() < 0.05
+            else b"key-%d\xff" % generator.randrange(20)
+        )
+        rows.append(
+            (
+                key,
+                json.dumps(value, ensure_ascii=False).encode(),
+                max(0, now + moved),
+                generator.randrange(2),
+            )
+        )
     return rows
 
 
@@ -207,7 +303,13 @@ def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(
     assert GOES_ON not in caplog.text
     assert was_native(tmp_path)
     assert same_state(native, python)
-    assert {store for store, _, _ in native.rows} == {"orders", "per-second", "abroad", "largest", "all"}
+    assert {store for store, _, _ in native.rows} == {
+        "orders",
+        "per-second",
+        "abroad",
+        "largest",
+        "all",
+    }
     read, dropped, _ = native.counts
     assert read == {"orders": 1200}
     late = {why: count for why, count in dropped.items() if why.endswith("late")}
@@ -221,19 +323,32 @@ def test_a_condition_in_doubt_leaves_the_stage_to_python_which_raises(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder = StreamsBuilder("native")
-    builder.stream("records", key=serdes.text, value=serdes.json).filter(field("amount") > 5).group_by_key().count(
-        store="large"
+    builder.stream("records", key=serdes.text, value=serdes.json).filter(
+        field("amount") > 5
+    ).group_by_key().count(store="large")
+    rows: list[Row] = [
+        (b"key", b'{"amount":7}', 1, 0),
+        (b"key", b'{"amount":"8"}', 2, 0),
+    ]
+    with pytest.raises(
+        ProcessingError,
+        match=r'the record at "records" partition 0 offset 1 made a function raise',
+    ):
+        backfilled(
+            spark, builder.build(), rows, tmp_path, ranges=1, native=True, partitions=1
+        )
+    assert (
+        f"sub-topology 0 {GOES_ON}: SQL may treat 1 of its records differently"
+        in caplog.text
     )
-    rows: list[Row] = [(b"key", b'{"amount":7}', 1, 0), (b"key", b'{"amount":"8"}', 2, 0)]
-    with pytest.raises(ProcessingError, match=r'the record at "records" partition 0 offset 1 made a function raise'):
-        backfilled(spark, builder.build(), rows, tmp_path, ranges=1, native=True, partitions=1)
-    assert f"sub-topology 0 {GOES_ON}: SQL may treat 1 of its records differently" in caplog.text
 
 
 def why(step: Any, value: serdes.Serde[Any] = serdes.json) -> str:
     """Return why a count behind a step is left to Python."""
     builder = StreamsBuilder("app")
-    step(builder.stream("in", key=serdes.text, value=value)).group_by_key().count(store="counts")
+    step(builder.stream("in", key=serdes.text, value=value)).group_by_key().count(
+        store="counts"
+    )
     found = translated(builder.build().subtopologies[0])
     assert isinstance(found, str)
     return found
@@ -243,23 +358,52 @@ def why(step: Any, value: serdes.Serde[Any] = serdes.json) -> str:
     ("step", "reason"),
     [
         (lambda stream: stream.filter(lambda key, value: True), "a condition as field"),
-        (lambda stream: stream.filter(field('"') > 1), "which JSON may write in several ways"),
-        (lambda stream: stream.filter(field("x") > (1 << 63)), "of which SQL may think otherwise"),
-        (lambda stream: stream.filter(field("x") < math.inf), "of which SQL may think otherwise"),
-        (lambda stream: stream.filter(field("y") & (field("x") > True)), "of which SQL may think otherwise"),
-        (lambda stream: stream.filter(~(field("x") == (1, 2))), "of which SQL may think otherwise"),
-        (lambda stream: stream.filter(field("x") == "\ud800"), "of which SQL may think otherwise"),
         (
-            lambda stream: stream.map_values(field("x"), value=serdes.json).filter(field("y") > 1),
+            lambda stream: stream.filter(field('"') > 1),
+            "which JSON may write in several ways",
+        ),
+        (
+            lambda stream: stream.filter(field("x") > (1 << 63)),
+            "of which SQL may think otherwise",
+        ),
+        (
+            lambda stream: stream.filter(field("x") < math.inf),
+            "of which SQL may think otherwise",
+        ),
+        (
+            lambda stream: stream.filter(field("y") & (field("x") > True)),
+            "of which SQL may think otherwise",
+        ),
+        (
+            lambda stream: stream.filter(~(field("x") == (1, 2))),
+            "of which SQL may think otherwise",
+        ),
+        (
+            lambda stream: stream.filter(field("x") == "\ud800"),
+            "of which SQL may think otherwise",
+        ),
+        (
+            lambda stream: stream.map_values(field("x"), value=serdes.json).filter(
+                field("y") > 1
+            ),
             "stands behind another step",
         ),
         (lambda stream: (stream.filter(field("x") > 1), stream)[1], "leads nowhere"),
-        (lambda stream: (stream.map_values(field("x"), value=serdes.json), stream)[1], "leads nowhere"),
+        (
+            lambda stream: (stream.map_values(field("x"), value=serdes.json), stream)[
+                1
+            ],
+            "leads nowhere",
+        ),
     ],
 )
-def test_what_sql_may_see_in_another_way_is_python_s_before_anything_runs(step: Any, reason: str) -> None:
+def test_what_sql_may_see_in_another_way_is_python_s_before_anything_runs(
+    step: Any, reason: str
+) -> None:
     assert reason in why(step)
 
 
 def test_conditions_are_about_plain_json() -> None:
-    assert "folds values of int64" in why(lambda stream: stream.filter(field("real") > 1), serdes.int64)
+    assert "folds values of int64" in why(
+        lambda stream: stream.filter(field("real") > 1), serdes.int64
+    )

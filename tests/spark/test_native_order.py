@@ -23,7 +23,9 @@ def spans(times: Sequence[int], size: int, advance: int, grace: int) -> pa.Table
         for start in windows_of(time, size, advance):
             into = time - start
             opened = offset if into < advance else None
-            rows.append([start, opened, offset if rest <= into < advance else None, offset])
+            rows.append(
+                [start, opened, offset if rest <= into < advance else None, offset]
+            )
     return pa.table([[row[at] for row in rows] for at in range(4)], schema=SPANS)
 
 
@@ -31,20 +33,25 @@ def late_in_order(times: Sequence[int], size: int, advance: int, grace: int) -> 
     reached = -1
     for time in times:
         reached = max(reached, time)
-        if any(start <= reached - size - grace for start in windows_of(time, size, advance)):
+        if any(
+            start <= reached - size - grace for start in windows_of(time, size, advance)
+        ):
             return True
     return False
 
 
 @pytest.mark.ci
-@given(TIMES, st.integers(1, 9), st.integers(1, 4), st.integers(0, 12), st.integers(1, 5))
+@given(
+    TIMES, st.integers(1, 9), st.integers(1, 4), st.integers(0, 12), st.integers(1, 5)
+)
 def test_spans_tell_what_the_order_tells(
     times: list[int], advance: int, advances: int, grace: int, pieces: int
 ) -> None:
     size = advance * advances
     found = spans(times, size, advance, grace)
     parts = [
-        merged([found.slice(at, len(found) // pieces + 1)]) for at in range(0, len(found), len(found) // pieces + 1)
+        merged([found.slice(at, len(found) // pieces + 1)])
+        for at in range(0, len(found), len(found) // pieces + 1)
     ]
     late = any_late([SPANS.empty_table(), *parts], advance, size + grace)
     assert late == late_in_order(times, size, advance, grace)

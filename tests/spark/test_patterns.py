@@ -58,24 +58,38 @@ class Shop:
         self.sink = kafka.topic("counts")
         self.copies = kafka.topic("copies")
         self.program = folder / "program.py"
-        names = {"application": kafka.unique("shop"), "prefix": self.prefix, "sink": self.sink, "copies": self.copies}
+        names = {
+            "application": kafka.unique("shop"),
+            "prefix": self.prefix,
+            "sink": self.sink,
+            "copies": self.copies,
+        }
         self.program.write_text(PROGRAM.format(**names))
         found: dict[str, Any] = {}
         exec(self.program.read_text(), found)
         self.topology: Topology = found["topology"]
-        self.settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
+        self.settings = {
+            "bootstrap.servers": kafka.bootstrap,
+            "statestore.cache.max.bytes": 0,
+        }
         self.config = Config.of(self.settings, self.topology.application_id)
         self.written: Counter[str] = Counter()
 
     def topic(self, name: str, partitions: int = 1) -> str:
-        self.kafka.create(topic := name.format(self.prefix), partitions, retention_ms="-1")
+        self.kafka.create(
+            topic := name.format(self.prefix), partitions, retention_ms="-1"
+        )
         return topic
 
     def write(self, topic: str, records: int) -> None:
         """Write records, a second apart."""
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"}
+        )
         for number in range(records):
-            producer.produce(topic, topic, f"key-{number % 20}", timestamp=BEGIN_MS + 1000 * number)
+            producer.produce(
+                topic, topic, f"key-{number % 20}", timestamp=BEGIN_MS + 1000 * number
+            )
             self.written[f"key-{number % 20}"] += topic.startswith(self.prefix)
         assert producer.flush(60) == 0
 
@@ -84,7 +98,11 @@ class Shop:
         return updates_of(self.kafka.bootstrap, self.sink)
 
     def complete(self) -> dict[str, list[int]]:
-        return {key: list(range(1, count + 1)) for key, count in self.written.items() if count}
+        return {
+            key: list(range(1, count + 1))
+            for key, count in self.written.items()
+            if count
+        }
 
 
 @pytest.fixture
@@ -110,36 +128,52 @@ def test_topics_that_match_are_history_and_those_that_come_later_are_live(
     done = carry_out(spark, shop.topology, shop.config, resumed, {}, options.work)
     assert (done.records, shop.updates()) == (300, before)
     goes_on = publish(done, shop.topology, shop.settings)
-    assert {place.topic for place in goes_on} & {europe, america, asia} == {europe, america}
+    assert {place.topic for place in goes_on} & {europe, america, asia} == {
+        europe,
+        america,
+    }
     later = shop.topic("later-{}-1")
     for topic in (america, asia, later):
         shop.write(topic, 60)
     with CoopStreams(
-        shop.topology, {**shop.settings, "state.dir": str(tmp_path / "state"), "metadata.max.age.ms": 500, **PATIENT}
+        shop.topology,
+        {
+            **shop.settings,
+            "state.dir": str(tmp_path / "state"),
+            "metadata.max.age.ms": 500,
+            **PATIENT,
+        },
     ):
         eventually(
             lambda: (
-                sum(map(len, shop.updates().values())) + len(read_topic(shop.kafka.bootstrap, shop.copies))
+                sum(map(len, shop.updates().values()))
+                + len(read_topic(shop.kafka.bootstrap, shop.copies))
                 >= shop.written.total() + 60
             ),
             120,
             lambda: f"{shop.updates()} of {shop.complete()}",
         )
     assert shop.updates() == shop.complete()
-    assert {record.value for record in read_topic(shop.kafka.bootstrap, shop.copies)} == {later.encode()}
+    assert {
+        record.value for record in read_topic(shop.kafka.bootstrap, shop.copies)
+    } == {later.encode()}
 
 
 def merged(application: str, prefix: str, sink: str) -> Topology:
     """Note the order of the records of all topics, by key."""
     builder = StreamsBuilder(application)
-    stream = builder.stream(re.compile(f"{prefix}-[abc]"), key=serdes.text, value=serdes.text)
+    stream = builder.stream(
+        re.compile(f"{prefix}-[abc]"), key=serdes.text, value=serdes.text
+    )
     stream.group_by_key().aggregate(
         str, lambda _, value, told: f"{told} {value}", value=serdes.text, store="told"
     ).to_stream().to(sink)
     return builder.build()
 
 
-def driven(topology: Topology, records: Iterable[tuple[int, str, str, str]]) -> dict[str, list[str]]:
+def driven(
+    topology: Topology, records: Iterable[tuple[int, str, str, str]]
+) -> dict[str, list[str]]:
     """Return the updates of each key by one thread over these records: timestamp, topic, key and value."""
     told: dict[str, list[str]] = {}
     with TopologyTestDriver(topology) as driver:
@@ -155,11 +189,15 @@ def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_t
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
     prefix, sink = kafka.unique("merged"), kafka.topic("told")
-    names = [f"{prefix}-{letter}" for letter in "cab"]  # in the order of creation, not of reading
+    names = [
+        f"{prefix}-{letter}" for letter in "cab"
+    ]  # in the order of creation, not of reading
     topology = merged(kafka.unique("merging"), prefix, sink)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     records = [
-        (BEGIN_MS + at // 3 * 1000, name, f"key-{at % 4}", f"{name[-1]}{at}") for name in names for at in range(40)
+        (BEGIN_MS + at // 3 * 1000, name, f"key-{at % 4}", f"{name[-1]}{at}")
+        for name in names
+        for at in range(40)
     ]
     for name in names:
         kafka.create(name, retention_ms="-1")
@@ -169,7 +207,10 @@ def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_t
             producer.produce(topic, value, key, timestamp=timestamp)
     assert producer.flush(60) == 0
     rows = spark.createDataFrame(
-        [(key.encode(), value.encode(), at, number) for number, (at, _, key, value) in enumerate(in_table)],
+        [
+            (key.encode(), value.encode(), at, number)
+            for number, (at, _, key, value) in enumerate(in_table)
+        ],
         "key binary, value binary, timestamp bigint, number int",
     )
     settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
@@ -182,12 +223,16 @@ def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_t
         options=options,
     )
     told: dict[str, list[str]] = {}
-    for row in sorted(done.outputs(spark).collect(), key=lambda row: (row.task, row.number)):
+    for row in sorted(
+        done.outputs(spark).collect(), key=lambda row: (row.task, row.number)
+    ):
         told.setdefault(bytes(row.key).decode(), []).append(bytes(row.value).decode())
     assert told == driven(topology, sorted(records, key=lambda record: record[:2]))
 
 
-def test_a_dry_run_shows_the_topics_and_until_holds_for_each_of_them(shop: Shop) -> None:
+def test_a_dry_run_shows_the_topics_and_until_holds_for_each_of_them(
+    shop: Shop,
+) -> None:
     europe, america = shop.topic("{}-europe"), shop.topic("{}-america")
     shop.write(europe, 50)
     shop.write(america, 30)
@@ -213,10 +258,25 @@ def test_a_history_of_no_topic_and_a_pattern_of_none_are_refused(
     with pytest.raises(TopologyError, match="there is no history"):
         make_plan(shop.topology, shop.config, {}, Options(), create=False)
     europe = shop.topic("{}-europe")
-    rows = spark.createDataFrame([(b"k", b"v", 1)], "key binary, value binary, timestamp bigint")
-    with pytest.raises(ConfigError, match=f"{shop.prefix}-asia is no source of the topology; it reads {europe}"):
-        make_plan(shop.topology, shop.config, {f"{shop.prefix}-asia": TableHistory(rows)}, Options(), create=False)
-    assert make_plan(shop.topology, shop.config, {europe: TableHistory(rows)}, Options(), create=False).tables == (
-        europe,
+    rows = spark.createDataFrame(
+        [(b"k", b"v", 1)], "key binary, value binary, timestamp bigint"
     )
+    with pytest.raises(
+        ConfigError,
+        match=f"{shop.prefix}-asia is no source of the topology; it reads {europe}",
+    ):
+        make_plan(
+            shop.topology,
+            shop.config,
+            {f"{shop.prefix}-asia": TableHistory(rows)},
+            Options(),
+            create=False,
+        )
+    assert make_plan(
+        shop.topology,
+        shop.config,
+        {europe: TableHistory(rows)},
+        Options(),
+        create=False,
+    ).tables == (europe,)
     assert f'no topic matches "later-{shop.prefix}-.*" yet' in caplog.text

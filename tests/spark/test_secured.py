@@ -23,9 +23,13 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[SecuredKafka]:
     """Return a secured broker for the tests of this module."""
-    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
+    with secured_kafka(
+        tmp_path_factory.mktemp("secured"), download_kafka(request)
+    ) as kafka:
         yield kafka
 
 
@@ -34,7 +38,9 @@ def test_a_backfill_and_a_rebuild_need_the_acls_of_the_application(
 ) -> None:
     counting = Counting.make(secured, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
-    acls = printed(counting.topology, processing_guarantee="exactly_once_v2")  # tasks of a run are transactions
+    acls = printed(
+        counting.topology, processing_guarantee="exactly_once_v2"
+    )  # tasks of a run are transactions
     user = secured.user(counting.application, acls)
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")
     done = backfill(counting.topology, user, spark=spark, options=options)
@@ -49,7 +55,9 @@ def test_a_backfill_and_a_rebuild_need_the_acls_of_the_application(
     assert secured.refusals(counting.application, counting.sink) == set()
 
 
-def test_a_plan_of_spark_does_not_show_the_password(secured: SecuredKafka, spark: SparkSession) -> None:
+def test_a_plan_of_spark_does_not_show_the_password(
+    secured: SecuredKafka, spark: SparkSession
+) -> None:
     topic = secured.topic("secret")
     user = secured.user("reader", ())
     shown = io.StringIO()
@@ -60,6 +68,15 @@ def test_a_plan_of_spark_does_not_show_the_password(secured: SecuredKafka, spark
 
 
 def test_a_function_for_tokens_is_given_by_name(spark: SparkSession) -> None:
-    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": lambda _: ("t", 2e9)}
-    with pytest.raises(ConfigError, match=r'oauth_cb: the workers of Spark import it\. Write "module:function"'):
-        kafka_frame(spark, {"bootstrap.servers": "nowhere:1", **login}, "topic", {0: (0, 0)})
+    login = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": lambda _: ("t", 2e9),
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r'oauth_cb: the workers of Spark import it\. Write "module:function"',
+    ):
+        kafka_frame(
+            spark, {"bootstrap.servers": "nowhere:1", **login}, "topic", {0: (0, 0)}
+        )

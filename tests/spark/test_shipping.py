@@ -38,12 +38,19 @@ CASES = read_cases(CONFORMANCE / "vectors.jsonl")
 
 def texts(topology: Topology) -> list[str]:
     """Return the generated code of each sub-topology, which shows which serdes are equal."""
-    return [compile_subtopology(topology, part).compiled(True, True).text for part in topology.subtopologies]
+    return [
+        compile_subtopology(topology, part).compiled(True, True).text
+        for part in topology.subtopologies
+    ]
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(None, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(None, id="all", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("family", DONE)
-def test_a_shipped_topology_generates_the_same_code(family: str, count: int | None) -> None:
+def test_a_shipped_topology_generates_the_same_code(
+    family: str, count: int | None
+) -> None:
     """`count`: the number of cases of the family."""
     cases: list[Case] = [case for case in CASES if case["family"] == family]
     assert cases
@@ -65,12 +72,26 @@ class Amount:
     ("encoder", "decoder"),
     [
         (
-            msgspec.json.Encoder(enc_hook=lambda amount: amount.cents, decimal_format="number", order="sorted"),
-            msgspec.json.Decoder(dict[str, Amount], strict=False, dec_hook=lambda kind, cents: kind(int(cents))),
+            msgspec.json.Encoder(
+                enc_hook=lambda amount: amount.cents,
+                decimal_format="number",
+                order="sorted",
+            ),
+            msgspec.json.Decoder(
+                dict[str, Amount],
+                strict=False,
+                dec_hook=lambda kind, cents: kind(int(cents)),
+            ),
         ),
         (
-            msgspec.msgpack.Encoder(enc_hook=lambda amount: amount.cents, uuid_format="hex", order="sorted"),
-            msgspec.msgpack.Decoder(dict[str, Amount], strict=False, dec_hook=lambda kind, cents: kind(int(cents))),
+            msgspec.msgpack.Encoder(
+                enc_hook=lambda amount: amount.cents, uuid_format="hex", order="sorted"
+            ),
+            msgspec.msgpack.Decoder(
+                dict[str, Amount],
+                strict=False,
+                dec_hook=lambda kind, cents: kind(int(cents)),
+            ),
         ),
     ],
 )
@@ -82,7 +103,13 @@ def test_codecs_travel_with_their_hooks_and_formats(encoder: Any, decoder: Any) 
 
 
 def test_the_hook_of_a_codec_for_floats_travels() -> None:
-    serde = travelled(Serde("decimals", msgspec.json.encode, msgspec.json.Decoder(float_hook=Decimal).decode))
+    serde = travelled(
+        Serde(
+            "decimals",
+            msgspec.json.encode,
+            msgspec.json.Decoder(float_hook=Decimal).decode,
+        )
+    )
     assert serde.decode(b"0.1") == Decimal("0.1")
 
 
@@ -98,13 +125,19 @@ def travelled(serde: Serde[Any]) -> Serde[Any]:
 def test_what_cannot_travel_is_named() -> None:
     lock = threading.Lock()
     builder = StreamsBuilder("locked")
-    builder.stream("in", key=serdes.text, value=serdes.text).filter(lambda _, __: lock.locked()).to("out")
-    with pytest.raises(TopologyError, match=r"lock.*make that object inside the function"):
+    builder.stream("in", key=serdes.text, value=serdes.text).filter(
+        lambda _, __: lock.locked()
+    ).to("out")
+    with pytest.raises(
+        TopologyError, match=r"lock.*make that object inside the function"
+    ):
         ship(builder.build())
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Topology]]:
+def beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Topology]]:
     """Return a function that loads a program with this source, beside a module and a package; it is unloaded at the
     end.
     """
@@ -153,8 +186,12 @@ def test_modules_beside_a_program_travel_with_it_and_newer_ones_take_their_place
         shipped.append(ship(beside(word)))
         forget()
     # From here on, this process is a worker: the program's folder is not on its path.
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
-    assert [said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])] == [
+    monkeypatch.setattr(
+        sys, "path", [folder for folder in sys.path if folder != str(tmp_path)]
+    )
+    assert [
+        said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])
+    ] == [
         ["first!"],
         ["second!"],
         ["second!"],
@@ -163,7 +200,9 @@ def test_modules_beside_a_program_travel_with_it_and_newer_ones_take_their_place
     assert "sent by the driver" in str(sys.modules["sent_words"].__spec__)
 
 
-def test_a_module_that_a_worker_has_is_not_replaced(beside: Callable[[str], Topology]) -> None:
+def test_a_module_that_a_worker_has_is_not_replaced(
+    beside: Callable[[str], Topology],
+) -> None:
     shipped = ship(beside("driver"))
     forget()
     beside("worker")
@@ -174,16 +213,30 @@ def test_a_failure_handler_beside_a_program_travels_with_the_settings(
     beside: Callable[[str], Topology], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology = beside("continue")
-    settings = {"bootstrap.servers": "nowhere:1", "processing.exception.handler": "sent_words:handled"}
-    work = TaskWork(topology, 0, 1, "run", 0, Config.of(settings, topology.application_id))
+    settings = {
+        "bootstrap.servers": "nowhere:1",
+        "processing.exception.handler": "sent_words:handled",
+    }
+    work = TaskWork(
+        topology, 0, 1, "run", 0, Config.of(settings, topology.application_id)
+    )
     dumps: Any = cloudpickle.dumps  # without types; as Spark does
     sent = dumps(plain_function(work))
     forget()
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
-    begun = pa.RecordBatch.from_pylist([{"task": 0, "source": 0, "offset": BEGIN}], ROUTED)
+    monkeypatch.setattr(
+        sys, "path", [folder for folder in sys.path if folder != str(tmp_path)]
+    )
+    begun = pa.RecordBatch.from_pylist(
+        [{"task": 0, "source": 0, "offset": BEGIN}], ROUTED
+    )
     (ended,) = pickle.loads(sent)(iter([begun]))
     assert ended["task"].to_pylist() == [0]
 
 
 def test_what_is_installed_is_not_sent() -> None:
-    assert sources_of(pickle.dumps([pytest.approx, msgspec.json.encode, StreamsBuilder, Path])) == {}
+    assert (
+        sources_of(
+            pickle.dumps([pytest.approx, msgspec.json.encode, StreamsBuilder, Path])
+        )
+        == {}
+    )

@@ -52,20 +52,30 @@ class Alarms(Processor[bytes, bytes, bytes, bytes]):
         self.latest = record.key
 
     def tell(self, now_ms: int) -> None:
-        self.context.forward(Record(b"alarm", b"%d behind %s" % (now_ms, self.latest), now_ms))
+        self.context.forward(
+            Record(b"alarm", b"%d behind %s" % (now_ms, self.latest), now_ms)
+        )
 
 
 def alarms() -> Topology:
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1))
+    stream = builder.stream(
+        "in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1)
+    )
     stream.process(Alarms, key=serdes.raw, value=serdes.raw, by_key=True).to("out")
     return builder.build()
 
 
 def windows() -> Topology:
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1))
-    counted = stream.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(3000))).count(store="counts")
+    stream = builder.stream(
+        "in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1)
+    )
+    counted = (
+        stream.group_by_key()
+        .windowed_by(TimeWindows(seconds=10, grace=ms(3000)))
+        .count(store="counts")
+    )
     counted.suppress(until_window_closes()).to_stream().to("out")
     lasting = Materialized("lasting", ttl=ms(7000))
     stream.group_by_key().count(store=lasting).to_stream().to("lasting")
@@ -91,14 +101,31 @@ def live(topology: Topology, log: Log) -> Found:
 
 def backfilled(topology: Topology, log: Log, ranges: int) -> Found:
     times = [time for _, time in log]
-    keys, values = [key for key, _ in log], [None if key is None else b"" for key, _ in log]
+    keys, values = (
+        [key for key, _ in log],
+        [None if key is None else b"" for key, _ in log],
+    )
     headers = [
-        None if key is not None else [{"name": name, "value": value} for name, value in headers_of(time)]
+        None
+        if key is not None
+        else [{"name": name, "value": value} for name, value in headers_of(time)]
         for key, time in log
     ]
-    columns = [["in"] * len(log), [0] * len(log), list(range(len(log))), times, keys, values, headers]
+    columns = [
+        ["in"] * len(log),
+        [0] * len(log),
+        list(range(len(log))),
+        times,
+        keys,
+        values,
+        headers,
+    ]
     history = batch(HISTORY, columns)
-    rows = [row for routed in Routing(topology, 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
+    rows = [
+        row
+        for routed in Routing(topology, 0, "in", ranges)(iter([history]))
+        for row in routed.to_pylist()
+    ]
     found: Found = {}
     for row in worked(topology, rows, ranges, SETTINGS):
         found.setdefault((row["topic"], row["key"]), []).append(row["value"])
@@ -113,7 +140,12 @@ def logs(draw: st.DrawFn) -> Log:
         if stream_time >= 0 and draw(st.booleans()):
             log.append((None, stream_time + 1000 * draw(st.integers(1, 30))))
         else:
-            log.append((draw(st.sampled_from([b"a", b"b", b"c", b"d"])), draw(st.integers(0, 60_000))))
+            log.append(
+                (
+                    draw(st.sampled_from([b"a", b"b", b"c", b"d"])),
+                    draw(st.integers(0, 60_000)),
+                )
+            )
         stream_time = max(stream_time, log[-1][1])
     return log
 
@@ -130,7 +162,10 @@ def test_a_backfill_closes_windows_calls_punctuations_and_lets_rows_expire_at_th
 
 def test_the_engine_of_spark_itself_leaves_such_a_program_to_python() -> None:
     (part,) = windows().subtopologies
-    assert translated(part) == "KSTREAM-SOURCE-0000000000 advances time where its topic is silent"
+    assert (
+        translated(part)
+        == "KSTREAM-SOURCE-0000000000 advances time where its topic is silent"
+    )
 
 
 def test_it_leaves_rows_that_expire_to_python() -> None:

@@ -16,11 +16,21 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def bounds(target: int, *, log_start: int = 0, now_s: float | None = None, topic_id: str = TOPIC_ID) -> Bounds:
+def bounds(
+    target: int,
+    *,
+    log_start: int = 0,
+    now_s: float | None = None,
+    topic_id: str = TOPIC_ID,
+) -> Bounds:
     """Return a changelog that ends at the target, as of now."""
-    return Bounds(log_start, target, topic_id, now_ms() if now_s is None else int(now_s * 1000))
+    return Bounds(
+        log_start, target, topic_id, now_ms() if now_s is None else int(now_s * 1000)
+    )
 
 
-def stands(offset: int, key_range: KeyRange = WHOLE, topic_id: str = TOPIC_ID) -> Checkpoint:
+def stands(
+    offset: int, key_range: KeyRange = WHOLE, topic_id: str = TOPIC_ID
+) -> Checkpoint:
     """Return the checkpoint of state that is true now."""
     return Checkpoint(*key_range.groups, offset, true_ms=now_ms(), topic_id=topic_id)

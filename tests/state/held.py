@@ -28,9 +28,15 @@ class Held(LocalFileSystem):  # type: ignore[misc]
     protocol = "held"
     gates: ClassVar[dict[str, Gate]] = {}
 
-    def get_file(self, path1: str, path2: str, callback: Any = None, **options: Any) -> None:
+    def get_file(
+        self, path1: str, path2: str, callback: Any = None, **options: Any
+    ) -> None:
         """Copy a file in two halves; between them, wait."""
-        gate = next(gate for folder, gate in list(self.gates.items()) if path1.startswith(folder))
+        gate = next(
+            gate
+            for folder, gate in list(self.gates.items())
+            if path1.startswith(folder)
+        )
         data = Path(path1).read_bytes()
         with Path(path2).open("wb") as file:
             file.write(data[: len(data) // 2])
@@ -55,7 +61,11 @@ def gate(folder: str, holds: Callable[[str], bool] = lambda _: True) -> Iterator
 
 def on_the_way() -> list[threading.Thread]:
     """Return this process's threads that download snapshots."""
-    return [thread for thread in threading.enumerate() if thread.name in ("manifest", "snapshot", "ingest")]
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name in ("manifest", "snapshot", "ingest")
+    ]
 
 
 def fetchers() -> list[threading.Thread]:

@@ -20,7 +20,11 @@ BYTES = 1 << 30
 
 
 def commit(
-    database: Database, number: int, key_range: KeyRange = WHOLE, keys: int = 200, specs: Sequence[StoreSpec] = ALL
+    database: Database,
+    number: int,
+    key_range: KeyRange = WHOLE,
+    keys: int = 200,
+    specs: Sequence[StoreSpec] = ALL,
 ) -> None:
     """Write the number of the commit to all keys of a range, in all stores."""
     state = TaskState(database, specs, key_range, BYTES)

@@ -25,12 +25,19 @@ def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> Non
 
 def stored(database: Database, store: str = "counts") -> dict[bytes, tuple[bytes, int]]:
     """Return the value and the timestamp of each committed row of a store."""
-    return {key: layout.unpack(data) for key, data in database.scan(store, range(256), None, None)}
+    return {
+        key: layout.unpack(data)
+        for key, data in database.scan(store, range(256), None, None)
+    }
 
 
 def places(slices: Iterable[Slice]) -> list[tuple[int, int]]:
     """Return the partition and the number of each key group of the slices, in order."""
-    return sorted((each.partition, group) for each in slices for group in range(each.first, each.last + 1))
+    return sorted(
+        (each.partition, group)
+        for each in slices
+        for group in range(each.first, each.last + 1)
+    )
 
 
 def rocks(tmp_path: Path) -> Rocks:

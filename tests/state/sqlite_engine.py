@@ -23,10 +23,14 @@ class Sqlite:
         self._lock = Lock()
         self._closed = False
         try:
-            self._db = sqlite3.connect(self._file, check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(
+                self._file, check_same_thread=False, isolation_level=None
+            )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("CREATE TABLE IF NOT EXISTS families (name TEXT PRIMARY KEY)")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS families (name TEXT PRIMARY KEY)"
+            )
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS rows (family TEXT, key BLOB, value BLOB, PRIMARY KEY (family, key)) "
                 "WITHOUT ROWID"
@@ -50,7 +54,9 @@ class Sqlite:
     def getter(self, family: str) -> Getter:
         def get(key: bytes) -> bytes | None:
             with self._using():
-                row = self._db.execute("SELECT value FROM rows WHERE family = ? AND key = ?", (family, key)).fetchone()
+                row = self._db.execute(
+                    "SELECT value FROM rows WHERE family = ? AND key = ?", (family, key)
+                ).fetchone()
             return None if row is None else row[0]
 
         return get
@@ -62,7 +68,8 @@ class Sqlite:
         with self._using():
             where, bounds = _between(family, start, end)
             found = self._db.execute(
-                f"SELECT key, value FROM rows WHERE {where} ORDER BY key {order}", bounds
+                f"SELECT key, value FROM rows WHERE {where} ORDER BY key {order}",
+                bounds,
             ).fetchall()
         return self._rows(found)
 
@@ -77,13 +84,25 @@ class Sqlite:
                     self._db.execute(f"DELETE FROM rows WHERE {where}", bounds)
                 rows = list(zip(change.keys, change.values, strict=True))
                 gone = [(change.family, key) for key, value in rows if value is None]
-                kept = [(change.family, key, value) for key, value in rows if value is not None]
-                self._db.executemany("DELETE FROM rows WHERE family = ? AND key = ?", gone)
-                self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", kept)
+                kept = [
+                    (change.family, key, value)
+                    for key, value in rows
+                    if value is not None
+                ]
+                self._db.executemany(
+                    "DELETE FROM rows WHERE family = ? AND key = ?", gone
+                )
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", kept
+                )
 
     def count(self, family: str) -> int:
         with self._using():
-            return int(self._db.execute("SELECT count(*) FROM rows WHERE family = ?", (family,)).fetchone()[0])
+            return int(
+                self._db.execute(
+                    "SELECT count(*) FROM rows WHERE family = ?", (family,)
+                ).fetchone()[0]
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -108,7 +127,9 @@ class Sqlite:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # when the disk is full, SQLite has already rolled back
+            if (
+                self._db.in_transaction
+            ):  # when the disk is full, SQLite has already rolled back
                 self._db.execute("ROLLBACK")
             raise
 
@@ -119,7 +140,9 @@ class Sqlite:
             yield row
 
 
-def _between(family: str, start: bytes, end: bytes | None) -> tuple[str, tuple[str | bytes, ...]]:
+def _between(
+    family: str, start: bytes, end: bytes | None
+) -> tuple[str, tuple[str | bytes, ...]]:
     if end is None:
         return "family = ? AND key >= ?", (family, start)
     return "family = ? AND key >= ? AND key < ?", (family, start, end)

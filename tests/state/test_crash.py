@@ -21,10 +21,15 @@ from coopstreams.topology.stores import StoreSpec, split_window_key
 
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
-WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
+WINDOWS = StoreSpec(
+    "windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE
+)
 RANGES = [key_range.groups for key_range in KeyRange.split(3)]
 KEYS_OF = Counter(
-    groups.first for key in range(300) for groups in RANGES if key_group(key_hash(b"%d" % key)) in groups.numbers
+    groups.first
+    for key in range(300)
+    for groups in RANGES
+    if key_group(key_hash(b"%d" % key)) in groups.numbers
 )
 
 CHILD = """
@@ -64,7 +69,9 @@ while True:
 
 def kill_midway(folder: Path, after_s: float) -> None:
     """Run the child on a folder and kill it, after nine commits at least."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     time.sleep(after_s)  # any moment for the kill will do
@@ -90,16 +97,23 @@ def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
             continue
         assert {int64.deserialize(unpack(data)[0]) for _, data in rows} == {commit}
         assert len(rows) == KEYS_OF[groups.first]
-        windows = [split_window_key(key)[1] // SIZE for key, _ in database.scan("windows", groups.numbers, None, None)]
+        windows = [
+            split_window_key(key)[1] // SIZE
+            for key, _ in database.scan("windows", groups.numbers, None, None)
+        ]
         assert max(windows, default=0) <= commit
-        assert windows.count(commit) in ({0, len(rows)} if dropped_since else {len(rows)})
+        assert windows.count(commit) in (
+            {0, len(rows)} if dropped_since else {len(rows)}
+        )
         reached.append(commit)
     database.close()
     return reached
 
 
 @pytest.mark.ci
-def test_after_a_kill_each_range_stands_where_its_checkpoint_says(tmp_path: Path) -> None:
+def test_after_a_kill_each_range_stands_where_its_checkpoint_says(
+    tmp_path: Path,
+) -> None:
     moments = random.Random(7)
     reached: list[int] = []
     for _ in range(6):
@@ -111,7 +125,9 @@ def test_after_a_kill_each_range_stands_where_its_checkpoint_says(tmp_path: Path
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_a_write_ahead_log_that_was_cut_short_is_an_older_moment_in_step(tmp_path: Path, keep: float) -> None:
+def test_a_write_ahead_log_that_was_cut_short_is_an_older_moment_in_step(
+    tmp_path: Path, keep: float
+) -> None:
     kill_midway(tmp_path, 0.3)
     newest = max(tmp_path.glob("*.log"), key=lambda file: int(file.stem))
     assert newest.stat().st_size > 10_000

@@ -54,7 +54,9 @@ def test_siblings_share_one_database_and_the_last_one_closes_it(tmp_path: Path) 
     directory.close()
 
 
-def test_who_gives_a_database_back_after_the_directory_was_closed_changes_nothing(tmp_path: Path) -> None:
+def test_who_gives_a_database_back_after_the_directory_was_closed_changes_nothing(
+    tmp_path: Path,
+) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 3, [SPEC]))
     directory.close()
@@ -75,7 +77,9 @@ class Slow(Memory):
         assert Slow.may.wait(60), "somebody waits for it"
 
 
-def test_who_reads_an_open_database_does_not_wait_for_another_one_to_open(tmp_path: Path) -> None:
+def test_who_reads_an_open_database_does_not_wait_for_another_one_to_open(
+    tmp_path: Path,
+) -> None:
     """Each query pins the database that it reads."""
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, [SPEC])
@@ -102,7 +106,9 @@ def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(tmp_path: Path) -> None:
+def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(
+    tmp_path: Path,
+) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     ranges = KeyRange.split(4)
     fill(directory.open(0, 0, [SPEC]))
@@ -110,9 +116,14 @@ def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(t
     directory.drop(0, 0, ranges[1:3], [SPEC])
     database = directory.open(0, 0, [SPEC])
     assert set(keys_of(database)) == {
-        b"%d" % n for n in range(1000) if any(key_hash(b"%d" % n) in ranges[part] for part in (0, 3))
+        b"%d" % n
+        for n in range(1000)
+        if any(key_hash(b"%d" % n) in ranges[part] for part in (0, 3))
     }
-    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [(0, 63), (192, 255)]
+    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [
+        (0, 63),
+        (192, 255),
+    ]
     directory.drop(0, 0, [ranges[0], ranges[3]], [SPEC])
     assert directory.partitions() == [(0, 0)]  # it is still open
     directory.release(0, 0)
@@ -132,8 +143,13 @@ def test_only_the_key_ranges_that_are_kept_stay(tmp_path: Path) -> None:
     directory.keep({(0, 0): ranges[1:3], (2, 0): [WHOLE]})
     assert directory.partitions() == [(0, 0), (2, 0)]
     database = directory.open(0, 0, [SPEC])
-    assert {key_hash(key) in ranges[1] or key_hash(key) in ranges[2] for key in keys_of(database)} == {True}
-    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [(64, 191)]
+    assert {
+        key_hash(key) in ranges[1] or key_hash(key) in ranges[2]
+        for key in keys_of(database)
+    } == {True}
+    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [
+        (64, 191)
+    ]
     assert len(keys_of(directory.open(2, 0, [SPEC]))) == 1000
     directory.close()
 
@@ -159,7 +175,8 @@ def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     directory.close()
     (directory.folder / "format").write_text(f"{FORMAT + 1}\n")
     with pytest.raises(
-        StateError, match=rf"has format {FORMAT + 1}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"
+        StateError,
+        match=rf"has format {FORMAT + 1}, this coopstreams knows up to {FORMAT}: upgrade coopstreams",
     ):
         StateDirectory(tmp_path, "app", 0)
     (directory.folder / "format").write_text(f"{FORMAT}\n")
@@ -179,14 +196,18 @@ def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(
     with caplog.at_level(logging.WARNING):
         again = StateDirectory(tmp_path, "app", 0)
     assert "was of format 1: it is emptied once" in caplog.text
-    assert again.process_id == directory.process_id, "transactions that it left open are ended under the ids made of it"
+    assert again.process_id == directory.process_id, (
+        "transactions that it left open are ended under the ids made of it"
+    )
     assert again.partitions() == []
     assert not own.exists()
     again.close()
     assert (again.folder / "format").read_text() == f"{FORMAT}\n"
 
 
-def test_a_format_that_has_not_reached_the_disk_is_no_reason_to_refuse_each_start(tmp_path: Path) -> None:
+def test_a_format_that_has_not_reached_the_disk_is_no_reason_to_refuse_each_start(
+    tmp_path: Path,
+) -> None:
     """A machine that dies soon after the first start may leave the file empty: no file is waited for."""
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 0, [SPEC]))
@@ -247,8 +268,13 @@ def test_rows_from_before_a_reset_or_from_another_cluster_are_not_continued(
     assert partitions_at("") == [(0, 0)], "brokers that give topics no ids"
     assert "it is emptied" not in caplog.text
     assert partitions_at("two") == []
-    assert "from before the application was reset, or from another cluster: it is emptied" in caplog.text
-    assert partitions_at("three", opens=True) == [(0, 0)], "the topic was deleted beside this process, whose rows stay"
+    assert (
+        "from before the application was reset, or from another cluster: it is emptied"
+        in caplog.text
+    )
+    assert partitions_at("three", opens=True) == [(0, 0)], (
+        "the topic was deleted beside this process, whose rows stay"
+    )
     assert partitions_at("three") == [(0, 0)]
     (tmp_path / "app" / "instance-0" / "topology-topic-id").unlink()
     assert partitions_at("four") == [(0, 0)], "an older coopstreams had the folder"
@@ -270,7 +296,9 @@ def test_a_state_dir_that_cannot_be_used_says_what_to_set(tmp_path: Path) -> Non
         StateDirectory(tmp_path / "file", "app", 0)
 
 
-def test_what_was_being_deleted_when_the_process_died_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+def test_what_was_being_deleted_when_the_process_died_is_deleted_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 0, [SPEC]))
     directory.close()
@@ -287,7 +315,9 @@ def test_stores_in_memory_leave_nothing_on_disk(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_a_task_without_stores_has_no_database_on_disk_and_leaves_that_of_an_earlier_version(tmp_path: Path) -> None:
+def test_a_task_without_stores_has_no_database_on_disk_and_leaves_that_of_an_earlier_version(
+    tmp_path: Path,
+) -> None:
     """Each opened a RocksDB, which takes a tenth of a second and seven files."""
     directory = StateDirectory(tmp_path, "app", 0)
     directory.open(0, 1, [])
@@ -317,7 +347,9 @@ def damage(file: Path, how: str) -> None:
     data = bytearray(file.read_bytes())
     if how == "flipped":
         middle = len(data) // 2
-        data[middle : middle + 8] = bytes(byte ^ 0xFF for byte in data[middle : middle + 8])
+        data[middle : middle + 8] = bytes(
+            byte ^ 0xFF for byte in data[middle : middle + 8]
+        )
     else:
         del data[len(data) // 2 :]
     file.write_bytes(bytes(data))
@@ -348,10 +380,14 @@ def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_tru
             assert (found, checkpoint) == ([], None)
 
 
-def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(tmp_path: Path, written: Path) -> None:
+def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(
+    tmp_path: Path, written: Path
+) -> None:
     damage(max(written.glob("*.sst"), key=lambda file: file.stat().st_size), "flipped")
     directory = StateDirectory(tmp_path, "app", 0)
-    table = TaskState(directory.open(0, 0, [SPEC]), [SPEC], WHOLE, BYTES).stores["counts"]
+    table = TaskState(directory.open(0, 0, [SPEC]), [SPEC], WHOLE, BYTES).stores[
+        "counts"
+    ]
 
     def read_all() -> None:
         for number in range(20_000):
@@ -375,7 +411,9 @@ def flip_in_first_block(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_damage_among_the_names_of_the_families_is_found_at_the_opening(tmp_path: Path) -> None:
+def test_damage_among_the_names_of_the_families_is_found_at_the_opening(
+    tmp_path: Path,
+) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, [SPEC])
     engine = database._of["counts"]._engine
@@ -398,7 +436,9 @@ def test_damage_among_the_checkpoints_is_found_at_the_opening(tmp_path: Path) ->
     fill(directory.open(0, 0, [SPEC]))
     directory.close()
     files = (directory.folder / "0_0").glob("*.sst")
-    (checkpoints,) = [file for file in files if b"checkpoint/counts" in file.read_bytes()]
+    (checkpoints,) = [
+        file for file in files if b"checkpoint/counts" in file.read_bytes()
+    ]
     flip_in_first_block(checkpoints)
     again = StateDirectory(tmp_path, "app", 0)
     with pytest.raises(StateCorruptError, match="block checksum mismatch"):
@@ -408,7 +448,9 @@ def test_damage_among_the_checkpoints_is_found_at_the_opening(tmp_path: Path) ->
     again.close()
 
 
-def test_a_folder_that_is_deleted_under_its_database_is_an_error_of_the_machine_and_no_damage(tmp_path: Path) -> None:
+def test_a_folder_that_is_deleted_under_its_database_is_an_error_of_the_machine_and_no_damage(
+    tmp_path: Path,
+) -> None:
     rocks = Rocks(tmp_path / "0_0")
     shutil.rmtree(tmp_path / "0_0")
     with pytest.raises(StateError, match=r"cannot be used: .*No such file") as error:
@@ -429,7 +471,9 @@ def test_a_damaged_database_can_be_replaced_by_an_empty_one_with_a_word_in_the_l
     directory.close()
 
 
-def test_dropping_a_range_of_a_damaged_database_deletes_it(tmp_path: Path, written: Path) -> None:
+def test_dropping_a_range_of_a_damaged_database_deletes_it(
+    tmp_path: Path, written: Path
+) -> None:
     damage(next(written.glob("*.sst")), "truncated")
     directory = StateDirectory(tmp_path, "app", 0)
     directory.drop(0, 0, KeyRange.split(2)[:1], [SPEC])

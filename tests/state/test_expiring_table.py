@@ -35,7 +35,11 @@ STEPS = st.lists(
         st.tuples(st.just("put"), st.sampled_from(KEYS), st.integers(-1, 60)),
         st.tuples(st.just("delete"), st.sampled_from(KEYS), st.just(0)),
         st.tuples(st.just("advance"), st.just(b""), st.integers(0, 9)),
-        st.tuples(st.sampled_from(["commit", "discard", "reopen", "recut"]), st.just(b""), st.just(0)),
+        st.tuples(
+            st.sampled_from(["commit", "discard", "reopen", "recut"]),
+            st.just(b""),
+            st.just(0),
+        ),
     ),
     max_size=60,
 )
@@ -45,7 +49,12 @@ class Tables:
     """The tasks of a partition, and a model of their rows."""
 
     def __init__(self, engine: Engine, cache_bytes: int = 1 << 30) -> None:
-        self.engine, self.cache_bytes, self.now, self.committed_at = engine, cache_bytes, 0, 0
+        self.engine, self.cache_bytes, self.now, self.committed_at = (
+            engine,
+            cache_bytes,
+            0,
+            0,
+        )
         self.rows: dict[bytes, int] = {}
         self.committed: dict[bytes, int] = {}
         self.ranges = 1
@@ -53,7 +62,10 @@ class Tables:
 
     def open(self) -> None:
         database = Database(self.engine, [SPEC])
-        self.states = [TaskState(database, [SPEC], part, self.cache_bytes) for part in KeyRange.split(self.ranges)]
+        self.states = [
+            TaskState(database, [SPEC], part, self.cache_bytes)
+            for part in KeyRange.split(self.ranges)
+        ]
         self.rows, self.now = dict(self.committed), self.committed_at
 
     def of(self, key: bytes) -> ExpiringTable:
@@ -80,7 +92,11 @@ class Tables:
                 of_table = [(at, key) for key, _, at in table.expired(now)]
                 assert [at for at, _ in of_table] == sorted(at for at, _ in of_table)
                 gone += of_table
-        due = {key: max(0, at) + TTL for key, at in self.rows.items() if max(0, at) + TTL <= now}
+        due = {
+            key: max(0, at) + TTL
+            for key, at in self.rows.items()
+            if max(0, at) + TTL <= now
+        }
         assert sorted(gone) == sorted((at, key) for key, at in due.items())
         for key in due:
             del self.rows[key]
@@ -92,7 +108,9 @@ class Tables:
         self.committed, self.committed_at = dict(self.rows), self.now
 
 
-def run(steps: list[tuple[str, bytes, int]], engine: Engine, cache_bytes: int = 1 << 30) -> None:
+def run(
+    steps: list[tuple[str, bytes, int]], engine: Engine, cache_bytes: int = 1 << 30
+) -> None:
     tables = Tables(engine, cache_bytes)
     for number, (step, key, value) in enumerate(steps):
         match step:
@@ -117,15 +135,24 @@ def run(steps: list[tuple[str, bytes, int]], engine: Engine, cache_bytes: int = 
     tables.commit()
     assert tables.rows == {}
     assert list(engine.scan(layout.expiry_family("rows"), b"", None)) == []
-    assert all(not list(state.stores["rows"].scan(None, None)) for state in tables.states)
+    assert all(
+        not list(state.stores["rows"].scan(None, None)) for state in tables.states
+    )
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1000, 1 << 30])
 @pytest.mark.parametrize("chunk", [1, 3, 4096])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(steps=STEPS)
 def test_rows_expire_when_they_are_due_whatever_happens_in_between(
-    steps: list[tuple[str, bytes, int]], chunk: int, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+    steps: list[tuple[str, bytes, int]],
+    chunk: int,
+    cache_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(expiring_table, "CHUNK", chunk)
     monkeypatch.setattr(expiring_table, "MOST_QUEUED", 2 * chunk)
@@ -133,10 +160,23 @@ def test_rows_expire_when_they_are_due_whatever_happens_in_between(
 
 
 @pytest.mark.parametrize("few", [0, engine_stores.FEW])
-def test_any_engine_lists_the_rows(new_engine: NewEngine, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_stores, "FEW", few)  # 0: an iterator for each key group, as for many rows
+def test_any_engine_lists_the_rows(
+    new_engine: NewEngine, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        engine_stores, "FEW", few
+    )  # 0: an iterator for each key group, as for many rows
     steps = [("put", key, 9 * number) for number, key in enumerate(KEYS)]
-    run([*steps, ("commit", b"", 0), ("advance", b"", 9), ("recut", b"", 0), ("advance", b"", 15)], new_engine())
+    run(
+        [
+            *steps,
+            ("commit", b"", 0),
+            ("advance", b"", 9),
+            ("recut", b"", 0),
+            ("advance", b"", 15),
+        ],
+        new_engine(),
+    )
 
 
 def test_a_row_that_is_updated_often_is_listed_once() -> None:
@@ -195,12 +235,18 @@ def test_rows_expire_up_to_the_last_moment_there_is() -> None:
     for number, timestamp in enumerate((5, last - TTL, last - TTL + 1, last)):
         tables.change(KEYS[number], 1, timestamp)
     table = tables.of(KEYS[0])
-    assert [(key, at) for key, _, at in table.expired(last)] == [(KEYS[0], 5 + TTL), (KEYS[1], last)]
+    assert [(key, at) for key, _, at in table.expired(last)] == [
+        (KEYS[0], 5 + TTL),
+        (KEYS[1], last),
+    ]
     assert table.expired(last) == []
 
 
 def test_restored_rows_expire(new_engine: NewEngine) -> None:
-    database = restored(new_engine(), [(b"a", 1, 5), (b"b", 2, 7), (b"a", 3, 20), (b"c", 4, 8), (b"c", None, 9)])
+    database = restored(
+        new_engine(),
+        [(b"a", 1, 5), (b"b", 2, 7), (b"a", 3, 20), (b"c", 4, 8), (b"c", None, 9)],
+    )
     table: Any = TaskState(database, [SPEC], WHOLE, 1 << 30).stores["rows"]
     assert table.expired(17) == [(b"b", 2, 17)]
     assert table.expired(40) == [(b"a", 3, 30)]
@@ -209,18 +255,26 @@ def test_restored_rows_expire(new_engine: NewEngine) -> None:
 def test_a_snapshot_has_what_is_listed(tmp_path: Path) -> None:
     url = str(tmp_path / "snapshots")
     database = restored(Memory(), [(b"a", 1, 5), (b"b", 2, 7)])
-    slices = SnapshotWriter(url, "app", "20260101T000000").export(database, SPEC, 0, WHOLE)
+    slices = SnapshotWriter(url, "app", "20260101T000000").export(
+        database, SPEC, 0, WHOLE
+    )
     families = {file.family for each in slices for file in each.files}
     assert families == {layout.family_of("rows"), layout.expiry_family("rows")}
-    of_store = StoreSlices("app-rows-changelog", "id-1", 1, shape_of(SPEC), tuple(slices))
+    of_store = StoreSlices(
+        "app-rows-changelog", "id-1", 1, shape_of(SPEC), tuple(slices)
+    )
     manifest = Manifest("app", "20260101T000000", "backfill", "", {"rows": of_store})
     store_manifest(url, manifest)
     assert [fault for _, fault in verify(url, manifest) if fault] == []
 
 
-def test_a_store_that_gets_a_ttl_or_loses_it_is_restored_once_and_another_ttl_changes_nothing() -> None:
+def test_a_store_that_gets_a_ttl_or_loses_it_is_restored_once_and_another_ttl_changes_nothing() -> (
+    None
+):
     def opened(ttl_ms: int | None) -> Database:
-        return Database(engine, [StoreSpec("rows", "key_value", text, int64, ttl_ms=ttl_ms)])
+        return Database(
+            engine, [StoreSpec("rows", "key_value", text, int64, ttl_ms=ttl_ms)]
+        )
 
     engine = Memory()
     opened(None).wipe("rows", Checkpoint(0, 255, 5))

@@ -115,12 +115,16 @@ StateDirectory(folder, "app", 0).close()
 
 
 @pytest.fixture(params=["limit", "tmpfs"])
-def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+def full(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[str], str]]:
     """Return a function that runs a program on a small disk, and returns its output."""
     how = request.param
     if how == "tmpfs" and (
         os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False
+        ).returncode
     ):
         pytest.skip("mounting a file system is not allowed here")
 
@@ -146,11 +150,18 @@ def test_what_was_refused_is_not_there_and_the_folder_opens_again_in_the_same_pr
 ) -> None:
     said = full(CHILD)
     assert "not dropped" in said
-    assert re.search(r"refused \d+ .*0_0.* cannot be used: .*(No space left on device|File too large)", said)
+    assert re.search(
+        r"refused \d+ .*0_0.* cannot be used: .*(No space left on device|File too large)",
+        said,
+    )
 
 
-def test_a_start_on_a_full_disk_says_so_and_leaves_the_folder_to_the_next(full: Callable[[str], str]) -> None:
+def test_a_start_on_a_full_disk_says_so_and_leaves_the_folder_to_the_next(
+    full: Callable[[str], str],
+) -> None:
     said = full(BEGINNING).splitlines()
     for line in said:
-        assert re.search(r"cannot be used: .*(No space left on device|File too large)", line)
+        assert re.search(
+            r"cannot be used: .*(No space left on device|File too large)", line
+        )
     assert len(said) == 2

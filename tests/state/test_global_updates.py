@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from coopstreams import KeyValueStore, Processor, Record, TopologyBuilder, key_value_store
+from coopstreams import (
+    KeyValueStore,
+    Processor,
+    Record,
+    TopologyBuilder,
+    key_value_store,
+)
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -33,8 +39,12 @@ class Kept(Processor[str, str, str, str]):
 @pytest.fixture
 def rows() -> GlobalRows:
     builder = TopologyBuilder("app").add_source("in", "in", key=text, value=text)
-    builder.add_global_store(key_value_store("kept", key=text, value=text), WORDS.topic, "keeps", Kept)
-    (table,) = builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
+    builder.add_global_store(
+        key_value_store("kept", key=text, value=text), WORDS.topic, "keeps", Kept
+    )
+    (table,) = (
+        builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
+    )
     return rows_of(table, lambda: 0)
 
 
@@ -52,7 +62,9 @@ def kept(rows: GlobalRows) -> dict[bytes, Any]:
 
 
 def test_what_the_processor_puts_and_deletes_is_published(rows: GlobalRows) -> None:
-    assert read(rows, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"forget b")) == []
+    assert (
+        read(rows, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"forget b")) == []
+    )
     assert kept(rows) == {b"a": "3", b"c": "forget b"}
     assert rows.load(b"b").value is None
 
@@ -68,8 +80,12 @@ def test_what_a_record_that_fails_has_changed_in_place_is_not_published() -> Non
             rows.put(record.key, row)
 
     builder = TopologyBuilder("app").add_source("in", "in", key=text, value=text)
-    builder.add_global_store(key_value_store("kept", key=text, value=json), WORDS.topic, "keeps", Counted)
-    (table,) = builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
+    builder.add_global_store(
+        key_value_store("kept", key=text, value=json), WORDS.topic, "keeps", Counted
+    )
+    (table,) = (
+        builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
+    )
     rows = rows_of(table, lambda: 0)
     assert len(read(rows, (b"a", b'"counts"'), (b"a", b'"fails"'))) == 1
     assert kept(rows) == {b"a": {"n": 1}}
@@ -77,5 +93,9 @@ def test_what_a_record_that_fails_has_changed_in_place_is_not_published() -> Non
 
 def test_nothing_of_a_record_that_fails_is_published(rows: GlobalRows) -> None:
     (failure,) = read(rows, (b"a", b"1"), (b"a", b"twice"), (b"b", b"2"))
-    assert (failure.offset, failure.phase, str(failure.error)) == (1, "processing", "twice")
+    assert (failure.offset, failure.phase, str(failure.error)) == (
+        1,
+        "processing",
+        "twice",
+    )
     assert kept(rows) == {b"a": "1", b"b": "2"}

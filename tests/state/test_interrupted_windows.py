@@ -40,7 +40,9 @@ INPUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_siz
 
 PROGRAMS: dict[str, Callable[[KStream[str, str]], Any]] = {
     "sessions": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(3))).count(store="s")
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=5, grace=ms(3)))
+        .count(store="s")
     ),
     "sliding": lambda stream: (
         stream.group_by_key()
@@ -65,13 +67,17 @@ PROGRAMS: dict[str, Callable[[KStream[str, str]], Any]] = {
         .count(store="s")
         .suppress(until_window_closes())
     ),
-    "time limit": lambda stream: stream.group_by_key().count(store="s").suppress(until_time_limit(ms(15))),
+    "time limit": lambda stream: (
+        stream.group_by_key().count(store="s").suppress(until_time_limit(ms(15)))
+    ),
 }
 
 
 def topology(write: Callable[[KStream[str, str]], Any]) -> Topology:
     builder = StreamsBuilder("app")
-    write(builder.stream("in", key=serdes.text, value=serdes.text)).to_stream().to("out")
+    write(builder.stream("in", key=serdes.text, value=serdes.text)).to_stream().to(
+        "out"
+    )
     return builder.build()
 
 
@@ -82,14 +88,18 @@ class Life:
         self._part = program.subtopologies[0]
         self._compiled = compile_subtopology(program, self._part)
         self._range = key_range
-        self._logs: dict[str, list[tuple[bytes, bytes | None, int]]] = {spec.name: [] for spec in self._part.stores}
+        self._logs: dict[str, list[tuple[bytes, bytes | None, int]]] = {
+            spec.name: [] for spec in self._part.stores
+        }
         self._database = Database(Memory(), self._part.stores)
         self._time = -1
         self._open()
 
     def send(self, key: str, timestamp: int) -> None:
         self._time = max(self._time, timestamp)
-        self.program.process(SOURCE, Columns([key.encode()], [b"x"], [timestamp], [0], [self._time]))
+        self.program.process(
+            SOURCE, Columns([key.encode()], [b"x"], [timestamp], [0], [self._time])
+        )
 
     def commit(self) -> None:
         for batch in self._state.changes():
@@ -105,7 +115,11 @@ class Life:
         for spec in self._part.stores:
             log = self._logs[spec.name]
             restore = Restore(self._database, spec, [self._range], bounds(len(log)))
-            keys, values, times = [row[0] for row in log], [row[1] for row in log], [row[2] for row in log]
+            keys, values, times = (
+                [row[0] for row in log],
+                [row[1] for row in log],
+                [row[2] for row in log],
+            )
             restore.feed(Columns(keys, values, times, range(len(log)), times), len(log))
         self._open()
 
@@ -113,9 +127,14 @@ class Life:
         return self._written + self._of(self.program)
 
     def _open(self) -> None:
-        self._written = [*getattr(self, "_written", []), *(self._of(self.program) if hasattr(self, "program") else [])]
+        self._written = [
+            *getattr(self, "_written", []),
+            *(self._of(self.program) if hasattr(self, "program") else []),
+        ]
         self._state = TaskState(self._database, self._part.stores, self._range, 1 << 20)
-        self.program: BoundProgram = self._compiled.bind(self._state.stores, _raise, caching=False)
+        self.program: BoundProgram = self._compiled.bind(
+            self._state.stores, _raise, caching=False
+        )
         self.program.resume(SOURCE, self._time)
 
     @staticmethod
@@ -124,7 +143,9 @@ class Life:
         return list(zip(out.keys, out.values, out.timestamps, strict=True))
 
     def _log(self, batch: ChangelogBatch) -> None:
-        self._logs[batch.store] += zip(batch.keys, batch.values, batch.timestamps, strict=True)
+        self._logs[batch.store] += zip(
+            batch.keys, batch.values, batch.timestamps, strict=True
+        )
 
 
 def _raise(failure: Failure) -> None:
@@ -134,9 +155,13 @@ def _raise(failure: Failure) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 6), st.booleans())
-def test_what_it_writes_is_what_it_would_have_written(name: str, inputs: list[Input], every: int, moves: bool) -> None:
+def test_what_it_writes_is_what_it_would_have_written(
+    name: str, inputs: list[Input], every: int, moves: bool
+) -> None:
     program = topology(PROGRAMS[name])
-    if name == "sliding" and moves:  # what keys of other key groups have made expire, is not in the changelog
+    if (
+        name == "sliding" and moves
+    ):  # what keys of other key groups have made expire, is not in the changelog
         inputs = [("a", timestamp) for _, timestamp in inputs]
     whole, interrupted = Life(program), Life(program)
     for number, (key, timestamp) in enumerate(inputs, start=1):

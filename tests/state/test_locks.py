@@ -35,16 +35,22 @@ signal.pause()
 """
 
 
-def started(program: str, folder: Path) -> tuple[subprocess.Popen[str], IO[str], IO[str]]:
+def started(
+    program: str, folder: Path
+) -> tuple[subprocess.Popen[str], IO[str], IO[str]]:
     """Return a process of this program, what it reads, and what it writes."""
     command = [sys.executable, "-c", program, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     return process, process.stdin, process.stdout
 
 
-def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_path: Path) -> None:
+def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(
+    tmp_path: Path,
+) -> None:
     holder, told, tells = started(HOLD, tmp_path)
     try:
         assert tells.readline() == "held\n"
@@ -72,12 +78,17 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 
 def test_the_same_process_cannot_open_a_folder_twice_either(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
-    with pytest.raises(StateLockedError, match=rf"in use by another instance in this process \({os.getpid()}\): "):
+    with pytest.raises(
+        StateLockedError,
+        match=rf"in use by another instance in this process \({os.getpid()}\): ",
+    ):
         StateDirectory(tmp_path, "app", 0)
     directory.close()
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_killed_process(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_process(
+    tmp_path: Path,
+) -> None:
     """The worker of a `multiprocessing.Pool` outlives a killed parent, and so may a child that a library forked."""
     holder, told, tells = started(HOLD_AND_FORK, tmp_path)
     assert {tells.readline(), tells.readline()} == {"forked\n", "held\n"}

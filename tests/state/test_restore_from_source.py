@@ -29,9 +29,16 @@ Record = tuple[int, bytes | None, bytes | None]
 """Offset, key, value; the timestamp is the offset times ten."""
 Rows = dict[bytes, tuple[bytes, int]]
 
-VALUES = st.sampled_from([None, b"null", b'{"a": 1}', b'{ "a":1 }', b"[1,2]", b"no JSON", b""])
+VALUES = st.sampled_from(
+    [None, b"null", b'{"a": 1}', b'{ "a":1 }', b"[1,2]", b"no JSON", b""]
+)
 LOG = st.lists(
-    st.tuples(st.integers(1, 3), st.none() | st.sampled_from([b"%d" % key for key in range(12)]), VALUES), max_size=40
+    st.tuples(
+        st.integers(1, 3),
+        st.none() | st.sampled_from([b"%d" % key for key in range(12)]),
+        VALUES,
+    ),
+    max_size=40,
 )
 QUARTERS = KeyRange.split(4)
 
@@ -40,7 +47,10 @@ def processed(log: list[Record], positions: Mapping[KeyRange, int]) -> Rows:
     """Return the expected table of tasks at these positions, computed from the log."""
     rows: Rows = {}
     for offset, key, value in log:
-        if key is None or not any(key_hash(key) in part and offset < position for part, position in positions.items()):
+        if key is None or not any(
+            key_hash(key) in part and offset < position
+            for part, position in positions.items()
+        ):
             continue
         try:
             read = None if value is None else json.deserialize(value)
@@ -68,7 +78,9 @@ def feed(restore: Restore, log: list[Record], end: int, batch: int = 5) -> None:
         restore.feed(columns, found[-1][0] + 1 if len(found) == batch else end)
 
 
-def with_offsets(records: list[tuple[int, bytes | None, bytes | None]]) -> tuple[list[Record], int]:
+def with_offsets(
+    records: list[tuple[int, bytes | None, bytes | None]],
+) -> tuple[list[Record], int]:
     log, offset = list[Record](), 0
     for hole, key, value in records:
         offset += hole
@@ -90,7 +102,12 @@ def test_a_key_that_the_task_refused_is_refused_again() -> None:
 
 @pytest.mark.ci
 @settings(max_examples=200, deadline=None)
-@given(LOG, st.lists(st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=4))
+@given(
+    LOG,
+    st.lists(
+        st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=4
+    ),
+)
 def test_each_range_holds_what_its_task_had_read(
     records: list[tuple[int, bytes | None, bytes | None]], stands: list[list[int]]
 ) -> None:
@@ -99,24 +116,32 @@ def test_each_range_holds_what_its_task_had_read(
     database = Database(Memory(), [SPEC])
     for stand in stands:
         positions = dict(zip(QUARTERS, (min(at, end) for at in stand), strict=True))
-        restore = Restore(database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions)
+        restore = Restore(
+            database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions
+        )
         feed(restore, log, end)
         assert stored(database, SPEC.name) == processed(log, positions)
-        assert [database.checkpoints("people").offset(layout.groups_of(part)) for part in QUARTERS] == list(
-            positions.values()
-        )
+        assert [
+            database.checkpoints("people").offset(layout.groups_of(part))
+            for part in QUARTERS
+        ] == list(positions.values())
 
 
 @settings(max_examples=100, deadline=None)
 @given(LOG, st.integers(0, 60), st.integers(0, 60), st.integers(0, 8))
 def test_a_task_that_comes_while_another_one_is_restored_is_read_up_to_its_own_position(
-    records: list[tuple[int, bytes | None, bytes | None]], first: int, second: int, batches: int
+    records: list[tuple[int, bytes | None, bytes | None]],
+    first: int,
+    second: int,
+    batches: int,
 ) -> None:
     log, end = with_offsets(records)
     one, two = KeyRange.split(2)
     positions = {one: min(first, end), two: min(second, end)}
     database = Database(Memory(), [SPEC])
-    restore = Restore(database, SPEC, [one], bounds(positions[one]), stops={one: positions[one]})
+    restore = Restore(
+        database, SPEC, [one], bounds(positions[one]), stops={one: positions[one]}
+    )
     for _ in range(batches):
         if not restore.done:
             found = [record for record in log if record[0] >= restore.position][:2]
@@ -128,12 +153,16 @@ def test_a_task_that_comes_while_another_one_is_restored_is_read_up_to_its_own_p
                 [0] * len(found),
             )
             restore.feed(columns, found[-1][0] + 1 if found else end)
-    restore.retarget([one, two], bounds=bounds(max(positions.values())), stops=positions)
+    restore.retarget(
+        [one, two], bounds=bounds(max(positions.values())), stops=positions
+    )
     feed(restore, log, end)
     assert stored(database, SPEC.name) == processed(log, positions)
 
 
-def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_changed() -> None:
+def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_changed() -> (
+    None
+):
     one, two = KeyRange.split(2)
     database = Database(Memory(), [SPEC])
     state = TaskState(database, [SPEC], WHOLE, 1 << 20)
@@ -142,16 +171,23 @@ def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_ch
     state.stores["people"].touch(b"a", entry)
     assert state.changes() == []  # it has no changelog
     state.commit({}, {"people": {one: 5, two: 9}})
-    assert [(run.first, run.last, run.offset) for run in database.checkpoints("people")] == [(0, 127, 5), (128, 255, 9)]
+    assert [
+        (run.first, run.last, run.offset) for run in database.checkpoints("people")
+    ] == [(0, 127, 5), (128, 255, 9)]
     assert stored(database, SPEC.name) == {b"a": (b'{"a":1}', 7)}
     assert state.changes() == []
     state.commit({}, {"people": {WHOLE: 12}})
-    assert [(run.first, run.last, run.offset) for run in database.checkpoints("people")] == [(0, 255, 12)]
+    assert [
+        (run.first, run.last, run.offset) for run in database.checkpoints("people")
+    ] == [(0, 255, 12)]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(replace(SPEC, logged=True, source=None), SPEC), (SPEC, replace(SPEC, source="another-topic"))],
+    [
+        (replace(SPEC, logged=True, source=None), SPEC),
+        (SPEC, replace(SPEC, source="another-topic")),
+    ],
 )
 def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(
     before: StoreSpec, after: StoreSpec, caplog: pytest.LogCaptureFixture
@@ -172,5 +208,8 @@ def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offse
     feed(Restore(database, SPEC, [WHOLE], bounds(2), stops={WHOLE: 2}), log, 2)
     with caplog.at_level(logging.WARNING):
         feed(Restore(database, SPEC, [WHOLE], bounds(1), stops={WHOLE: 1}), log, 2)
-    assert "its checkpoint 2 is above the position 1 of its task: were the offsets of the group reset?" in caplog.text
+    assert (
+        "its checkpoint 2 is above the position 1 of its task: were the offsets of the group reset?"
+        in caplog.text
+    )
     assert stored(database, SPEC.name) == {b"a": (b"1", 0)}

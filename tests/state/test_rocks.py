@@ -19,7 +19,11 @@ FAMILIES = ("a/1", "a/2", "b/1", "b/1+1")
 
 
 def columns(folder: Path) -> set[str]:
-    return {name for name in Rdict.list_cf(str(folder), rocks.options()) if name != "default"}
+    return {
+        name
+        for name in Rdict.list_cf(str(folder), rocks.options())
+        if name != "default"
+    }
 
 
 def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -> None:
@@ -63,10 +67,16 @@ def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk_bytes", [1, rocks._CHUNK_BYTES])  # 1: each row is large
 @given(
     keys=st.sets(st.binary(max_size=2), max_size=60),
-    bounds=st.lists(st.tuples(st.binary(max_size=2), st.none() | st.binary(max_size=2)), max_size=6),
+    bounds=st.lists(
+        st.tuples(st.binary(max_size=2), st.none() | st.binary(max_size=2)), max_size=6
+    ),
     reverse=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_ranges_that_share_an_iterator_are_read_by_turns_and_see_one_moment(
     chunk_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,12 +93,19 @@ def test_ranges_that_share_an_iterator_are_read_by_turns_and_see_one_moment(
     engine.write([Change("one", [b"new"], [b"2"], [(b"", None)])])
     by_turns = list(itertools.zip_longest(*found))
     for number, (start, end) in enumerate(bounds):
-        wanted = sorted((key for key in keys if start <= key and (end is None or key < end)), reverse=reverse)
-        assert [row[number] for row in by_turns if row[number]] == [(key, b"1") for key in wanted]
+        wanted = sorted(
+            (key for key in keys if start <= key and (end is None or key < end)),
+            reverse=reverse,
+        )
+        assert [row[number] for row in by_turns if row[number]] == [
+            (key, b"1") for key in wanted
+        ]
     engine.close()
 
 
-def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path) -> None:
+def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(
+    tmp_path: Path,
+) -> None:
     engine = Rocks(tmp_path)
     engine.create("one")
     engine.write([Change("one", [b"k"], [b"1"])])
@@ -102,7 +119,9 @@ def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path)
     engine.close()
 
 
-def test_the_next_family_begins_empty_and_is_itself_after_a_restart(tmp_path: Path) -> None:
+def test_the_next_family_begins_empty_and_is_itself_after_a_restart(
+    tmp_path: Path,
+) -> None:
     """Rows of the dropped family would be wrong state; without its name, its own rows would be lost."""
     engine = Rocks(tmp_path)
     engine.create("one")
@@ -119,7 +138,9 @@ def test_the_next_family_begins_empty_and_is_itself_after_a_restart(tmp_path: Pa
     assert columns(tmp_path) == {"one"}
 
 
-def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(
+    tmp_path: Path,
+) -> None:
     engine = Rocks(tmp_path)
     engine.create("one")
     engine.drop("one")
@@ -128,15 +149,26 @@ def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(tmp_
         engine.write([Change(family, [b"k"], [value])])
     engine.close()
     engine = Rocks(tmp_path)
-    assert {family: engine.getter(family)(b"k") for family in engine.families()} == {"one": b"1", "two": b"2"}
+    assert {family: engine.getter(family)(b"k") for family in engine.families()} == {
+        "one": b"1",
+        "two": b"2",
+    }
     engine.close()
     assert columns(tmp_path) == {"one", "one+1"}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["create", "drop", "write", "open"]), st.sampled_from(FAMILIES)), max_size=16
+        st.tuples(
+            st.sampled_from(["create", "drop", "write", "open"]),
+            st.sampled_from(FAMILIES),
+        ),
+        max_size=16,
     )
 )
 def test_families_have_what_was_written_to_them_since_they_were_made(
@@ -144,7 +176,11 @@ def test_families_have_what_was_written_to_them_since_they_were_made(
 ) -> None:
     """Each family has its own rows in whichever column family, and after any restart."""
     folder = tmp_path_factory.mktemp("families")
-    engine, model, numbers = Rocks(folder), dict[str, dict[bytes, bytes]](), itertools.count()
+    engine, model, numbers = (
+        Rocks(folder),
+        dict[str, dict[bytes, bytes]](),
+        itertools.count(),
+    )
     for what, family in [*steps, ("open", "")]:
         if what == "create":
             engine.create(family)
@@ -159,7 +195,9 @@ def test_families_have_what_was_written_to_them_since_they_were_made(
         elif what == "open":
             engine.close()
             engine = Rocks(folder)
-        assert {name: dict(engine.scan(name, b"", None)) for name in engine.families()} == model
+        assert {
+            name: dict(engine.scan(name, b"", None)) for name in engine.families()
+        } == model
     engine.close()
 
 
@@ -184,8 +222,16 @@ def test_a_quiet_family_keeps_no_log_of_long_ago(tmp_path: Path) -> None:
     engine.create("quiet")
     engine.write([Change("quiet", [b"k"], [b"v"])])
     (first,) = tmp_path.glob("*.log")
-    for number in range(3000):  # the first of three memtables is flushed, and its log deleted in the background
-        engine.write([Change("busy", [b"%d" % number], [b"v" * (rocks.WRITE_BUFFER_BYTES // 100)])])
+    for number in range(
+        3000
+    ):  # the first of three memtables is flushed, and its log deleted in the background
+        engine.write(
+            [
+                Change(
+                    "busy", [b"%d" % number], [b"v" * (rocks.WRITE_BUFFER_BYTES // 100)]
+                )
+            ]
+        )
         if not first.exists():
             break
     assert not first.exists()
@@ -193,18 +239,24 @@ def test_a_quiet_family_keeps_no_log_of_long_ago(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(tmp_path: Path) -> None:
+def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(
+    tmp_path: Path,
+) -> None:
     """A filter in one block may be larger than a shard of the cache: each look-up would read it again."""
     engine = Rocks(tmp_path)
     engine.create("a")
     keys = [b"%09d" % number for number in range(20_000)]
     engine.write([Change("a", keys, keys)])
     engine.close()
-    opened = Rdict(str(tmp_path), rocks.options(), column_families={"a": rocks.options()})
+    opened = Rdict(
+        str(tmp_path), rocks.options(), column_families={"a": rocks.options()}
+    )
     of_a = opened.get_column_family("a")
     of_a.flush()
     properties = of_a.property_value("rocksdb.aggregated-table-properties") or ""
     of_a.close()
     opened.close()
-    parts = dict(part.strip().split("=", 1) for part in properties.split(";") if "=" in part)
+    parts = dict(
+        part.strip().split("=", 1) for part in properties.split(";") if "=" in part
+    )
     assert int(parts["# index partitions"]) > 4

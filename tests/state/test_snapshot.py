@@ -31,7 +31,9 @@ from tests.state.conftest import NewEngine
 from tests.state.rows import places, rocks
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
-WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
+WINDOWS = StoreSpec(
+    "windows", "window", text, int64, window_ms=60_000, retention_ms=240_000
+)
 PART = KeyRange.of_groups(80, 127)
 """A few slices of two siblings: verifying a file opens a database, so all slices would take long."""
 numbers = count()
@@ -58,15 +60,22 @@ def folder(tmp_path: Path) -> str:
 def fill(database: Database, size: int = 3000) -> None:
     """Put keys into both stores, and checkpoints of two siblings at different offsets."""
     rows = sorted(
-        (layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.TIMESTAMP.pack(number) + b"v%d" % number)
+        (
+            layout.database_key(b"key-%d" % number, b"key-%d" % number),
+            layout.TIMESTAMP.pack(number) + b"v%d" % number,
+        )
         for number in range(size)
     )
     windows: dict[str, list[tuple[bytes, bytes]]] = {}
     for number in range(size):
         start = number % 5 * 60_000
         segment = layout.segment_family("windows", start // layout.segment_ms(WINDOWS))
-        key = layout.database_key(b"key-%d" % number, window_key(b"key-%d" % number, start))
-        windows.setdefault(segment, []).append((key, layout.TIMESTAMP.pack(number) + b"w"))
+        key = layout.database_key(
+            b"key-%d" % number, window_key(b"key-%d" % number, start)
+        )
+        windows.setdefault(segment, []).append(
+            (key, layout.TIMESTAMP.pack(number) + b"w")
+        )
     changes = [
         Change("store/counts", *_columns(rows)),
         *(Change(family, *_columns(sorted(of))) for family, of in windows.items()),
@@ -75,7 +84,13 @@ def fill(database: Database, size: int = 3000) -> None:
         Checkpoint(0, 99, 500, true_ms=7, topic_id=TOPIC_ID),
         Checkpoint(100, 255, 600, true_ms=8, topic_id=TOPIC_ID),
     ]
-    database.write(changes, {"counts": marks, "windows": [replace(mark, observed=240_000) for mark in marks]})
+    database.write(
+        changes,
+        {
+            "counts": marks,
+            "windows": [replace(mark, observed=240_000) for mark in marks],
+        },
+    )
 
 
 def _columns(rows: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
@@ -83,7 +98,11 @@ def _columns(rows: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], list[byt
 
 
 def taken(
-    url: str, database: Database, spec: StoreSpec, key_range: KeyRange = WHOLE, run: str = "run-1"
+    url: str,
+    database: Database,
+    spec: StoreSpec,
+    key_range: KeyRange = WHOLE,
+    run: str = "run-1",
 ) -> list[Slice]:
     return SnapshotWriter(url, "app", run).export(database, spec, 3, key_range)
 
@@ -91,18 +110,29 @@ def taken(
 def manifest_of(slices: Mapping[str, Sequence[Slice]], run: str = "run-1") -> Manifest:
     shapes = {"counts": manifest.shape_of(SPEC), "windows": manifest.shape_of(WINDOWS)}
     stores = {
-        name: StoreSlices(f"app-{name}-changelog", "id", 4, shapes[name], tuple(of)) for name, of in slices.items()
+        name: StoreSlices(f"app-{name}-changelog", "id", 4, shapes[name], tuple(of))
+        for name, of in slices.items()
     }
     return Manifest(
-        "app", run, "rebuild", "2026-11-21T00:00:00+00:00", stores, {"orders": {0: 12}}, {"orders": {0: 99}}
+        "app",
+        run,
+        "rebuild",
+        "2026-11-21T00:00:00+00:00",
+        stores,
+        {"orders": {0: 12}},
+        {"orders": {0: 99}},
     )
 
 
-def rows_of(url: str, slices: Sequence[Slice], folder: Path) -> dict[tuple[str, bytes], bytes]:
+def rows_of(
+    url: str, slices: Sequence[Slice], folder: Path
+) -> dict[tuple[str, bytes], bytes]:
     found: dict[tuple[str, bytes], bytes] = {}
     for each in slices:
         for file in each.files:
-            for key, value in read_sst(snapshot.fetch(Storage(url), "app", file, folder).path):
+            for key, value in read_sst(
+                snapshot.fetch(Storage(url), "app", file, folder).path
+            ):
                 assert each.first <= key[0] <= each.last
                 found[file.family, key] = value
     return found
@@ -124,21 +154,33 @@ def test_what_is_exported_is_what_the_database_has_slice_by_slice(
     fill(database)
     slices = taken(folder, database, spec, PART)
     assert places(slices) == [(3, group) for group in range(80, 128)]
-    assert [(each.offset, each.true_ms) for each in slices if each.last < 100 or each.first >= 100] == [
-        (500, 7) if each.last < 100 else (600, 8) for each in slices
-    ]
-    truth = {(family, key): value for family, rows in database.rows(spec.name, PART.groups) for key, value in rows}
-    assert len(truth) == sum(key_hash(b"key-%d" % number) in PART for number in range(3000))
+    assert [
+        (each.offset, each.true_ms)
+        for each in slices
+        if each.last < 100 or each.first >= 100
+    ] == [(500, 7) if each.last < 100 else (600, 8) for each in slices]
+    truth = {
+        (family, key): value
+        for family, rows in database.rows(spec.name, PART.groups)
+        for key, value in rows
+    }
+    assert len(truth) == sum(
+        key_hash(b"key-%d" % number) in PART for number in range(3000)
+    )
     assert rows_of(folder, slices, tmp_path) == truth
 
 
-def test_a_range_is_exported_alone_and_key_groups_without_a_checkpoint_are_not(folder: str, tmp_path: Path) -> None:
+def test_a_range_is_exported_alone_and_key_groups_without_a_checkpoint_are_not(
+    folder: str, tmp_path: Path
+) -> None:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     one = KeyRange.of_groups(3, 20)
     slices = taken(folder, database, SPEC, one)
     assert [(each.first, each.last) for each in slices] == [(3, 7), (8, 15), (16, 20)]
-    assert len(rows_of(folder, slices, tmp_path)) == sum(key_hash(b"key-%d" % number) in one for number in range(500))
+    assert len(rows_of(folder, slices, tmp_path)) == sum(
+        key_hash(b"key-%d" % number) in one for number in range(500)
+    )
     assert taken(folder, Database(rocks(tmp_path), [SPEC]), SPEC) == []
 
 
@@ -151,7 +193,10 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
     target = Database(new_engine(), [SPEC, WINDOWS])
     fill(target, 100)  # its rows are in the way, and are deleted
     for each in taken(folder, origin, spec, PART):
-        files = [snapshot.fetch(Storage(folder), "app", file, tmp_path) for file in each.files]
+        files = [
+            snapshot.fetch(Storage(folder), "app", file, tmp_path)
+            for file in each.files
+        ]
         by_family: dict[str, list[Path]] = {}
         for one in files:
             by_family.setdefault(one.file.family, []).append(one.path)
@@ -160,7 +205,9 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
     assert list(target.scan(spec.name, range(80, 128), None, None)) == list(
         origin.scan(spec.name, range(80, 128), None, None)
     )
-    assert target.checkpoints(spec.name).within(PART.groups) == origin.checkpoints(spec.name).within(PART.groups)
+    assert target.checkpoints(spec.name).within(PART.groups) == origin.checkpoints(
+        spec.name
+    ).within(PART.groups)
 
 
 def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> None:
@@ -172,7 +219,12 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
         target.ingest(
             "counts",
             [each.checkpoint(TOPIC_ID)],
-            {file.family: [snapshot.fetch(Storage(folder), "app", file, tmp_path).path] for file in each.files},
+            {
+                file.family: [
+                    snapshot.fetch(Storage(folder), "app", file, tmp_path).path
+                ]
+                for file in each.files
+            },
         )
     target.close()
     again = Database(Rocks(tmp_path / "target"), [SPEC])
@@ -180,7 +232,9 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
     assert again.checkpoints("counts") == origin.checkpoints("counts")
 
 
-def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_checkpoint(tmp_path: Path) -> None:
+def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     bad = tmp_path / "bad.sst"
@@ -199,14 +253,18 @@ def test_rows_out_of_order_are_refused_and_none_make_no_file(tmp_path: Path) -> 
         write_sst(tmp_path / "unsorted.sst", iter([(b"b", b"1"), (b"a", b"1")]))
 
 
-def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_counts(url: str, tmp_path: Path) -> None:
+def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_counts(
+    url: str, tmp_path: Path
+) -> None:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 50)
     first = manifest_of({"counts": taken(url, database, SPEC, PART)})
     assert snapshot.load(url, "app") is None
     snapshot.publish(url, first)
     assert snapshot.load(url, "app") == first
-    second = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-2")}, "run-2")
+    second = manifest_of(
+        {"counts": taken(url, database, SPEC, PART, run="run-2")}, "run-2"
+    )
     snapshot.store_manifest(url, second)
     assert snapshot.load(url, "app") == first
     assert snapshot.load(url, "app", "run-2") == second
@@ -216,16 +274,32 @@ def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_count
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_a_manifest_survives_its_file_and_every_flipped_bit_is_noticed(bit: int) -> None:
+def test_a_manifest_survives_its_file_and_every_flipped_bit_is_noticed(
+    bit: int,
+) -> None:
     made = manifest_of(
-        {"counts": [Slice(0, 0, 7, 5, -1, 9, (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),))]}
+        {
+            "counts": [
+                Slice(
+                    0,
+                    0,
+                    7,
+                    5,
+                    -1,
+                    9,
+                    (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),),
+                )
+            ]
+        }
     )
     data = made.to_json()
     assert Manifest.from_json(data) == made
     for at in range(len(data)):
         flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
         try:
-            assert Manifest.from_json(flipped) == made  # a blank between words became another one
+            assert (
+                Manifest.from_json(flipped) == made
+            )  # a blank between words became another one
             assert data[at] in b" \n\t"
         except SnapshotError:
             pass
@@ -248,7 +322,9 @@ def test_what_is_no_manifest_is_refused_in_words(data: bytes, words: str) -> Non
 
 def test_a_manifest_in_the_wrong_place_and_a_missing_one_are_refused(url: str) -> None:
     snapshot.store_manifest(url, manifest_of({}, "run-1"))
-    Storage(url).write("app/run-2/manifest.json", Storage(url).read("app/run-1/manifest.json") or b"")
+    Storage(url).write(
+        "app/run-2/manifest.json", Storage(url).read("app/run-1/manifest.json") or b""
+    )
     with pytest.raises(SnapshotError, match='its manifest is that of "run-1"'):
         snapshot.load(url, "app", "run-2")
     with pytest.raises(SnapshotError, match="snapshots ls"):
@@ -262,7 +338,10 @@ def published(folder: str, tmp_path: Path) -> tuple[str, Manifest]:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database)
     made = manifest_of(
-        {"counts": taken(folder, database, SPEC, PART), "windows": taken(folder, database, WINDOWS, PART)}
+        {
+            "counts": taken(folder, database, SPEC, PART),
+            "windows": taken(folder, database, WINDOWS, PART),
+        }
     )
     snapshot.publish(folder, made)
     return folder, made
@@ -275,7 +354,9 @@ def test_a_whole_snapshot_verifies(published: tuple[str, Manifest]) -> None:
 
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
-def test_a_flipped_byte_and_a_missing_file_are_found(where: float, published: tuple[str, Manifest]) -> None:
+def test_a_flipped_byte_and_a_missing_file_are_found(
+    where: float, published: tuple[str, Manifest]
+) -> None:
     url, made = published
     damaged, missing, *_ = list(made.files())
     path = Path(url) / "app" / damaged.name
@@ -283,13 +364,17 @@ def test_a_flipped_byte_and_a_missing_file_are_found(where: float, published: tu
     data[int(len(data) * where)] ^= 1
     path.write_bytes(data)
     (Path(url) / "app" / missing.name).unlink()
-    problems = {file.name: problem for file, problem in snapshot.verify(url, made) if problem}
+    problems = {
+        file.name: problem for file, problem in snapshot.verify(url, made) if problem
+    }
     assert "is damaged" in problems.pop(damaged.name)
     assert "is missing" in problems.pop(missing.name)
     assert problems == {}
 
 
-def test_files_that_hold_something_else_than_the_manifest_says_are_found(published: tuple[str, Manifest]) -> None:
+def test_files_that_hold_something_else_than_the_manifest_says_are_found(
+    published: tuple[str, Manifest],
+) -> None:
     url, made = published
     store = made.stores["counts"]
     first, second, third, fourth, *_ = store.slices
@@ -299,7 +384,11 @@ def test_files_that_hold_something_else_than_the_manifest_says_are_found(publish
         replace(third, last=third.first),
         replace(fourth, files=(replace(fourth.files[0], family="store/other"),)),
     )
-    told = list(snapshot.verify(url, replace(made, stores={"counts": replace(store, slices=lies)})))
+    told = list(
+        snapshot.verify(
+            url, replace(made, stores={"counts": replace(store, slices=lies)})
+        )
+    )
     assert [problem.partition(",")[0] for _, problem in told] == [
         f"it has {first.files[0].entries} keys",
         "its first or last key is not what the manifest says",
@@ -309,14 +398,20 @@ def test_files_that_hold_something_else_than_the_manifest_says_are_found(publish
 
 
 @pytest.mark.ci
-def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: Path) -> None:
+def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(
+    url: str, tmp_path: Path
+) -> None:
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
-    old = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1")
+    old = manifest_of(
+        {"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1"
+    )
     snapshot.publish(url, old)
     half = KeyRange.of_groups(80, 103)
     newer = taken(url, database, SPEC, half, run="run-3")
-    mixed = manifest_of({"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-3")
+    mixed = manifest_of(
+        {"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-3"
+    )
     taken(url, database, SPEC, half, run="run-2")  # was given up
     taken(url, database, SPEC, half, run="run-3")  # an attempt that ran twice
     snapshot.publish(url, mixed)
@@ -326,7 +421,10 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
     assert snapshot.sweep(url, "app") == said
     assert {name.partition("/")[0] for name in said} == {"run-1", "run-2", "run-3"}
     assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
-    assert [Storage(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [
+    assert [
+        Storage(url).names(f"app/{run}") != []
+        for run in ("run-1", "run-2", "run-3", "run-4")
+    ] == [
         True,
         False,
         True,
@@ -337,7 +435,9 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
 
 def damage(url: str, run: str) -> None:
     name = f"app/{run}/{snapshot.MANIFEST}"
-    Storage(url).write(name, (Storage(url).read(name) or b"").replace(b'"rebuild"', b'"rebuilt"'))
+    Storage(url).write(
+        name, (Storage(url).read(name) or b"").replace(b'"rebuild"', b'"rebuilt"')
+    )
 
 
 def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_names_them(
@@ -346,9 +446,13 @@ def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_name
     database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     half = KeyRange.of_groups(80, 103)
-    old = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1")
+    old = manifest_of(
+        {"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1"
+    )
     newer = taken(url, database, SPEC, half, run="run-2")
-    mixed = manifest_of({"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-2")
+    mixed = manifest_of(
+        {"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-2"
+    )
     snapshot.publish(url, mixed)
     snapshot.publish(url, replace(old, run="run-3", stores={}))
     snapshot.publish(url, old)
@@ -357,35 +461,61 @@ def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_name
     mentioned = {file.name for file in mixed.files()}
     said = snapshot.sweep(url, "app", doing=False)
     assert said == snapshot.sweep(url, "app")
-    assert set(said) == {file.name for file in old.files()} - mentioned | {"run-1/manifest.json", "run-3/manifest.json"}
+    assert set(said) == {file.name for file in old.files()} - mentioned | {
+        "run-1/manifest.json",
+        "run-3/manifest.json",
+    }
     assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
     for run in ("run-1", "run-3"):
-        assert f'snapshot "{run}" of app at {url}: its bytes are not those that were written' in caplog.text
+        assert (
+            f'snapshot "{run}" of app at {url}: its bytes are not those that were written'
+            in caplog.text
+        )
 
 
 @pytest.mark.parametrize("typed", ["", ".", "..", "app/", "other/../app", "/app"])
-def test_what_is_no_application_id_is_refused_before_anything_is_read_or_deleted(url: str, typed: str) -> None:
+def test_what_is_no_application_id_is_refused_before_anything_is_read_or_deleted(
+    url: str, typed: str
+) -> None:
     for application in ("app", "other"):
-        snapshot.publish(url, replace(manifest_of({}, "run-1"), application=application))
+        snapshot.publish(
+            url, replace(manifest_of({}, "run-1"), application=application)
+        )
     before = Storage(url).names()
     for ask in (snapshot.sweep, snapshot.load, snapshot.runs, snapshot.current_run):
-        with pytest.raises(SnapshotError, match=r"the application id .* is not a legal name"):
+        with pytest.raises(
+            SnapshotError, match=r"the application id .* is not a legal name"
+        ):
             ask(url, typed)
     assert Storage(url).names() == before
     assert snapshot.applications(url) == ["app", "other"]
 
 
 def test_a_sweep_deletes_no_files_but_those_of_snapshots(url: str) -> None:
-    strange = ["app/main.py", "app/notes/text.md", "app/src/main.py", "app/instance-0/lock"]
-    left = [f"app/.CURRENT-{'0' * 32}", f"app/run-1/.manifest.json-{'0' * 32}"]  # by a crash
+    strange = [
+        "app/main.py",
+        "app/notes/text.md",
+        "app/src/main.py",
+        "app/instance-0/lock",
+    ]
+    left = [
+        f"app/.CURRENT-{'0' * 32}",
+        f"app/run-1/.manifest.json-{'0' * 32}",
+    ]  # by a crash
     for name in [*strange, *left]:
         Storage(url).write(name, b"x")
     for run in ("run-1", "run-2", "run-3"):
         snapshot.publish(url, manifest_of({}, run))
     assert sorted(snapshot.sweep(url, "app")) == sorted(
-        [*(name.removeprefix("app/") for name in left), "run-1/manifest.json", "run-2/manifest.json"]
+        [
+            *(name.removeprefix("app/") for name in left),
+            "run-1/manifest.json",
+            "run-2/manifest.json",
+        ]
     )
-    assert Storage(url).names() == sorted([*strange, "app/CURRENT", "app/run-3/manifest.json"])
+    assert Storage(url).names() == sorted(
+        [*strange, "app/CURRENT", "app/run-3/manifest.json"]
+    )
 
 
 def test_a_manifest_of_a_newer_coopstreams_is_not_swept(url: str) -> None:
@@ -419,7 +549,11 @@ def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(
     new = list(disjoint(newer, 2))
     result = manifest.merged(disjoint(older, 1), new)
     assert set(new) <= set(result)
-    groups = [(each.partition, group) for each in result for group in range(each.first, each.last + 1)]
+    groups = [
+        (each.partition, group)
+        for each in result
+        for group in range(each.first, each.last + 1)
+    ]
     assert len(groups) == len(set(groups))
 
 
@@ -427,24 +561,35 @@ def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(
 def test_cut_checkpoints_tile_what_was_cut_and_cross_no_bound(a: int, b: int) -> None:
     run = Checkpoint(min(a, b), max(a, b), 5, 6, 7)
     pieces = list(manifest.cut([run]))
-    assert [group for piece in pieces for group in range(piece.first, piece.last + 1)] == list(
-        range(run.first, run.last + 1)
+    assert [
+        group for piece in pieces for group in range(piece.first, piece.last + 1)
+    ] == list(range(run.first, run.last + 1))
+    assert all(
+        piece.first // manifest.SLICE_GROUPS == piece.last // manifest.SLICE_GROUPS
+        for piece in pieces
     )
-    assert all(piece.first // manifest.SLICE_GROUPS == piece.last // manifest.SLICE_GROUPS for piece in pieces)
-    assert all((piece.offset, piece.observed, piece.true_ms) == (5, 6, 7) for piece in pieces)
+    assert all(
+        (piece.offset, piece.observed, piece.true_ms) == (5, 6, 7) for piece in pieces
+    )
 
 
-def test_a_place_that_cannot_be_is_refused_in_words(bucket: str, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_is_refused_in_words(
+    bucket: str, tmp_path: Path
+) -> None:
     with pytest.raises(SnapshotError, match="is no storage for snapshots"):
         Storage("nosuch://somewhere")
-    with pytest.raises(SnapshotError, match='cannot write "name" at s3://nobody-made-it'):
+    with pytest.raises(
+        SnapshotError, match='cannot write "name" at s3://nobody-made-it'
+    ):
         Storage("s3://nobody-made-it").write("name", b"data")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SnapshotError, match='cannot write "name"'):
         Storage(str(tmp_path / "file")).write("name", b"data")
 
 
-def test_a_place_has_what_was_put_there_and_nothing_else(url: str, tmp_path: Path) -> None:
+def test_a_place_has_what_was_put_there_and_nothing_else(
+    url: str, tmp_path: Path
+) -> None:
     storage = Storage(url)
     assert storage.read("a/b") is None
     assert not storage.download("a/b", tmp_path / "copy")
@@ -469,5 +614,7 @@ def test_hadoops_name_for_s3_is_understood(bucket: str) -> None:
 
 
 def test_slices_are_placed_by_their_partition() -> None:
-    placed = manifest.placed([Slice(0, 0, 7, observed=3), Slice(2, 8, 15)], {0: 10, 1: 11, 2: 12}, 99)
+    placed = manifest.placed(
+        [Slice(0, 0, 7, observed=3), Slice(2, 8, 15)], {0: 10, 1: 11, 2: 12}, 99
+    )
     assert placed == (Slice(0, 0, 7, 10, 3, 99), Slice(2, 8, 15, 12, true_ms=99))

@@ -47,7 +47,10 @@ def url(tmp_path: Path) -> str:
 
 
 def restored(
-    log: Sequence[Record], upto: int, spec: StoreSpec = SPEC, ranges: Sequence[KeyRange] = (WHOLE,)
+    log: Sequence[Record],
+    upto: int,
+    spec: StoreSpec = SPEC,
+    ranges: Sequence[KeyRange] = (WHOLE,),
 ) -> Database:
     """Return a database that has replayed the log."""
     database = Database(Memory(), [spec])
@@ -55,11 +58,23 @@ def restored(
     return database
 
 
-def publish(url: str, database: Database, spec: StoreSpec = SPEC, key_range: KeyRange = WHOLE) -> Manifest:
+def publish(
+    url: str, database: Database, spec: StoreSpec = SPEC, key_range: KeyRange = WHOLE
+) -> Manifest:
     run = snapshot.new_run()
-    slices = SnapshotWriter(url, "app", run).export(database, spec, PARTITION, key_range)
-    store = StoreSlices(CHANGELOG.topic, CHANGELOG.topic_id, CHANGELOG.partitions, shape_of(spec), tuple(slices))
-    made = Manifest("app", run, "rebuild", "2026-11-21T00:00:00+00:00", {spec.name: store})
+    slices = SnapshotWriter(url, "app", run).export(
+        database, spec, PARTITION, key_range
+    )
+    store = StoreSlices(
+        CHANGELOG.topic,
+        CHANGELOG.topic_id,
+        CHANGELOG.partitions,
+        shape_of(spec),
+        tuple(slices),
+    )
+    made = Manifest(
+        "app", run, "rebuild", "2026-11-21T00:00:00+00:00", {spec.name: store}
+    )
     snapshot.publish(url, made)
     return made
 
@@ -77,7 +92,12 @@ class RestoringFromSnapshot:
     """A database that is restored from a published snapshot and the changelog."""
 
     def __init__(
-        self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG
+        self,
+        url: str,
+        engine: Engine,
+        folder: Path,
+        spec: StoreSpec = SPEC,
+        changelog: Changelog = CHANGELOG,
     ) -> None:
         self.database = Database(engine, [spec])
         self.spec = spec
@@ -87,17 +107,30 @@ class RestoringFromSnapshot:
 
     def take(self, groups: Sequence[int], now: Bounds) -> SnapshotDownload:
         """Return a snapshot restore that has ended."""
-        downloads = Downloads(lambda: 0.0)  # a machine that pauses must not look like a storage that does not answer
+        downloads = Downloads(
+            lambda: 0.0
+        )  # a machine that pauses must not look like a storage that does not answer
         download = SnapshotDownload(
-            downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now
+            downloads,
+            self._snapshots,
+            self.database,
+            self.spec,
+            PARTITION,
+            self._changelog,
+            groups,
+            now,
         )
         return ended(download, downloads)
 
-    def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,)) -> Restore:
+    def restore(
+        self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,)
+    ) -> Restore:
         """Return a finished restore, which reports the number of replayed records."""
         now = bounds(target)
         for key_range in ranges:
-            if groups := lacking(self.database.checkpoints(self.spec.name), key_range, now):
+            if groups := lacking(
+                self.database.checkpoints(self.spec.name), key_range, now
+            ):
                 self.keys += [keys] if (keys := self.take(groups, now).keys) else []
         restore = Restore(self.database, self.spec, ranges, now)
         feed(restore, log, target, 1000)
@@ -106,21 +139,37 @@ class RestoringFromSnapshot:
 
 def window_log(size: int) -> list[Record]:
     """Windows that advance with time; some are deleted."""
-    rows = [(number, window_key(b"%d" % (number % 53), number // 100 * SIZE) + bytes(4)) for number in range(size)]
-    return [(number, key, None if number % 17 == 0 else b"w%d" % number) for number, key in rows]
+    rows = [
+        (number, window_key(b"%d" % (number % 53), number // 100 * SIZE) + bytes(4))
+        for number in range(size)
+    ]
+    return [
+        (number, key, None if number % 17 == 0 else b"w%d" % number)
+        for number, key in rows
+    ]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("spec", "make"), [(SPEC, some_log), (WINDOWS, window_log)], ids=["plain", "windows"])
+@pytest.mark.parametrize(
+    ("spec", "make"),
+    [(SPEC, some_log), (WINDOWS, window_log)],
+    ids=["plain", "windows"],
+)
 @pytest.mark.parametrize("engine", ["memory", "rocks"])
 def test_only_the_tail_is_replayed_and_nothing_differs(
-    spec: StoreSpec, make: Callable[[int], list[Record]], engine: str, tmp_path: Path, url: str
+    spec: StoreSpec,
+    make: Callable[[int], list[Record]],
+    engine: str,
+    tmp_path: Path,
+    url: str,
 ) -> None:
     log = make(1500)
     end = log[-1][0] + 1
     cut = end // 2
     publish(url, restored(log, cut, spec), spec)
-    restoring = RestoringFromSnapshot(url, Memory() if engine == "memory" else rocks(tmp_path), tmp_path, spec)
+    restoring = RestoringFromSnapshot(
+        url, Memory() if engine == "memory" else rocks(tmp_path), tmp_path, spec
+    )
     restore = restoring.restore(log, end)
     assert restore.progress().read == sum(offset >= cut for offset, _, _ in log)
     truth = restored(log, end, spec)
@@ -145,7 +194,9 @@ def test_a_range_takes_its_own_keys_and_no_others(
         assert sum(restoring.keys) == len(truth)
 
 
-def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(tmp_path: Path, url: str) -> None:
+def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(
+    tmp_path: Path, url: str
+) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
     one, two, three = KeyRange.split(3)
@@ -154,7 +205,9 @@ def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(tmp_path
     live = stored(restoring.database)
     restoring.database.write([], {"counts": [stands(1000, one)]})
     restoring.restore(log, 1000, [two])
-    assert {key: value for key, value in stored(restoring.database).items() if key in live} == live
+    assert {
+        key: value for key, value in stored(restoring.database).items() if key in live
+    } == live
     restoring.restore(log, 1000, [three])
     assert stored(restoring.database) == stored(restored(log, 1000))
 
@@ -170,13 +223,19 @@ def test_what_is_there_already_is_not_taken_again(tmp_path: Path, url: str) -> N
     assert stored(restoring.database) == stored(restored(log, 1000))
 
 
-def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path, url: str) -> None:
+def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(
+    tmp_path: Path, url: str
+) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
     restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
-    zombies: list[Record] = [(number, b"zombie-%d" % number, b"1") for number in range(100)]
+    zombies: list[Record] = [
+        (number, b"zombie-%d" % number, b"1") for number in range(100)
+    ]
     feed(Restore(restoring.database, SPEC, [WHOLE], bounds(100)), zombies, 100)
-    restoring.database.write([], {"counts": [stands(5000, KeyRange.split(2)[0])]})  # above the end
+    restoring.database.write(
+        [], {"counts": [stands(5000, KeyRange.split(2)[0])]}
+    )  # above the end
     restoring.database.write(
         [], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]}
     )  # older than tombstones
@@ -184,26 +243,45 @@ def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path
     assert stored(restoring.database) == stored(restored(log, 1000))
 
 
-def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(tmp_path: Path, url: str) -> None:
+def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(
+    tmp_path: Path, url: str
+) -> None:
     log = some_log(500)
     publish(url, restored(log, 600), key_range=KeyRange.of_groups(40, 200))
     restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
     assert restoring.restore(log, 1000).progress().read == 500
     assert stored(restoring.database) == stored(restored(log, 1000))
     assert sum(restoring.keys) == len(
-        [key for key in range(97) if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200 and key_lives(log, 600, key)]
+        [
+            key
+            for key in range(97)
+            if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200
+            and key_lives(log, 600, key)
+        ]
     )
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the log lines of this package: clients left by other tests in this process may log anything."""
-    return [record.getMessage() for record in caplog.records if record.name.startswith("coopstreams.state")]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("coopstreams.state")
+    ]
 
 
-def test_nothing_published_is_no_error(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_published_is_no_error(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = some_log(100)
     with caplog.at_level(logging.WARNING):
-        assert RestoringFromSnapshot(url, Memory(), tmp_path).restore(log, 200).progress().read == 100
+        assert (
+            RestoringFromSnapshot(url, Memory(), tmp_path)
+            .restore(log, 200)
+            .progress()
+            .read
+            == 100
+        )
     assert said(caplog) == []
 
 
@@ -225,15 +303,27 @@ def change(path: Path, old: bytes, new: bytes) -> None:
         (lambda folder: flip(next(folder.glob("*/counts/*/*.sst"))), "is damaged"),
         (lambda folder: next(folder.glob("*/counts/*/*.sst")).unlink(), "is missing"),
         (
-            lambda folder: change(next(folder.glob("*/manifest.json")), b'"observed": -1', b'"observed": -2'),
+            lambda folder: change(
+                next(folder.glob("*/manifest.json")),
+                b'"observed": -1',
+                b'"observed": -2',
+            ),
             "SHA-256 differs",
         ),
-        (lambda folder: flip(next(folder.glob("*/manifest.json")), 7), "it is no manifest"),
         (
-            lambda folder: change(next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'),
+            lambda folder: flip(next(folder.glob("*/manifest.json")), 7),
+            "it is no manifest",
+        ),
+        (
+            lambda folder: change(
+                next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'
+            ),
             "upgrade coopstreams",
         ),
-        (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "it has no manifest"),
+        (
+            lambda folder: next(folder.glob("*/manifest.json")).unlink(),
+            "it has no manifest",
+        ),
         (lambda folder: folder.rename(folder.with_name("gone")), ""),
     ],
     ids=[
@@ -247,7 +337,11 @@ def change(path: Path, old: bytes, new: bytes) -> None:
     ],
 )
 def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
-    spoil: Callable[[Path], None], words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Path], None],
+    words: str,
+    tmp_path: Path,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
@@ -267,7 +361,9 @@ class CutShort(LocalFileSystem):  # type: ignore[misc]
     protocol = "cutshort"
     seen: ClassVar[set[str]] = set()
 
-    def get_file(self, path1: str, path2: str, callback: Any = None, **options: Any) -> None:
+    def get_file(
+        self, path1: str, path2: str, callback: Any = None, **options: Any
+    ) -> None:
         super().get_file(path1, path2, callback, **options)
         if path1 not in self.seen:
             self.seen.add(path1)
@@ -282,7 +378,10 @@ def test_a_download_that_was_cut_short_is_done_again(
     publish(url, restored(log, 600))
     with caplog.at_level(logging.WARNING):
         assert (
-            RestoringFromSnapshot(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read
+            RestoringFromSnapshot(f"cutshort://{url}", rocks(tmp_path), tmp_path)
+            .restore(log, 1000)
+            .progress()
+            .read
             == 200
         )
     assert said(caplog) == []
@@ -297,10 +396,20 @@ def test_a_download_that_was_cut_short_is_done_again(
         (SPEC, replace(CHANGELOG, partitions=8), "had 4 partitions then and has 8 now"),
         (replace(SPEC, value=text), CHANGELOG, "made by another topology"),
     ],
-    ids=["topic made anew", "topics without ids", "more partitions", "another topology"],
+    ids=[
+        "topic made anew",
+        "topics without ids",
+        "more partitions",
+        "another topology",
+    ],
 )
 def test_a_snapshot_of_something_else_is_refused_in_words(
-    spec: StoreSpec, changelog: Changelog, words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+    spec: StoreSpec,
+    changelog: Changelog,
+    words: str,
+    tmp_path: Path,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
@@ -327,7 +436,11 @@ def test_a_snapshot_of_something_else_is_refused_in_words(
 def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(
     now: Bounds, words: str, chosen: list[int]
 ) -> None:
-    slices = (Slice(0, 0, 7, 10, true_ms=7), Slice(0, 8, 15, 10, true_ms=9), Slice(1, 0, 15, 10, true_ms=9))
+    slices = (
+        Slice(0, 0, 7, 10, true_ms=7),
+        Slice(0, 8, 15, 10, true_ms=9),
+        Slice(1, 0, 15, 10, true_ms=9),
+    )
     taken, refusal = choose(StoreSlices("t", "i", 1, "s", slices), 0, range(256), now)
     assert words in refusal
     assert bool(words) == bool(refusal)
@@ -340,17 +453,31 @@ def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(
     log = some_log(500)
     database = restored(log, 600)
     database.write(
-        [], {"counts": [replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000) for at in database.checkpoints("counts")]}
+        [],
+        {
+            "counts": [
+                replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000)
+                for at in database.checkpoints("counts")
+            ]
+        },
     )
     publish(url, database)
     with caplog.at_level(logging.WARNING):
-        assert RestoringFromSnapshot(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500
+        assert (
+            RestoringFromSnapshot(url, Memory(), tmp_path)
+            .restore(log, 1000)
+            .progress()
+            .read
+            == 500
+        )
     assert "older than the changelog keeps tombstones" in caplog.text
 
 
 @pytest.mark.ci
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     size=st.integers(0, 400),
@@ -359,12 +486,20 @@ def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(
     wanted=st.lists(st.integers(0, 255), min_size=2, max_size=6, unique=True),
 )
 def test_a_snapshot_restore_and_a_replay_end_alike_whatever_was_published_and_is_wanted(
-    size: int, cuts: tuple[int, int], published: tuple[int, int], wanted: list[int], tmp_path: Path
+    size: int,
+    cuts: tuple[int, int],
+    published: tuple[int, int],
+    wanted: list[int],
+    tmp_path: Path,
 ) -> None:
     url = f"memory://restore-{os.getpid()}-{next(numbers)}"
     log = some_log(size)
     cut, end = sorted(cuts)
-    publish(url, restored(log, cut), key_range=KeyRange.of_groups(min(published), max(published)))
+    publish(
+        url,
+        restored(log, cut),
+        key_range=KeyRange.of_groups(min(published), max(published)),
+    )
     edges = sorted(wanted)
     ranges = [
         KeyRange.of_groups(first, last - 1)
@@ -376,14 +511,18 @@ def test_a_snapshot_restore_and_a_replay_end_alike_whatever_was_published_and_is
     assert stored(restoring.database) == stored(restored(log, end, ranges=ranges))
 
 
-def test_a_snapshot_restore_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path, url: str) -> None:
+def test_a_snapshot_restore_that_died_half_way_is_emptied_and_begun_again(
+    tmp_path: Path, url: str
+) -> None:
     log = window_log(1500)
     made = publish(url, restored(log, 800, WINDOWS), WINDOWS)
     folder = tmp_path / "database"
     folder.mkdir()
     database = Database(Rocks(folder), [WINDOWS])
     halves = next(each for each in made.stores["windows"].slices if len(each.files) > 1)
-    first, second = (snapshot.fetch(Storage(url), "app", file, tmp_path) for file in halves.files[:2])
+    first, second = (
+        snapshot.fetch(Storage(url), "app", file, tmp_path) for file in halves.files[:2]
+    )
     second.path.write_bytes(b"the machine died here")
     with pytest.raises(SnapshotError):
         database.ingest(
@@ -395,13 +534,22 @@ def test_a_snapshot_restore_that_died_half_way_is_emptied_and_begun_again(tmp_pa
 
     restoring = RestoringFromSnapshot(url, Rocks(folder), tmp_path, WINDOWS)
     assert restoring.database.has_keys("windows", KeyGroups(halves.first, halves.last))
-    assert restoring.database.checkpoints("windows").offset(KeyGroups(halves.first, halves.last)) is None
+    assert (
+        restoring.database.checkpoints("windows").offset(
+            KeyGroups(halves.first, halves.last)
+        )
+        is None
+    )
     assert restoring.restore(log, 1500).progress().read == 700
-    assert visible(restoring.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
+    assert visible(restoring.database, WINDOWS) == visible(
+        restored(log, 1500, WINDOWS), WINDOWS
+    )
 
 
 def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
-    values = [value for offset, name, value in log if offset < upto and name == b"%d" % key]
+    values = [
+        value for offset, name, value in log if offset < upto and name == b"%d" % key
+    ]
     return bool(values) and values[-1] is not None
 
 
@@ -411,4 +559,6 @@ def visible(database: Database, spec: StoreSpec) -> dict[bytes, tuple[bytes, int
     if spec.kind not in layout.SEGMENTED:
         return rows
     oldest = layout.horizon(spec, max(layout.window_start(key) for key in rows))
-    return {key: value for key, value in rows.items() if layout.window_start(key) >= oldest}
+    return {
+        key: value for key, value in rows.items() if layout.window_start(key) >= oldest
+    }

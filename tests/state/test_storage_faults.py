@@ -26,7 +26,13 @@ from coopstreams.state.snapshot_restore import Snapshots
 from tests.state.bounds import bounds
 from tests.state.rows import stored
 from tests.state.test_restore import SPEC, some_log
-from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored
+from tests.state.test_snapshot_restore import (
+    CHANGELOG,
+    PARTITION,
+    ended,
+    publish,
+    restored,
+)
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))
@@ -59,11 +65,18 @@ class Passing(BaseHTTPRequestHandler):
         self.flaky.asked[path] += 1
         if self.flaky.asked[path] == 1:
             self.answer(
-                503, [], b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+                503,
+                [],
+                b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
             )
             return
         status, headers, body = self.passed_on()
-        self.answer(status, headers, body, len(body) // 2 if self.flaky.asked[path] == 2 else len(body))
+        self.answer(
+            status,
+            headers,
+            body,
+            len(body) // 2 if self.flaky.asked[path] == 2 else len(body),
+        )
 
     def do_HEAD(self) -> None:
         """Answer as the server behind does."""
@@ -75,19 +88,35 @@ class Passing(BaseHTTPRequestHandler):
         connection.request(
             self.command,
             self.path,
-            headers={name: value for name, value in self.headers.items() if name.lower() != "host"},
+            headers={
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() != "host"
+            },
         )
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
-        skipped = {"transfer-encoding", "connection"} | ({"content-length"} if self.command == "GET" else set())
+        skipped = {"transfer-encoding", "connection"} | (
+            {"content-length"} if self.command == "GET" else set()
+        )
         return (
             answer.status,
-            [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped],
+            [
+                (name, value)
+                for name, value in answer.getheaders()
+                if name.lower() not in skipped
+            ],
             body,
         )
 
-    def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, upto: int | None = None) -> None:
+    def answer(
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        upto: int | None = None,
+    ) -> None:
         """Send the answer, up to this many bytes; a shorter one ends the connection."""
         self.send_response(status)
         for name, value in headers:
@@ -126,10 +155,22 @@ def published(bucket: str) -> str:
 
 def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
     """Return a database restored from the whole snapshot, and the number of keys from it."""
-    database, downloads = Database(Memory(), [SPEC]), Downloads(lambda: 0.0)  # never silent
+    database, downloads = (
+        Database(Memory(), [SPEC]),
+        Downloads(lambda: 0.0),
+    )  # never silent
     snapshots = Snapshots(url, "app", folder / "incoming")
     return database, ended(
-        SnapshotDownload(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)),
+        SnapshotDownload(
+            downloads,
+            snapshots,
+            database,
+            SPEC,
+            PARTITION,
+            CHANGELOG,
+            range(256),
+            bounds(1000),
+        ),
         downloads,
     ).keys
 
@@ -155,12 +196,20 @@ def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
 
 
 def test_a_bucket_that_is_not_there_is_left_out(
-    published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    published: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # otherwise the test waits for the driver's own retries
+    monkeypatch.setenv(
+        "AWS_MAX_ATTEMPTS", "1"
+    )  # otherwise the test waits for the driver's own retries
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # it does not listen
-        with answering(f"http://127.0.0.1:{nobody.getsockname()[1]}", monkeypatch), caplog.at_level(logging.WARNING):
+        with (
+            answering(f"http://127.0.0.1:{nobody.getsockname()[1]}", monkeypatch),
+            caplog.at_level(logging.WARNING),
+        ):
             database, keys = restored_from_snapshot(published, tmp_path)
     assert (keys, database.is_empty()) == (0, True)
     assert "Could not connect" in caplog.text

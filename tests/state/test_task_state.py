@@ -36,7 +36,8 @@ def test_changes_are_columns_in_database_order_without_what_came_and_went() -> N
     put(table, b"7", None, 2000)
     batch = state.changes()[0]
     expected = sorted(
-        (b"%d" % number for number in range(50) if number != 7), key=lambda key: layout.database_key(key, key)
+        (b"%d" % number for number in range(50) if number != 7),
+        key=lambda key: layout.database_key(key, key),
     )
     assert batch.store == "counts"
     assert batch.keys == expected
@@ -51,19 +52,34 @@ def test_window_changes_have_the_sequence_number_that_kafka_streams_writes() -> 
     assert state.changes()[0].keys == [b"k" + (10).to_bytes(8, "big") + bytes(4)]
 
 
-def test_a_commit_writes_all_stores_with_their_checkpoints_for_its_own_range_only() -> None:
+def test_a_commit_writes_all_stores_with_their_checkpoints_for_its_own_range_only() -> (
+    None
+):
     database = Database(Memory(), [COUNTS, NAMES])
-    database.write([], {"counts": [Checkpoint(0, 255, 5)], "names": [Checkpoint(0, 255, 6)]})
+    database.write(
+        [], {"counts": [Checkpoint(0, 255, 5)], "names": [Checkpoint(0, 255, 6)]}
+    )
     mine = KeyRange.of_groups(0, 63)
-    key = next(key for key in (b"%d" % number for number in range(1000)) if layout.database_key(key, key)[0] < 64)
+    key = next(
+        key
+        for key in (b"%d" % number for number in range(1000))
+        if layout.database_key(key, key)[0] < 64
+    )
     state = TaskState(database, [COUNTS, NAMES], mine, BYTES)
     put(state.stores["counts"], key, 1)
     put(state.stores["names"], key, "one")
     state.changes()
     state.commit({"counts": 10, "names": 11})
-    assert (list(stored(database, "counts")), list(stored(database, "names"))) == ([key], [key])
-    assert [(run.first, run.last, run.offset) for run in database.checkpoints("counts")] == [(0, 63, 10), (64, 255, 5)]
-    assert [(run.first, run.last, run.offset) for run in database.checkpoints("names")] == [(0, 63, 11), (64, 255, 6)]
+    assert (list(stored(database, "counts")), list(stored(database, "names"))) == (
+        [key],
+        [key],
+    )
+    assert [
+        (run.first, run.last, run.offset) for run in database.checkpoints("counts")
+    ] == [(0, 63, 10), (64, 255, 5)]
+    assert [
+        (run.first, run.last, run.offset) for run in database.checkpoints("names")
+    ] == [(0, 63, 11), (64, 255, 6)]
 
 
 def test_what_changes_after_it_was_serialised_belongs_to_the_next_commit() -> None:
@@ -165,7 +181,9 @@ def test_entries_that_grow_fill_the_buffer_before_they_are_ever_serialised() -> 
     ],
     ids=["int", "text", "dict", "session"],
 )
-def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value: object) -> None:
+def test_the_size_of_a_buffer_is_about_what_python_takes(
+    spec: StoreSpec, value: object
+) -> None:
     state = TaskState(Database(Memory(), [spec]), [spec], WHOLE, BYTES)
     table = state.stores[spec.name]
     tracemalloc.start()
@@ -209,17 +227,24 @@ def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_sa
     """Confirmed for 30 hours, then closed for one: no other process wrote its keys, so it missed no tombstone. Its
     sibling is not confirmed.
     """
-    began, database, (mine, other) = 1_000_000, Database(new_engine(), [COUNTS]), KeyRange.split(2)
+    began, database, (mine, other) = (
+        1_000_000,
+        Database(new_engine(), [COUNTS]),
+        KeyRange.split(2),
+    )
     Restore(database, COUNTS, [WHOLE], bounds(0, now_s=began))
     state = TaskState(database, [COUNTS], mine, BYTES)
     for hours in range(31):
         state.confirm((began + hours * HOUR_S) * 1000)
     again = bounds(7, now_s=began + 31 * HOUR_S)
     assert lacking(database.checkpoints("counts"), mine, again) == []
-    assert lacking(database.checkpoints("counts"), other, again) == list(range(128, 256))
-    assert [(run.offset, run.topic_id) for run in database.checkpoints("counts").within(KeyGroups(0, 127))] == [
-        (0, TOPIC_ID)
-    ]
+    assert lacking(database.checkpoints("counts"), other, again) == list(
+        range(128, 256)
+    )
+    assert [
+        (run.offset, run.topic_id)
+        for run in database.checkpoints("counts").within(KeyGroups(0, 127))
+    ] == [(0, TOPIC_ID)]
 
 
 def test_what_a_task_commits_stands_in_the_topic_that_it_was_restored_from() -> None:
@@ -229,12 +254,19 @@ def test_what_a_task_commits_stands_in_the_topic_that_it_was_restored_from() -> 
     state = TaskState(database, [COUNTS], mine, BYTES)
     put(
         state.stores["counts"],
-        next(key for key in (b"%d" % number for number in range(99)) if key_hash(key) in mine),
+        next(
+            key
+            for key in (b"%d" % number for number in range(99))
+            if key_hash(key) in mine
+        ),
         1,
     )
     state.changes()
     state.commit({"counts": 9}, true_ms=77)
-    assert [(run.offset, run.topic_id, run.true_ms == 77) for run in database.checkpoints("counts")] == [
+    assert [
+        (run.offset, run.topic_id, run.true_ms == 77)
+        for run in database.checkpoints("counts")
+    ] == [
         (9, "id-1", True),
         (5, "id-2", False),
     ]

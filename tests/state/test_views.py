@@ -24,9 +24,21 @@ from tests.state.rows import put
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
-WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=10 * SIZE)
+WINDOWS = StoreSpec(
+    "windows", "window", text, int64, window_ms=SIZE, retention_ms=10 * SIZE
+)
 BYTES = 1 << 30
-KEYS = [b"", b"a", b"a\x00", b"ab", b"b", b"b\xff", b"b\xff\xff", b"c", *(b"%03d" % number for number in range(50))]
+KEYS = [
+    b"",
+    b"a",
+    b"a\x00",
+    b"ab",
+    b"b",
+    b"b\xff",
+    b"b\xff\xff",
+    b"c",
+    *(b"%03d" % number for number in range(50)),
+]
 
 
 def filled(engine: Engine) -> Database:
@@ -54,9 +66,13 @@ def test_a_view_shows_what_is_committed_and_nothing_else() -> None:
 
 def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
     database = filled(new_engine())
-    views = [KeyRangeView(database, SPEC, [key_range]) for key_range in KeyRange.split(5)]
+    views = [
+        KeyRangeView(database, SPEC, [key_range]) for key_range in KeyRange.split(5)
+    ]
     for key in KEYS:
-        assert [view.owns(key) for view in views] == [view.get(key) is not None for view in views]
+        assert [view.owns(key) for view in views] == [
+            view.get(key) is not None for view in views
+        ]
         assert sum(view.owns(key) for view in views) == 1
     assert sorted(row.key for view in views for row in view.range()) == sorted(KEYS)
     apart = KeyRangeView(database, SPEC, [KeyRange.split(5)[0], KeyRange.split(5)[3]])
@@ -66,7 +82,11 @@ def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
 
 
 @pytest.mark.parametrize("few", [0, engine_stores.FEW])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(
     st.none() | st.sampled_from(KEYS) | st.binary(max_size=2),
     st.none() | st.sampled_from(KEYS) | st.binary(max_size=2),
@@ -81,14 +101,20 @@ def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
     prefix: bytes | None,
     reverse: bool,
 ) -> None:
-    monkeypatch.setattr(engine_stores, "FEW", few)  # 0: an iterator for each key group, as for many rows
+    monkeypatch.setattr(
+        engine_stores, "FEW", few
+    )  # 0: an iterator for each key group, as for many rows
     view = KeyRangeView(filled(Memory()), SPEC, [WHOLE])
     within = [
         key
         for key in sorted(KEYS, reverse=reverse)
-        if (first is None or key >= first) and (last is None or key <= last) and (not prefix or key.startswith(prefix))
+        if (first is None or key >= first)
+        and (last is None or key <= last)
+        and (not prefix or key.startswith(prefix))
     ]
-    assert [row.key for row in view.range(first, last, prefix=prefix, reverse=reverse)] == within
+    assert [
+        row.key for row in view.range(first, last, prefix=prefix, reverse=reverse)
+    ] == within
 
 
 def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:
@@ -98,16 +124,26 @@ def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize(("few", "asked"), [(engine_stores.FEW, (b"010", b"011")), (0, (None, None))])
+@pytest.mark.parametrize(
+    ("few", "asked"), [(engine_stores.FEW, (b"010", b"011")), (0, (None, None))]
+)
 def test_of_rows_with_large_values_only_the_next_are_in_memory(
-    few: int, asked: tuple[bytes | None, bytes | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    few: int,
+    asked: tuple[bytes | None, bytes | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Few rows of a megabyte were read and sorted, all of them, and others a thousand at a time."""
     monkeypatch.setattr(engine_stores, "FEW", few)
     database, large = Database(Rocks(tmp_path), [SPEC]), 1 << 18
     keys = [b"%03d" % number for number in range(100)]
     rows = [
-        Change(layout.family_of("counts"), [b"\x07" + key], [layout.TIMESTAMP.pack(0) + bytes(large)]) for key in keys
+        Change(
+            layout.family_of("counts"),
+            [b"\x07" + key],
+            [layout.TIMESTAMP.pack(0) + bytes(large)],
+        )
+        for key in keys
     ]
     for row in rows:
         database.write([row], {})
@@ -123,7 +159,9 @@ def test_of_rows_with_large_values_only_the_next_are_in_memory(
     database.close()
 
 
-def test_few_rows_are_counted_however_often_they_were_written(new_engine: NewEngine) -> None:
+def test_few_rows_are_counted_however_often_they_were_written(
+    new_engine: NewEngine,
+) -> None:
     database = Database(new_engine(), [SPEC])
     state = TaskState(database, [SPEC], WHOLE, BYTES)
     for commit in range(20):
@@ -133,7 +171,9 @@ def test_few_rows_are_counted_however_often_they_were_written(new_engine: NewEng
         state.commit({"counts": commit})
     half, _ = KeyRange.split(2)
     assert KeyRangeView(database, SPEC, [WHOLE]).approximate_count() == len(KEYS)
-    assert KeyRangeView(database, SPEC, [half]).approximate_count() == sum(key_hash(key) in half for key in KEYS)
+    assert KeyRangeView(database, SPEC, [half]).approximate_count() == sum(
+        key_hash(key) in half for key in KEYS
+    )
 
 
 def test_the_count_is_the_share_of_the_ranges(new_engine: NewEngine) -> None:
@@ -167,9 +207,14 @@ def windows(engine: Engine) -> Database:
     return database
 
 
-def test_windows_of_a_key_come_by_start_within_inclusive_bounds_and_retention(new_engine: NewEngine) -> None:
+def test_windows_of_a_key_come_by_start_within_inclusive_bounds_and_retention(
+    new_engine: NewEngine,
+) -> None:
     view = KeyRangeView(windows(new_engine()), WINDOWS, [WHOLE])
-    everything = [Window(number * SIZE, int64.serialize(number), number) for number in range(10, 20)]
+    everything = [
+        Window(number * SIZE, int64.serialize(number), number)
+        for number in range(10, 20)
+    ]
     for key in (b"a", b"ab", b"a\x00\x00\x00\x00\x00\x00\x00\x00"):
         assert list(view.fetch(key, 0, 1 << 62)) == everything
     assert list(view.fetch(b"a", 12 * SIZE, 14 * SIZE)) == everything[2:5]
@@ -185,7 +230,9 @@ def test_windows_of_a_key_come_by_start_within_inclusive_bounds_and_retention(ne
 
 def test_windows_of_a_key_outside_the_ranges_are_not_shown() -> None:
     database = windows(Memory())
-    other = next(key_range for key_range in KeyRange.split(2) if key_hash(b"a") not in key_range)
+    other = next(
+        key_range for key_range in KeyRange.split(2) if key_hash(b"a") not in key_range
+    )
     view = KeyRangeView(database, WINDOWS, [other])
     assert list(view.fetch(b"a", 0, 1 << 62)) == []
     assert view.get(window_key(b"a", 19 * SIZE)) is None
@@ -195,7 +242,11 @@ def test_siblings_that_stand_at_different_times_each_show_their_own_retention() 
     database = Database(Memory(), [WINDOWS])
     ranges = KeyRange.split(2)
     keys = [
-        next(key for key in (b"%d" % number for number in range(100)) if key_hash(key) in key_range)
+        next(
+            key
+            for key in (b"%d" % number for number in range(100))
+            if key_hash(key) in key_range
+        )
         for key_range in ranges
     ]
     for key_range, key, stream_time in zip(ranges, keys, (12, 19), strict=True):
@@ -206,10 +257,14 @@ def test_siblings_that_stand_at_different_times_each_show_their_own_retention() 
         state.changes()
         state.commit({"windows": 1})
     view = KeyRangeView(database, WINDOWS, [WHOLE])
-    shown = [[window.start // SIZE for window in view.fetch(key, 0, 1 << 62)] for key in keys]
+    shown = [
+        [window.start // SIZE for window in view.fetch(key, 0, 1 << 62)] for key in keys
+    ]
     assert shown == [list(range(3, 13)), list(range(10, 20))]
     assert sorted(row.key for row in view.range()) == sorted(
-        window_key(key, start * SIZE) for key, starts in zip(keys, shown, strict=True) for start in starts
+        window_key(key, start * SIZE)
+        for key, starts in zip(keys, shown, strict=True)
+        for start in starts
     )
 
 
@@ -250,7 +305,11 @@ def test_a_scan_sees_one_moment_while_siblings_commit(tmp_path: Path) -> None:
     while not stop.is_set():
         seen: dict[KeyRange, set[bytes]] = {key_range: set() for key_range in ranges}
         for row in view.range():
-            seen[next(key_range for key_range in ranges if key_hash(row.key) in key_range)].add(row.value)
+            seen[
+                next(
+                    key_range for key_range in ranges if key_hash(row.key) in key_range
+                )
+            ].add(row.value)
         assert all(len(values) <= 1 for values in seen.values())
         scans += 1
     for thread in threads:

@@ -26,9 +26,14 @@ from tests.state.bounds import bounds, now_ms
 from tests.state.rows import put
 
 SIZE = 60_000
-SPEC = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=SIZE, step_ms=SIZE)
+SPEC = StoreSpec(
+    "windows", "window", text, int64, window_ms=SIZE, retention_ms=SIZE, step_ms=SIZE
+)
 QUARTERS = KeyRange.split(4)
-KEYS = [next(key for key in (b"%d" % n for n in range(99)) if key_hash(key) in quarter) for quarter in QUARTERS]
+KEYS = [
+    next(key for key in (b"%d" % n for n in range(99)) if key_hash(key) in quarter)
+    for quarter in QUARTERS
+]
 CUTS = [KeyRange.split(1), KeyRange.split(2), QUARTERS]
 
 
@@ -60,7 +65,10 @@ class Group:
         for owner in self.owners:
             owner.state.discard()
         ranges = CUTS[cut % len(CUTS)]
-        quarters = {one: [n for n, quarter in enumerate(QUARTERS) if one.overlaps(quarter)] for one in ranges}
+        quarters = {
+            one: [n for n, quarter in enumerate(QUARTERS) if one.overlaps(quarter)]
+            for one in ranges
+        }
         begins = {one: min(self.times[n] for n in quarters[one]) for one in ranges}
         self.owners = []
         for number, disk in enumerate(self.disks):
@@ -73,11 +81,18 @@ class Group:
                 first = restore.position
                 keys, values, stamps = zip(*self.log[first:], strict=True)
                 offsets = list(range(first, len(self.log)))
-                restore.feed(Columns(list(keys), list(values), list(stamps), offsets, list(stamps)), len(self.log))
+                restore.feed(
+                    Columns(
+                        list(keys), list(values), list(stamps), offsets, list(stamps)
+                    ),
+                    len(self.log),
+                )
             for one in mine:
                 state = TaskState(disk, [SPEC], one, 1 << 30)
                 state.begin({SPEC.name: begins[one]})
-                self.owners.append(Owner(state, quarters[one], begins[one], begins[one]))
+                self.owners.append(
+                    Owner(state, quarters[one], begins[one], begins[one])
+                )
         for owner in self.owners:
             self.look(owner)
 
@@ -108,7 +123,9 @@ class Group:
         for batch in owner.state.changes():
             self.log += [
                 (key, value, stamp)
-                for key, value, stamp in zip(batch.keys, batch.values, batch.timestamps, strict=True)
+                for key, value, stamp in zip(
+                    batch.keys, batch.values, batch.timestamps, strict=True
+                )
                 if value is not None
             ]
         owner.state.commit({SPEC.name: len(self.log)}, true_ms=now_ms())
@@ -124,7 +141,8 @@ class Group:
         expected = {
             window_key(KEYS[quarter], window * SIZE): value
             for (quarter, window), value in rows.items()
-            if quarter in owner.quarters and (window + 1) * SIZE > max(owner.advanced, self.times[quarter])
+            if quarter in owner.quarters
+            and (window + 1) * SIZE > max(owner.advanced, self.times[quarter])
         }
         found = {key: entry.value for key, entry in table.scan(None, None)}
         assert expected.items() <= found.items()
@@ -132,14 +150,23 @@ class Group:
 
 APART = (0, 5, 20, 61, 130, 200)
 """Seconds between two records: within a window, in the next, beyond the retention, a segment later."""
-STEPS = st.lists(st.tuples(st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)), max_size=25)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)
+    ),
+    max_size=25,
+)
 
 
 @pytest.mark.ci
 @settings(deadline=None, max_examples=400)
 @given(st.integers(0, 63), STEPS)
-@example(37, [("commit", 17), ("assign", 14), ("commit", 0), ("assign", 1), ("assign", 1)])  # mended in `Restore`
-def test_an_open_window_is_there_whoever_owned_its_key(first: int, steps: list[tuple[str, int]]) -> None:
+@example(
+    37, [("commit", 17), ("assign", 14), ("commit", 0), ("assign", 1), ("assign", 1)]
+)  # mended in `Restore`
+def test_an_open_window_is_there_whoever_owned_its_key(
+    first: int, steps: list[tuple[str, int]]
+) -> None:
     group = Group()
     group.assign(first, first // 4)
     for step, number in steps:

@@ -34,7 +34,9 @@ def until(true: Callable[[], bool], made: Engine) -> None:
 
 def done(made: Engine, records: int) -> Callable[[], bool]:
     return lambda: all(
-        task.progress.durable(source) >= records for task, _ in made.tasks.values() for source in task.sources[:1]
+        task.progress.durable(source) >= records
+        for task, _ in made.tasks.values()
+        for source in task.sources[:1]
     )
 
 
@@ -46,7 +48,10 @@ def finish(made: Engine, records: int) -> None:
 
 def numbered(numbers: Iterable[int], keys: int | None = None) -> Rows:
     """Return records with these values and timestamps, of one key, or of as many keys in turn."""
-    return [(b"k" if keys is None else b"k%d" % (number % keys), b"%d" % number, number) for number in numbers]
+    return [
+        (b"k" if keys is None else b"k%d" % (number % keys), b"%d" % number, number)
+        for number in numbers
+    ]
 
 
 def processed(made: Engine, rows: Rows) -> Task:
@@ -68,9 +73,9 @@ def calls_of(called: Callable[..., Any], **options: Any) -> Topology:
 
 def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json, **options).to(
-        "out"
-    )
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        called, value=serdes.json, **options
+    ).to("out")
     return builder.build()
 
 
@@ -114,20 +119,32 @@ def runs(task: Task) -> tuple[int, Runs]:
 
 
 def played(
-    topology: Topology, records: Sequence[tuple[str, str, int, int]], pieces: int, **settings: Any
+    topology: Topology,
+    records: Sequence[tuple[str, str, int, int]],
+    pieces: int,
+    **settings: Any,
 ) -> dict[bytes | None, list[Any]]:
     """Return the outputs of each key, in order. `records`: topic, key, value and timestamp of each."""
     made = Engine(topology, TOPICS, threads=2, **settings)
     ranges = KeyRange.split(pieces)
-    for name in ("in", "other"):  # all records are there at the start: time decides the order of the sources
+    for name in (
+        "in",
+        "other",
+    ):  # all records are there at the start: time decides the order of the sources
         made.write(
             name,
-            [(key.encode(), b"%d" % value, timestamp) for topic, key, value, timestamp in records if topic == name],
+            [
+                (key.encode(), b"%d" % value, timestamp)
+                for topic, key, value, timestamp in records
+                if topic == name
+            ],
         )
     made.start()
     for number, each in enumerate(ranges):
         made.open(each, thread=number % 2)
-    ends = {name: sum(topic == name for topic, *_ in records) for name in ("in", "other")}
+    ends = {
+        name: sum(topic == name for topic, *_ in records) for name in ("in", "other")
+    }
 
     def over() -> bool:
         while not made.events.empty():

@@ -58,7 +58,9 @@ PATIENCE_S = 90.0
 def counting() -> Topology:
     """Count the records of each key, and write each count."""
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -74,7 +76,9 @@ def ticking(tick: Callable[[int], None], *every_ms: int) -> Topology:
             pass
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(
+        Ticking, by_key=False
+    )
     return builder.build()
 
 
@@ -94,7 +98,9 @@ class Membership:
             raise MembershipLostError(f"epoch {epoch} is over, it is {self.epoch} now")
         yield GroupFence(self._group, self.generation, "member")
 
-    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         self._log.commit_offsets(offsets, fence)
 
     def sure(self, epoch: int) -> bool:
@@ -128,10 +134,13 @@ class Engine:
         self.at_fence: list[dict[str, int]] = []
         """The ends of partition 0 of all topics at each check of a fence."""
         self.log = MemoryLog(self._check_fence)
-        self.log.create_topics([TopicSpec(name, count) for name, count in topics.items()])
+        self.log.create_topics(
+            [TopicSpec(name, count) for name, count in topics.items()]
+        )
         given = {name.replace("_", "."): value for name, value in settings.items()}
         self.config = Config.of(
-            {"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given, self.application
+            {"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given,
+            self.application,
         )
         self.follower = Follower(self.log, self.application, partitions=1)
         self.member = Membership(self.log, self.application)
@@ -142,19 +151,29 @@ class Engine:
         self.program = compile_subtopology(topology, topology.subtopologies[0])
         self.sources = topology.subtopologies[0].topics
         self.stores = topology.subtopologies[0].stores
-        self.log.create_topics([TopicSpec(self.changelog(store.name), 1) for store in self.stores])
+        self.log.create_topics(
+            [TopicSpec(self.changelog(store.name), 1) for store in self.stores]
+        )
         self.databases: dict[int, Database] = {}
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         written = frozenset(self.log.partitions())
-        self.committers = [self._committer(number, written) for number in range(threads)]
+        self.committers = [
+            self._committer(number, written) for number in range(threads)
+        ]
         slow = Outlasting.of(self.config)
         self.threads = [
-            StreamThread(number, committer, self.events.put, interval_s, slow, host=host)
+            StreamThread(
+                number, committer, self.events.put, interval_s, slow, host=host
+            )
             for number, committer in enumerate(self.committers)
         ]
         most = self.config["max.bytes.key.range.cache"]
         self.dispatcher = Dispatcher(
-            self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics
+            self.log.reader(),
+            lambda _: None,
+            self.program.operator_times_of,
+            most,
+            self.metrics,
         )
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
         self.by_key = True
@@ -165,7 +184,14 @@ class Engine:
         for thread in self.threads:
             thread.start()
 
-    def task(self, key_range: KeyRange, partition: int = 0, thread: int = 0, *, begun: bool = True) -> Task:
+    def task(
+        self,
+        key_range: KeyRange,
+        partition: int = 0,
+        thread: int = 0,
+        *,
+        begun: bool = True,
+    ) -> Task:
         """Return a task, opened at the group's commits; neither routed nor on a thread.
 
         `begun`: its processors have begun, on this thread.
@@ -177,20 +203,36 @@ class Engine:
         plain = self.log.committed(self.application)
         openings = {
             source: self.follower.open(
-                source, key_range, Committed.parse(*plain[source]) if source in plain else None, Position(0)
+                source,
+                key_range,
+                Committed.parse(*plain[source]) if source in plain else None,
+                Position(0),
             )
             for source in sources
         }
         database = self.databases.setdefault(partition, Database(Memory(), self.stores))
         state = TaskState(database, self.stores, key_range, self.buffer)
-        progress = Progress(key_range, openings, Author(self.application, self.member.generation, f"app-{thread}"))
+        progress = Progress(
+            key_range,
+            openings,
+            Author(self.application, self.member.generation, f"app-{thread}"),
+        )
         tally = Tally()
         dead_letter = self.committers[thread].dead_letter
         on_failure = handler(
-            id_, self.config, tally.failure, dead_letter, Sayings(), tries=self.tries, topics=self.letters
+            id_,
+            self.config,
+            tally.failure,
+            dead_letter,
+            Sayings(),
+            tries=self.tries,
+            topics=self.letters,
         )
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
-        latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
+        latency, idle_ms = (
+            partial(self.metrics.latency, id_.subtopology),
+            self.config["max.task.idle.ms"],
+        )
         task = Task(
             opened,
             self.program,
@@ -252,7 +294,10 @@ class Engine:
 
     def process(self, task: Task) -> None:
         """Let a task without a thread process all records on this one; its outputs wait for a commit."""
-        reader, at = self.log.reader(), {source: task.progress.position(source) for source in task.sources}
+        reader, at = (
+            self.log.reader(),
+            {source: task.progress.position(source) for source in task.sources},
+        )
         reader.assign(at)
         for source in at:
             reader.route(source, [task.id.key_range])
@@ -287,18 +332,31 @@ class Engine:
         return f"{self.application}-{store}-changelog"
 
     def write(
-        self, topic: str, rows: Sequence[tuple[bytes | None, bytes | None, int]], partition: int | None = None
+        self,
+        topic: str,
+        rows: Sequence[tuple[bytes | None, bytes | None, int]],
+        partition: int | None = None,
     ) -> None:
         """Write records: key, value, timestamp."""
         self.log.writer().append(
-            topic, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], partitions=partition
+            topic,
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [row[2] for row in rows],
+            partitions=partition,
         )
 
-    def read(self, topic: str, partition: int = 0, *, committed_only: bool = True) -> Columns:
+    def read(
+        self, topic: str, partition: int = 0, *, committed_only: bool = True
+    ) -> Columns:
         """Return everything in a partition."""
         reader = self.log.reader(committed_only=committed_only)
         reader.assign(
-            {TopicPartition(topic, partition): Position(self.log.start_offset(TopicPartition(topic, partition)))}
+            {
+                TopicPartition(topic, partition): Position(
+                    self.log.start_offset(TopicPartition(topic, partition))
+                )
+            }
         )
         runs = reader.fetch(1 << 30, 0)
         return runs[0].columns if runs else Columns((), (), (), (), ())
@@ -335,5 +393,14 @@ class Engine:
         )
 
     def _check_fence(self, fence: GroupFence) -> str | None:
-        self.at_fence.append({topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in self.log.partitions()})
-        return None if fence.generation == self.generation else f"generation {fence.generation} is over"
+        self.at_fence.append(
+            {
+                topic: self.log.end_offset(TopicPartition(topic, 0))
+                for topic in self.log.partitions()
+            }
+        )
+        return (
+            None
+            if fence.generation == self.generation
+            else f"generation {fence.generation} is over"
+        )

@@ -21,13 +21,18 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
 OF_LEFT, OF_RIGHT = (
-    [key for key in (b"%d" % number for number in range(200)) if key_hash(key) in half] for half in (LEFT, RIGHT)
+    [key for key in (b"%d" % number for number in range(200)) if key_hash(key) in half]
+    for half in (LEFT, RIGHT)
 )
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_does_nothing(guarantee: str) -> None:
-    made = Engine(counting(), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee)
+def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_does_nothing(
+    guarantee: str,
+) -> None:
+    made = Engine(
+        counting(), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee
+    )
     busy, working = made.threads
     working.start()
     left, right = made.open(LEFT, thread=0), made.open(RIGHT, thread=1)
@@ -44,7 +49,9 @@ def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_doe
     write(OF_LEFT[0], 1000)
     for number in range(300):
         write(OF_RIGHT[number % len(OF_RIGHT)], 2000 + number)
-    assert (busy._inbox.qsize(), busy.backlog) == (4, 1), "behind the record that came between"
+    assert (busy._inbox.qsize(), busy.backlog) == (4, 1), (
+        "behind the record that came between"
+    )
     busy.start()
     made.settle()
     made.close(left)
@@ -55,7 +62,9 @@ def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_doe
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(guarantee: str) -> None:
+def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(
+    guarantee: str,
+) -> None:
     backlog, seen = 9000, list[bytes]()
 
     def look(value: bytes) -> bytes:
@@ -63,12 +72,16 @@ def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(gu
         return value
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).map_values(look, value=serdes.raw).to("out")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).map_values(
+        look, value=serdes.raw
+    ).to("out")
     made = Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
     (thread,) = made.threads
     left, right = made.open(LEFT), made.open(RIGHT)
     for _ in range(3):
-        made.write("in", [(OF_LEFT[0], b"left", number) for number in range(backlog // 3)])
+        made.write(
+            "in", [(OF_LEFT[0], b"left", number) for number in range(backlog // 3)]
+        )
     made.write("in", [(OF_RIGHT[0], b"right", backlog)])
     written = 3 * (backlog // 3) + 1
     while thread.backlog < written:
@@ -80,7 +93,9 @@ def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(gu
         made.close(task)
     made.stop()
     assert len(seen) == len(made.read("out")) == written
-    assert seen.index(b"right") <= 2 * MOST_AT_ONCE, "one turn of the other, and the one under way"
+    assert seen.index(b"right") <= 2 * MOST_AT_ONCE, (
+        "one turn of the other, and the one under way"
+    )
 
 
 @pytest.mark.ci
@@ -117,4 +132,6 @@ def test_a_message_costs_nothing_for_each_of_the_other_tasks_of_its_thread() -> 
     seen = {code.co_qualname: count for code, count in called.items()}
     steps = seen["StreamThread._step"]
     assert steps >= messages
-    assert {name: count for name, count in seen.items() if count > steps * tasks / 2} == {}
+    assert {
+        name: count for name, count in seen.items() if count > steps * tasks / 2
+    } == {}

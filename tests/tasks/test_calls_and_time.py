@@ -14,26 +14,38 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, finish, numbered, runs, until
+from tests.tasks.called import (
+    SOURCE,
+    TOPICS,
+    Gate,
+    calls_of,
+    done,
+    finish,
+    numbered,
+    runs,
+    until,
+)
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 
 def closing(called: Gate) -> Topology:
     """Windows that are emitted on close: at a record's turn, all records before it decide what is due."""
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json).group_by_key(
-        value=serdes.json
-    ).windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close").count(
-        store="counts"
-    ).to_stream().map_values(lambda count: count, value=serdes.int64).select_key(
-        lambda key, _: key.key, key=serdes.text
-    ).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        called, value=serdes.json
+    ).group_by_key(value=serdes.json).windowed_by(
+        TimeWindows(milliseconds=10)
+    ).emit_strategy("on_window_close").count(store="counts").to_stream().map_values(
+        lambda count: count, value=serdes.int64
+    ).select_key(lambda key, _: key.key, key=serdes.text).to("out")
     return builder.build()
 
 
 @pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one_that_waits(guarantee: str) -> None:
+def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one_that_waits(
+    guarantee: str,
+) -> None:
     gate = Gate(stuck=20)
     made = Engine(closing(gate), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
@@ -54,7 +66,13 @@ def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> N
     gate = Gate(stuck=2)
     made = Engine(calls_of(gate), TOPICS)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % number, b"%d" % number, [50, 10, 70, 90][number]) for number in range(4)])
+    made.write(
+        "in",
+        [
+            (b"k%d" % number, b"%d" % number, [50, 10, 70, 90][number])
+            for number in range(4)
+        ],
+    )
     made.start()
     until(lambda: runs(task) == (2, ((3, 3),)), made)
     assert task.progress.committed_segments(SOURCE)[0].stream_time == 50
@@ -71,7 +89,10 @@ def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
     """
     gate = Gate(stuck=1)
     part, rest = KeyRange.split(2)
-    mine, others = ([key for i in range(100) if key_hash(key := b"%d" % i) in each] for each in (part, rest))
+    mine, others = (
+        [key for i in range(100) if key_hash(key := b"%d" % i) in each]
+        for each in (part, rest)
+    )
     made = Engine(closing(gate), TOPICS)
     task = made.open(part)
     made.write("in", [(mine[0], b"0", 10), (others[0], b"5", 50), (mine[1], b"1", 60)])
@@ -86,31 +107,54 @@ def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
 
 
 @pytest.mark.usefixtures("short_drain")
-def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_that_waits() -> None:
+def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_that_waits() -> (
+    None
+):
     """A new owner would count the windows that close by that time as emitted."""
     gate, other = Gate(stuck=1), TopicPartition("other", 0)
     builder = StreamsBuilder("app")
-    read, beside = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in ("in", "other"))
-    read.map_values_async(gate, value=serdes.json).merge(beside).group_by_key(value=serdes.json).windowed_by(
-        TimeWindows(milliseconds=10)
-    ).emit_strategy("on_window_close").count().to_stream().to("out")
+    read, beside = (
+        builder.stream(topic, key=serdes.text, value=serdes.json)
+        for topic in ("in", "other")
+    )
+    read.map_values_async(gate, value=serdes.json).merge(beside).group_by_key(
+        value=serdes.json
+    ).windowed_by(TimeWindows(milliseconds=10)).emit_strategy(
+        "on_window_close"
+    ).count().to_stream().to("out")
     part, rest = KeyRange.split(2)
-    mine, others = ([key for i in range(100) if key_hash(key := b"%d" % i) in each] for each in (part, rest))
+    mine, others = (
+        [key for i in range(100) if key_hash(key := b"%d" % i) in each]
+        for each in (part, rest)
+    )
     made = Engine(builder.build(), TOPICS)
     task = made.open(part)
     made.write("in", [(mine[0], b"1", 10)])
     made.write("other", [(others[0], b"0", 50)])
-    made.dispatcher.move(0.0)  # of both topics before the thread begins: it would take what comes first
+    made.dispatcher.move(
+        0.0
+    )  # of both topics before the thread begins: it would take what comes first
     made.start()
     until(lambda: gate.called[1] == 1, made)
     made.write("other", [(mine[0], b"2", 60)])
     made.write("in", [(mine[1], b"3", 61)])
     until(lambda: gate.called[3] == 1, made)
     made.close(task)
-    assert task.progress.committed_segments(other) == (Segment(part, 0, runs=((0, 0),)),)
+    assert task.progress.committed_segments(other) == (
+        Segment(part, 0, runs=((0, 0),)),
+    )
     gate.let_go.set()
     task = made.open(part)
-    until(lambda: [(at.position, at.stream_time) for at in task.progress.committed_segments(other)] == [(2, 60)], made)
+    until(
+        lambda: (
+            [
+                (at.position, at.stream_time)
+                for at in task.progress.committed_segments(other)
+            ]
+            == [(2, 60)]
+        ),
+        made,
+    )
     made.stop()
 
 
@@ -128,11 +172,25 @@ def test_a_window_does_not_expire_before_the_records_that_wait_for_it() -> None:
     made = Engine(builder.build(), TOPICS)
     task = made.open(WHOLE)
     years = 100_000_000_000
-    made.write("in", [(b"a", b"0", 2), (b"a", b"1", 3), (b"b", b"2", years), (b"b", b"3", 2 * years), (b"a", b"4", 4)])
+    made.write(
+        "in",
+        [
+            (b"a", b"0", 2),
+            (b"a", b"1", 3),
+            (b"b", b"2", years),
+            (b"b", b"3", 2 * years),
+            (b"a", b"4", 4),
+        ],
+    )
     made.start()
     until(lambda: runs(task) == (1, ((2, 3),)), made)
     gate.let_go.set()
     finish(made, 5)
     out = made.read("out")
-    counted = [(key, struct.unpack(">q", value or b"")[0]) for key, value in zip(out.keys, out.values, strict=True)]
-    assert counted == [(b"a", 1), (b"b", 1), (b"b", 1), (b"a", 2)], "the last one is late"
+    counted = [
+        (key, struct.unpack(">q", value or b"")[0])
+        for key, value in zip(out.keys, out.values, strict=True)
+    ]
+    assert counted == [(b"a", 1), (b"b", 1), (b"b", 1), (b"a", 2)], (
+        "the last one is late"
+    )

@@ -18,7 +18,13 @@ from coopstreams.tasks import committer
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    FencedError,
+    LogError,
+    MembershipLostError,
+    UnknownTopicError,
+)
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -32,14 +38,19 @@ CHANGELOG = "app-counts-changelog"
 
 
 def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:
-    made = Engine(counting(), {"in": 1, "out": 1}, host=host, processing_guarantee=guarantee)
+    made = Engine(
+        counting(), {"in": 1, "out": 1}, host=host, processing_guarantee=guarantee
+    )
     made.write("in", [(key.encode(), b"", at) for at, key in enumerate(keys)])
     return made
 
 
 def in_database(made: Engine) -> dict[bytes, int]:
     [spec] = made.stores
-    return {row.key: serdes.int64.decode(row.value) for row in KeyRangeView(made.databases[0], spec, [WHOLE]).range()}
+    return {
+        row.key: serdes.int64.decode(row.value)
+        for row in KeyRangeView(made.databases[0], spec, [WHOLE]).range()
+    }
 
 
 @BOTH
@@ -54,7 +65,9 @@ def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> N
     made.committers[0].commit([task])
     [fence] = made.at_fence
     assert (fence["out"], fence[CHANGELOG]) == (mine, len(made.read(CHANGELOG)))
-    assert fence[COMMIT_TOPIC] == before + 1, "one individual commit for one task and source"
+    assert fence[COMMIT_TOPIC] == before + 1, (
+        "one individual commit for one task and source"
+    )
 
 
 def test_at_least_once_results_are_in_the_log_before_the_state_that_has_told_them(
@@ -80,7 +93,9 @@ def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_t
 ) -> None:
     """A record that is repeated finds its own version in the row, and no longer the one that it has ended."""
     builder = StreamsBuilder("app")
-    builder.table("in", key=serdes.text, value=serdes.raw, store="rows", history=ms(3_600_000))
+    builder.table(
+        "in", key=serdes.text, value=serdes.raw, store="rows", history=ms(3_600_000)
+    )
     made = Engine(builder.build(), {"in": 1}, processing_guarantee=AT_LEAST)
     made.write("in", [(b"a", b"first", 0), (b"a", b"second", 1), (b"b", b"only", 2)])
     task = made.task(WHOLE)
@@ -90,7 +105,12 @@ def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_t
 
     def flushing(timeout_s: float) -> None:
         flush(timeout_s)
-        lengths.append(tuple(len(made.read(f"app-{store}-changelog")) for store in ("rows-history", "rows")))
+        lengths.append(
+            tuple(
+                len(made.read(f"app-{store}-changelog"))
+                for store in ("rows-history", "rows")
+            )
+        )
 
     monkeypatch.setattr(writer, "flush", flushing)
     made.committers[0].commit([task])
@@ -98,11 +118,17 @@ def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_t
 
 
 @BOTH
-def test_whatever_a_commit_waits_for_brokers_with_is_named(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+def test_whatever_a_commit_waits_for_brokers_with_is_named(
+    monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
     """While they are away a supervisor restarts no process whose thread says that it waits for them."""
     made = engine(guarantee, ["a", "b", "a"])
     task = made.task(WHOLE)
-    writer, asking, seen = made.committers[0]._writer, made.committers[0].asking, set[str]()
+    writer, asking, seen = (
+        made.committers[0]._writer,
+        made.committers[0].asking,
+        set[str](),
+    )
 
     def looking(name: str) -> Callable[..., Any]:
         call = getattr(writer, name)
@@ -121,11 +147,15 @@ def test_whatever_a_commit_waits_for_brokers_with_is_named(monkeypatch: pytest.M
     made.committers[0].commit([task])
     assert asking.waiting is None
     both = {"append", "flush", "delivered_to"}
-    assert seen == (both | {"begin", "send_offsets", "commit"} if guarantee == EXACTLY else both)
+    assert seen == (
+        both | {"begin", "send_offsets", "commit"} if guarantee == EXACTLY else both
+    )
 
 
 @BOTH
-def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(guarantee: str) -> None:
+def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(
+    guarantee: str,
+) -> None:
     made = engine(guarantee, ["a", "b", "a"])
     task = made.task(WHOLE)
     made.process(task)
@@ -133,7 +163,9 @@ def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(gua
     assert len(made.read("out")) == (0 if guarantee == EXACTLY else 3)
     made.committers[0].commit([task])
     assert in_database(made) == {b"a": 2, b"b": 1}
-    assert dict(zip(made.read(CHANGELOG).keys, made.read(CHANGELOG).values, strict=True)) == {
+    assert dict(
+        zip(made.read(CHANGELOG).keys, made.read(CHANGELOG).values, strict=True)
+    ) == {
         b"a": serdes.int64.encode(2),
         b"b": serdes.int64.encode(1),
     }
@@ -142,14 +174,19 @@ def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(gua
 
 
 @BOTH
-def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_to_do(guarantee: str) -> None:
+def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_to_do(
+    guarantee: str,
+) -> None:
     made = engine(guarantee, list("abcdefgh"))
     tasks = [made.task(LEFT), made.task(RIGHT)]
     for task in tasks:  # one by one
         made.committers[0].claim(task, [])
         made.process(task)
         made.committers[0].commit(tasks)
-    left, right = (made.databases[0].checkpoints("counts").offset(layout.groups_of(half)) for half in (LEFT, RIGHT))
+    left, right = (
+        made.databases[0].checkpoints("counts").offset(layout.groups_of(half))
+        for half in (LEFT, RIGHT)
+    )
     assert left == right
     last = max(made.read(CHANGELOG).offsets)
     assert left is not None
@@ -157,7 +194,9 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
     assert in_database(made) == {key.encode(): 1 for key in "abcdefgh"}
 
 
-def test_what_a_task_of_another_partition_has_committed_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_task_of_another_partition_has_committed_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.raw, value=serdes.raw).to("out")
     made = Engine(builder.build(), {"in": 2, "out": 1}, processing_guarantee=AT_LEAST)
@@ -165,7 +204,9 @@ def test_what_a_task_of_another_partition_has_committed_is_not_written_again(mon
     written: list[Mapping[TopicPartition, tuple[int, str]]] = []
     commit = made.member.commit
 
-    def noted(offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def noted(
+        offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         written.append(offsets)
         commit(offsets, fence)
 
@@ -178,11 +219,16 @@ def test_what_a_task_of_another_partition_has_committed_is_not_written_again(mon
         made.process(task)
         made.committers[0].commit(tasks)
         assert [set(offsets) for offsets in written] == [{TopicPartition("in", number)}]
-    assert [made.log.committed("app")[TopicPartition("in", number)][0] for number in range(2)] == [2, 1]
+    assert [
+        made.log.committed("app")[TopicPartition("in", number)][0]
+        for number in range(2)
+    ] == [2, 1]
 
 
 @BOTH
-def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log(guarantee: str) -> None:
+def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log(
+    guarantee: str,
+) -> None:
     made = engine(guarantee, ["a", "b", "c"])
     task = made.task(WHOLE)
     made.process(task)
@@ -207,7 +253,9 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
     assert in_database(made) == {}
     assert made.log.committed("app") == {}
     if guarantee == EXACTLY:
-        assert [len(made.read(topic)) for topic in ("out", CHANGELOG, COMMIT_TOPIC)] == [0, 0, 0]
+        assert [
+            len(made.read(topic)) for topic in ("out", CHANGELOG, COMMIT_TOPIC)
+        ] == [0, 0, 0]
     made.member.generation = 2
     again = made.task(WHOLE)
     made.process(again)
@@ -217,7 +265,9 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
 
 
 @BOTH
-def test_work_of_an_earlier_epoch_is_not_committed_under_a_new_identity(guarantee: str) -> None:
+def test_work_of_an_earlier_epoch_is_not_committed_under_a_new_identity(
+    guarantee: str,
+) -> None:
     made = engine(guarantee, ["a"])
     task = made.task(WHOLE)
     made.process(task)
@@ -235,7 +285,8 @@ def test_tasks_of_two_epochs_are_not_mixed_in_one_commit() -> None:
     made.committers[0].begin(old)
     made.member.epoch = 2
     with pytest.raises(
-        MembershipLostError, match="opened in epoch 2 of the membership, but the commit under way is of epoch 1"
+        MembershipLostError,
+        match="opened in epoch 2 of the membership, but the commit under way is of epoch 1",
     ):
         made.committers[0].begin(made.task(RIGHT))
 
@@ -281,7 +332,9 @@ def test_at_least_once_no_record_is_waited_for_longer_than_the_tasks_are_certain
     assert waits == ([15.0] if guarantee == EXACTLY else [3.0] * 3)
 
 
-def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not() -> None:
+def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not() -> (
+    None
+):
     made = engine(AT_LEAST, ["a"])
     tasks = made.task(LEFT), made.task(RIGHT)
     for task in tasks:
@@ -295,14 +348,20 @@ def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not
     assert in_database(made) == {}
 
 
-def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_least_once_only() -> None:
+def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_least_once_only() -> (
+    None
+):
     for guarantee, asked in ((AT_LEAST, 2), (EXACTLY, 0)):
         made = engine(guarantee, ["a"])
-        made.log.commit_offsets({SOURCE: (0, "ic -1 0")}, GroupFence("app", 1, "member"))
+        made.log.commit_offsets(
+            {SOURCE: (0, "ic -1 0")}, GroupFence("app", 1, "member")
+        )
         made.at_fence.clear()
         task = made.task(LEFT)
         made.committers[0].claim(task, [])
-        assert len(made.at_fence) == asked, "once before the claim is written, and once after"
+        assert len(made.at_fence) == asked, (
+            "once before the claim is written, and once after"
+        )
         assert len(made.read(COMMIT_TOPIC)) == (1 if asked else 0)
         assert [fence[COMMIT_TOPIC] for fence in made.at_fence] == [0, 1][:asked]
 
@@ -312,7 +371,9 @@ def test_first_positions_whose_answer_was_late_do_not_come_after_what_was_commit
 ) -> None:
     made, under_way = engine(EXACTLY, ["a"]), []
 
-    def unanswered(offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def unanswered(
+        offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         under_way.append(partial(made.log.commit_offsets, offsets, fence))
         raise LogError("no answer in time", retryable=True)
 
@@ -355,7 +416,9 @@ def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_pro
 
 
 @BOTH
-def test_without_anything_to_say_nothing_is_written_and_nobody_is_asked(guarantee: str) -> None:
+def test_without_anything_to_say_nothing_is_written_and_nobody_is_asked(
+    guarantee: str,
+) -> None:
     made = engine(guarantee, [])
     task = made.task(WHOLE)
     made.committers[0].commit([task])
@@ -371,7 +434,9 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
         processing_exception_handler="dead-letter",
         errors_dead_letter_queue_topic_name="dead",
     )
-    failure = Failure("processing", "node", ValueError("no"), SOURCE, 0, b"k", b"v", 5, None)
+    failure = Failure(
+        "processing", "node", ValueError("no"), SOURCE, 0, b"k", b"v", 5, None
+    )
     for commit in (False, True):
         made.write("in", [(b"a", b"", 0)])
         task = made.task(WHOLE)
@@ -384,7 +449,11 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
             made.committers[0].abort()
         dead = made.read("dead")
         assert list(dead.keys) == ([b"k"] if commit else [])
-    assert (list(dead.values), list(dead.timestamps), list(dead.headers or [])) == ([b"v"], [5], [[("why", b"no")]])
+    assert (list(dead.values), list(dead.timestamps), list(dead.headers or [])) == (
+        [b"v"],
+        [5],
+        [[("why", b"no")]],
+    )
 
 
 @pytest.mark.ci
@@ -392,7 +461,9 @@ def test_a_topic_that_is_gone_is_named() -> None:
     made = engine(EXACTLY, [])
     made.committers[0].check_topics()
     made.log.delete_topics(["out"])
-    with pytest.raises(UnknownTopicError, match="writes to out, which Kafka has no longer"):
+    with pytest.raises(
+        UnknownTopicError, match="writes to out, which Kafka has no longer"
+    ):
         made.committers[0].check_topics()
     made.log.create_topics([TopicSpec("out", 1)])
     made.committers[0].check_topics()
@@ -435,7 +506,9 @@ def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_
     assert true_ms(made) == {1000}
 
 
-def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wall = Wall()
     monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
     made = engine(EXACTLY, ["a"], host=wall)
@@ -443,7 +516,9 @@ def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeyp
     made.process(task)
     wall.ms = 2000
     at_work.confirm([task])
-    assert true_ms(made) == set(), "an interval is open: what it has written may count or not"
+    assert true_ms(made) == set(), (
+        "an interval is open: what it has written may count or not"
+    )
     at_work.commit([task])
     wall.ms = 3000
     at_work.confirm([task])
@@ -453,7 +528,9 @@ def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeyp
     assert true_ms(made) == {3000}, "somebody else may have the task"
 
 
-def test_a_thread_without_work_says_again_and_again_that_its_state_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_without_work_says_again_and_again_that_its_state_is_true(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
     made = engine(EXACTLY, ["a"], host=Wall(step=1))
     made.start()

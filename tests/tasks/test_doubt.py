@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import Failed
 
-happenings = st.lists(st.sampled_from(["expire", "error", "old error", "answer", "told"]), max_size=40)
+happenings = st.lists(
+    st.sampled_from(["expire", "error", "old error", "answer", "told"]), max_size=40
+)
 
 
 @given(happenings)
-def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(happens: list[str]) -> None:
+def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
+    happens: list[str],
+) -> None:
     """The group removes this member at times (`expire`); an answer informs the member, and later the control thread
     (`told`).
     """
@@ -39,7 +43,12 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             case _:
                 doubts.epoch = member_epoch
 
-        def confirmed(since: float, epoch: int, heard_at: float = heard_at, member_epoch: int = member_epoch) -> bool:
+        def confirmed(
+            since: float,
+            epoch: int,
+            heard_at: float = heard_at,
+            member_epoch: int = member_epoch,
+        ) -> bool:
             return heard_at > since and member_epoch == epoch
 
         counts, void = doubts.settle(confirmed)
@@ -64,7 +73,10 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
 
 def test_several_errors_that_count_are_told_one_by_one() -> None:
     doubts = Doubts()
-    first, second = Failed(ValueError("1"), "stream thread 0", 0), Failed(ValueError("2"), "stream thread 1", 1)
+    first, second = (
+        Failed(ValueError("1"), "stream thread 0", 0),
+        Failed(ValueError("2"), "stream thread 1", 1),
+    )
     doubts.hold(first, 1.0)
     doubts.hold(second, 2.0)
     assert doubts.settle(lambda *_: False) == (None, [])

@@ -9,14 +9,25 @@ from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import WHOLE
-from tests.tasks.called import SOURCE, TOPICS, Held, done, finish, forwarding, numbered, until
+from tests.tasks.called import (
+    SOURCE,
+    TOPICS,
+    Held,
+    done,
+    finish,
+    forwarding,
+    numbered,
+    until,
+)
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("ends", [False, True], ids=["moves", "process-ends"])
-def test_a_task_is_closed_when_the_calls_under_way_have_ended(order: CallOrder, guarantee: str, ends: bool) -> None:
+def test_a_task_is_closed_when_the_calls_under_way_have_ended(
+    order: CallOrder, guarantee: str, ends: bool
+) -> None:
     """The calls are in its last commit, so the next owner makes only the others."""
     held = Held()
     topology = forwarding(held, max_in_flight=3, order=order)
@@ -69,7 +80,9 @@ def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
     assert held.called[1] == 2
 
 
-def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It takes no more records: a thread with waiting ones polled them without a pause for three seconds."""
     held = Held()
     builder = StreamsBuilder("app")

@@ -24,7 +24,10 @@ def test_keys_that_are_alike_make_no_group_hot() -> None:
 def test_a_key_with_a_third_of_the_records_makes_its_group_hot() -> None:
     heat = Heat(GROUPS)
     for second in range(20):
-        heat.look([key for cold in COLD for key in (cold, HOT, cold)][: len(COLD)], float(second))
+        heat.look(
+            [key for cold in COLD for key in (cold, HOT, cold)][: len(COLD)],
+            float(second),
+        )
     [(group, share)] = heat.hot()
     assert group == GROUP
     assert share == pytest.approx(1 / 3, abs=0.05)
@@ -56,8 +59,12 @@ def test_few_samples_and_records_without_a_key_make_no_group_hot() -> None:
 
 
 @given(st.lists(st.integers(0, 300), max_size=30))
-def test_samples_do_not_depend_on_how_records_are_cut_into_batches(lengths: list[int]) -> None:
-    keys = [HOT if number % 2 else COLD[number % 5000] for number in range(sum(lengths))]
+def test_samples_do_not_depend_on_how_records_are_cut_into_batches(
+    lengths: list[int],
+) -> None:
+    keys = [
+        HOT if number % 2 else COLD[number % 5000] for number in range(sum(lengths))
+    ]
     whole, cut = Heat(GROUPS), Heat(GROUPS)
     whole.look(keys, 0.0)
     at = 0

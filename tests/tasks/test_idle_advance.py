@@ -10,7 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import (
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.log.time_marks import headers_of, marks_in
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
@@ -19,7 +25,11 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 Step = tuple[Literal["record", "mark", "cut"], int, int]
 steps = st.lists(
-    st.tuples(st.sampled_from(["record", "record", "mark", "cut"]), st.integers(0, 40), st.integers(0, 5)),
+    st.tuples(
+        st.sampled_from(["record", "record", "mark", "cut"]),
+        st.integers(0, 40),
+        st.integers(0, 5),
+    ),
     min_size=10,
     max_size=25,
 )
@@ -28,7 +38,9 @@ steps = st.lists(
 
 def topology(seconds: float = 3600) -> Topology:
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.raw, idle_advance=timedelta(seconds=seconds))
+    stream = builder.stream(
+        "in", key=serdes.text, value=serdes.raw, idle_advance=timedelta(seconds=seconds)
+    )
     windows = TimeWindows(milliseconds=10, grace=timedelta(milliseconds=3))
     counted = stream.group_by_key().windowed_by(windows).count(store="counts")
     counted.suppress(until_window_closes()).to_stream().to("out")
@@ -45,14 +57,24 @@ def play(history: list[Step], *, cut: bool) -> dict[bytes, list[bytes | None]]:
         if what == "record":
             engine.write("in", [(b"k%d" % key, b"", time)])
         elif what == "mark":
-            engine.log.writer().append("in", [None], [None], [time], headers=[headers_of(time)])
+            engine.log.writer().append(
+                "in", [None], [None], [time], headers=[headers_of(time)]
+            )
         elif cut:
             engine.settle()
             for task in tasks:
                 engine.close(task)
-            tasks = [engine.open(key_range) for key_range in KeyRange.split(1 + key % 4)]
+            tasks = [
+                engine.open(key_range) for key_range in KeyRange.split(1 + key % 4)
+            ]
     source = TopicPartition("in", 0)
-    until(lambda: all(task.progress.position(source).offset == len(history) - cuts for task in tasks), engine)
+    until(
+        lambda: all(
+            task.progress.position(source).offset == len(history) - cuts
+            for task in tasks
+        ),
+        engine,
+    )
     for task in tasks:
         engine.close(task)
     engine.stop()
@@ -67,13 +89,17 @@ def play(history: list[Step], *, cut: bool) -> dict[bytes, list[bytes | None]]:
 @settings(max_examples=30, deadline=None)
 @given(steps)
 @example([("record", 0, 0), ("cut", 0, 0), ("mark", 13, 0)])
-def test_the_results_of_a_log_with_time_marks_do_not_depend_on_ranges_and_restarts(history: list[Step]) -> None:
+def test_the_results_of_a_log_with_time_marks_do_not_depend_on_ranges_and_restarts(
+    history: list[Step],
+) -> None:
     assert play(history, cut=True) == play(history, cut=False)
 
 
 def test_one_of_the_tasks_marks_the_silence_and_windows_of_all_close() -> None:
     for guarantee in (EXACTLY, AT_LEAST):
-        engine = Engine(topology(1), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee)
+        engine = Engine(
+            topology(1), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee
+        )
         engine.start()
         for thread, key_range in enumerate(KeyRange.split(2)):
             engine.open(key_range, thread=thread)
@@ -86,5 +112,7 @@ def test_one_of_the_tasks_marks_the_silence_and_windows_of_all_close() -> None:
         engine.stop()
         source = TopicPartition("in", 0)
         assert engine.log.end_offset(source) > len(keys)
-        assert sorted(engine.read("out").keys, key=str) == sorted(set(engine.read("out").keys), key=str), "each once"
+        assert sorted(engine.read("out").keys, key=str) == sorted(
+            set(engine.read("out").keys), key=str
+        ), "each once"
         assert marks_in(engine.read("in")) == [], "a reader hands out no marks"

@@ -28,15 +28,25 @@ Results = Counter[tuple[bytes | None, bytes | None]]
 
 def joined() -> Topology:
     builder = StreamsBuilder("joined")
-    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    left, right = (
+        builder.stream(topic, key=serdes.raw, value=serdes.raw)
+        for topic in ("left", "right")
+    )
     windows = JoinWindows(milliseconds=REACH_MS, grace=ms(GRACE_MS))
-    left.outer_join(right, lambda one, other: b"%r, %r" % (one, other), windows=windows, value=serdes.raw).to("out")
+    left.outer_join(
+        right,
+        lambda one, other: b"%r, %r" % (one, other),
+        windows=windows,
+        value=serdes.raw,
+    ).to("out")
     return builder.build()
 
 
 def two_ranges() -> tuple[Engine, bytes, bytes]:
     """Return an engine that runs, and a key of each half of the keys."""
-    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in HALVES)
+    mine, other = (
+        next(key for key in KEYS if key_hash(key) in half) for half in HALVES
+    )
     engine = Engine(joined(), TOPICS, processing_guarantee=EXACTLY, buffer=1)
     engine.start()
     return engine, mine, other
@@ -53,11 +63,22 @@ def parts_of(seed: int) -> list[dict[str, Rows]]:
         for topic, rows in part.items():
             for _ in range(chance.randint(1, 60)):
                 now = at * 60_000 + len(rows) * 1_000
-                late = chance.randint(0, 30_000) if chance.random() < 0.2 else chance.randint(0, 800)
+                late = (
+                    chance.randint(0, 30_000)
+                    if chance.random() < 0.2
+                    else chance.randint(0, 800)
+                )
                 number += 1
-                rows.append((chance.choice(KEYS), b"%s %d" % (topic.encode(), number), max(0, now - late)))
+                rows.append(
+                    (
+                        chance.choice(KEYS),
+                        b"%s %d" % (topic.encode(), number),
+                        max(0, now - late),
+                    )
+                )
     end: dict[str, Rows] = {
-        topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")
+        topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)]
+        for topic in ("left", "right")
     }
     return [*parts, end]
 
@@ -82,9 +103,14 @@ def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
                 for offset, (key, value, timestamp) in enumerate(rows):
                     now = max(now, timestamp)
                     order.append((now, number, offset, topic, key, value, timestamp))
-            for _, _, _, topic, key, value, timestamp in sorted(order, key=lambda row: row[:3]):
+            for _, _, _, topic, key, value, timestamp in sorted(
+                order, key=lambda row: row[:3]
+            ):
                 driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)
-        return Counter((record.key, record.value) for record in driver.output("out", serdes.raw, serdes.raw).records())
+        return Counter(
+            (record.key, record.value)
+            for record in driver.output("out", serdes.raw, serdes.raw).records()
+        )
 
 
 @pytest.mark.parametrize("ranges", [1, 4, 16])
@@ -113,7 +139,9 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
     assert ranges > 1 or pairs(found) == pairs(right)
 
 
-def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> None:
+def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> (
+    None
+):
     """The rows of the task that was ahead are newer than any row that the remaining records can match."""
     engine, mine, other = two_ranges()
     for topic in ("left", "right"):
@@ -121,27 +149,47 @@ def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_t
     engine.close(_settled(engine, HALVES[1]))
     _settled(engine, WHOLE)
     engine.stop()
-    assert sorted(filter(None, engine.read("out").values)) == [b"b'ahead', b'ahead'", b"b'behind', b'behind'"]
+    assert sorted(filter(None, engine.read("out").values)) == [
+        b"b'ahead', b'ahead'",
+        b"b'behind', b'behind'",
+    ]
 
 
-def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> None:
+def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> (
+    None
+):
     """The sibling opens the gate up to a time that the record's own task reaches later."""
     engine, mine, other = two_ranges()
     engine.write(
-        "left", [(mine, b"alone", 0), (other, b"alone", 50_000), (mine, b"last", 50_000), (other, b"end", 100_000)]
+        "left",
+        [
+            (mine, b"alone", 0),
+            (other, b"alone", 50_000),
+            (mine, b"last", 50_000),
+            (other, b"end", 100_000),
+        ],
     )
     for half in reversed(HALVES):
         _settled(engine, half)
     engine.stop()
-    assert sorted(filter(None, engine.read("out").values)) == [b"b'alone', None", b"b'alone', None", b"b'last', None"]
+    assert sorted(filter(None, engine.read("out").values)) == [
+        b"b'alone', None",
+        b"b'alone', None",
+        b"b'last', None",
+    ]
 
 
-def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> None:
+def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> (
+    None
+):
     """The sibling's search ends at a record that is ahead of it: in Kafka Streams, no earlier record would be due."""
     behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in HALVES)
     engine = Engine(joined(), TOPICS, processing_guarantee=EXACTLY)
     engine.start()
-    engine.write("left", [(behind[1], b"2", 6_000), (behind[0], b"3", 17_000), (ahead[1], b"5", 27_000)])
+    engine.write(
+        "left",
+        [(behind[1], b"2", 6_000), (behind[0], b"3", 17_000), (ahead[1], b"5", 27_000)],
+    )
     engine.write("right", [(behind[0], b"1", 5_000), (ahead[0], b"4", 23_000)])
     for half in reversed(HALVES):
         _settled(engine, half)
@@ -172,7 +220,9 @@ def test_what_a_store_has_forgotten_stays_forgotten() -> None:
     engine.write("left", [(mine, b"late", 50_000)])
     engine.settle()
     deadline = time.monotonic() + PATIENCE_S
-    while b"b'late', None" not in engine.read("out").values:  # once it is committed, it is not in memory any more
+    while (
+        b"b'late', None" not in engine.read("out").values
+    ):  # once it is committed, it is not in memory any more
         assert time.monotonic() < deadline
         time.sleep(0.005)
     engine.write("right", [(mine, b"late, too", 51_000)])

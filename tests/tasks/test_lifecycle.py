@@ -18,7 +18,11 @@ ERROR = ValueError("a record")
 def test_the_listener_is_called_with_each_change_and_with_no_other_state() -> None:
     heard: list[tuple[StreamsState, StreamsState]] = []
     lifecycle = Lifecycle(on_state=lambda new, old: heard.append((new, old)))
-    for state in (StreamsState.REBALANCING, StreamsState.REBALANCING, StreamsState.RUNNING):
+    for state in (
+        StreamsState.REBALANCING,
+        StreamsState.REBALANCING,
+        StreamsState.RUNNING,
+    ):
         lifecycle.to(state)
     assert heard == [
         (StreamsState.REBALANCING, StreamsState.CREATED),
@@ -34,7 +38,11 @@ def test_the_listener_is_called_with_each_change_and_with_no_other_state() -> No
         (REPLACE, Failed(ERROR, "thread 1", thread=1), REPLACE),
         (REPLACE, Failed(ERROR, "control thread"), CLIENT),
         (ALL, Failed(ERROR, "control thread"), ALL),
-        (ALL, Failed(ApplicationStoppedError("another instance"), "control thread"), CLIENT),
+        (
+            ALL,
+            Failed(ApplicationStoppedError("another instance"), "control thread"),
+            CLIENT,
+        ),
     ],
 )
 def test_the_handler_answers_for_errors_of_this_instance_and_only_stream_threads_are_replaced(
@@ -45,7 +53,9 @@ def test_the_handler_answers_for_errors_of_this_instance_and_only_stream_threads
 ) -> None:
     on_error = None if answer is None else lambda _: answer
     assert Lifecycle(on_error=on_error).response(failure) is response
-    assert ("it was the control thread that failed" in caplog.text) == (answer is REPLACE and response is CLIENT)
+    assert ("it was the control thread that failed" in caplog.text) == (
+        answer is REPLACE and response is CLIENT
+    )
 
 
 def test_the_error_of_which_a_handler_was_told_is_logged_if_the_handler_raises(
@@ -53,15 +63,25 @@ def test_the_error_of_which_a_handler_was_told_is_logged_if_the_handler_raises(
 ) -> None:
     answers: Any = {}
     with pytest.raises(KeyError):
-        Lifecycle(on_error=answers.__getitem__).response(Failed(ERROR, "thread 1", thread=1))
-    assert f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends because on_error raised" in caplog.text
+        Lifecycle(on_error=answers.__getitem__).response(
+            Failed(ERROR, "thread 1", thread=1)
+        )
+    assert (
+        f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends because on_error raised"
+        in caplog.text
+    )
 
 
 def test_an_answer_that_is_none_of_the_responses_is_an_error_that_names_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answers: Any = {ERROR: "replace-thread"}.get
-    with pytest.raises(ConfigError, match=r"returned 'replace-thread': it must be one of .*REPLACE_THREAD") as raised:
+    with pytest.raises(
+        ConfigError,
+        match=r"returned 'replace-thread': it must be one of .*REPLACE_THREAD",
+    ) as raised:
         Lifecycle(on_error=answers).response(Failed(ERROR, "thread 1", thread=1))
     assert raised.value.__cause__ is ERROR
-    assert f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends" in caplog.text
+    assert (
+        f"thread 1: {type(ERROR).__name__}: {ERROR}; the instance ends" in caplog.text
+    )

@@ -25,8 +25,15 @@ LIMITS = {"transaction.timeout.ms": 15.0, "max.poll.interval.ms": 300.0}
 CALL = 'task 0_0[0..255]: the record at "in" partition 0 offset 7'
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1000), st.floats(0, 2000)), max_size=40))
-def test_only_a_call_that_was_too_slow_so_often_is_hopeless(history: list[tuple[str, float, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.floats(0, 1000), st.floats(0, 2000)),
+        max_size=40,
+    )
+)
+def test_only_a_call_that_was_too_slow_so_often_is_hopeless(
+    history: list[tuple[str, float, float]],
+) -> None:
     slow, now = Outlasting(LIMITS), 0.0
     times: dict[str, int] = {"a": 0, "b": 0}
     for call, seconds, pause in history:
@@ -56,20 +63,36 @@ def test_it_says_which_call_and_how_long_and_what_to_raise() -> None:
 
 def test_what_was_long_ago_is_forgotten() -> None:
     slow = Outlasting(LIMITS)
-    assert [slow.void(CALL, 20, at * (FORGOTTEN_AFTER_S + 1)) for at in range(10)] == [None] * 10
+    assert [slow.void(CALL, 20, at * (FORGOTTEN_AFTER_S + 1)) for at in range(10)] == [
+        None
+    ] * 10
     assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6) is None
     assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 5 * FORGOTTEN_AFTER_S) is None
-    assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 10 * FORGOTTEN_AFTER_S) is not None, "it takes that long"
+    assert (
+        slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 10 * FORGOTTEN_AFTER_S) is not None
+    ), "it takes that long"
 
 
-def test_a_flush_of_record_caches_that_outlasts_the_transaction_each_time_is_named() -> None:
+def test_a_flush_of_record_caches_that_outlasts_the_transaction_each_time_is_named() -> (
+    None
+):
     """Its functions run for what an interval has collected, not record by record."""
     scheduler = Scheduler(Random(1))
     machine = Machine(scheduler, "instance")
     builder = StreamsBuilder("app")
-    counts = builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key().count(store="counts")
+    counts = (
+        builder.stream("in", key=serdes.raw, value=serdes.raw)
+        .group_by_key()
+        .count(store="counts")
+    )
     counts.to_stream().foreach(lambda *_: machine.sleep(4))
-    made = Engine(builder.build(), {"in": 1}, host=machine, caching=True, processing_guarantee=EXACTLY)
+    made = Engine(
+        builder.build(),
+        {"in": 1},
+        host=machine,
+        caching=True,
+        processing_guarantee=EXACTLY,
+    )
     made.write("in", [(b"%d" % number, b"", number) for number in range(5)])
     made.start()
     errors: list[str] = []
@@ -88,14 +111,22 @@ def test_a_flush_of_record_caches_that_outlasts_the_transaction_each_time_is_nam
             errors.append(str(error))
     scheduler.close([machine])
     (said,) = errors
-    assert "the flush of record caches, which runs the functions below them (record by record with" in said
-    assert "takes 20 s, longer than transaction.timeout.ms (15 s): its results were void 3 times" in said
+    assert (
+        "the flush of record caches, which runs the functions below them (record by record with"
+        in said
+    )
+    assert (
+        "takes 20 s, longer than transaction.timeout.ms (15 s): its results were void 3 times"
+        in said
+    )
 
 
 def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
     """Sixty-four of them together might exceed the limit that one does not, and would be the same ones each time."""
     builder, source = StreamsBuilder("app"), TopicPartition("in", 0)
-    builder.stream("in", key=serdes.raw, value=serdes.raw).foreach(lambda *_: time.sleep(1.5 * STEP_S))
+    builder.stream("in", key=serdes.raw, value=serdes.raw).foreach(
+        lambda *_: time.sleep(1.5 * STEP_S)
+    )
     made = Engine(builder.build(), {"in": 1})
     made.write("in", [(b"k", b"v", 1)] * 100)
     task, reader = made.task(WHOLE), made.log.reader()
@@ -115,7 +146,9 @@ def test_commits_get_shorter_until_brokers_that_hold_a_client_back_take_them() -
     machine = Machine(scheduler, "instance")
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.raw, value=serdes.raw).to("out")
-    made = Engine(builder.build(), {"in": 1, "out": 1}, host=machine, processing_guarantee=EXACTLY)
+    made = Engine(
+        builder.build(), {"in": 1, "out": 1}, host=machine, processing_guarantee=EXACTLY
+    )
     made.write("in", [(b"k", b"v", number) for number in range(backlog)])
     writer, queued = made.committers[0]._writer, [0]
     append, flush = writer.append, writer.flush
@@ -127,7 +160,9 @@ def test_commits_get_shorter_until_brokers_that_hold_a_client_back_take_them() -
             raise DeliveryError("the brokers hold this process back", retryable=True)
         flush(timeout_s)
 
-    def counted(topic: str, keys: Sequence[bytes | None], *columns: Any, **more: Any) -> None:
+    def counted(
+        topic: str, keys: Sequence[bytes | None], *columns: Any, **more: Any
+    ) -> None:
         queued[0] += len(keys)
         append(topic, keys, *columns, **more)
 

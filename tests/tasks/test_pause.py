@@ -28,7 +28,9 @@ def written(engine: Engine, count: int) -> None:
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(guarantee: str) -> None:
+def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(
+    guarantee: str,
+) -> None:
     engine = made(guarantee)
     engine.start()
     task = engine.open(WHOLE)
@@ -41,7 +43,9 @@ def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(guarante
     engine.settle()
     assert (task.processed, task.progress.durable(SOURCE)) == (10, 10)
     thread.pause(False)
-    eventually(lambda: task.progress.durable(SOURCE) == 30, 30, lambda: str(task.processed))
+    eventually(
+        lambda: task.progress.durable(SOURCE) == 30, 30, lambda: str(task.processed)
+    )
     engine.close(task)
     engine.stop()
     assert len(engine.read("out")) == 30
@@ -70,7 +74,9 @@ class _Eager(System):
 
 def test_records_of_the_pause_are_processed_however_soon_the_thread_goes_on() -> None:
     """It was told to go on before it was: a thread that was quick waited for the next record."""
-    engine = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY, host=_Eager())
+    engine = Engine(
+        counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY, host=_Eager()
+    )
     engine.start()
     task = engine.open(WHOLE)
     (thread,) = engine.threads
@@ -85,7 +91,9 @@ def test_records_of_the_pause_are_processed_however_soon_the_thread_goes_on() ->
     engine.stop()
 
 
-def test_a_task_that_is_closed_while_it_is_paused_leaves_its_records_to_the_next_owner() -> None:
+def test_a_task_that_is_closed_while_it_is_paused_leaves_its_records_to_the_next_owner() -> (
+    None
+):
     engine = made()
     engine.start()
     (thread,) = engine.threads

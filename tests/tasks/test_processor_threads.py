@@ -60,7 +60,13 @@ def test_no_transaction_waits_for_a_processor_that_is_slow_to_begin() -> None:
         def process(self, record: Record[bytes, bytes]) -> None:
             pass
 
-    made = Engine(processed(Slow), {"in": 2}, host=machine, interval_s=10.0, processing_guarantee=EXACTLY)
+    made = Engine(
+        processed(Slow),
+        {"in": 2},
+        host=machine,
+        interval_s=10.0,
+        processing_guarantee=EXACTLY,
+    )
     made.write("in", [(b"k", b"v", 1)], partition=0)
     made.open(WHOLE, 0)
     while not made.dispatcher.move(0.01):
@@ -87,10 +93,16 @@ def test_an_error_of_a_processor_that_begins_is_one_of_the_stream_thread() -> No
     made.open(WHOLE)
     event = made.events.get(timeout=PATIENCE_S)
     assert isinstance(event, Failed)
-    assert (str(event.error), event.where, event.thread) == ("no model", "stream thread 0", 0)
+    assert (str(event.error), event.where, event.thread) == (
+        "no model",
+        "stream thread 0",
+        0,
+    )
 
 
 def processed(supplier: type[Processor[bytes, bytes, bytes, bytes]]) -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(supplier, by_key=False)
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(
+        supplier, by_key=False
+    )
     return builder.build()

@@ -17,7 +17,9 @@ def test_a_thread_wakes_for_the_first_punctuation_of_any_of_its_tasks() -> None:
     ticks = list[int]()
     scheduler = Scheduler(Random(1))
     machine = Machine(scheduler, "instance")
-    made = Engine(ticking(ticks.append, 20, HOUR_MS), {"in": 1}, host=machine, interval_s=10.0)
+    made = Engine(
+        ticking(ticks.append, 20, HOUR_MS), {"in": 1}, host=machine, interval_s=10.0
+    )
     made.start()
     for half in KeyRange.split(2):
         made.open(half)

@@ -24,7 +24,9 @@ def log_of(timestamps: list[int]) -> list[tuple[int, int, int]]:
     """A partition: (offset, timestamp, stream time) of each record."""
     return [
         (offset, time, high)
-        for offset, (time, high) in enumerate(zip(timestamps, accumulate(timestamps, max), strict=True))
+        for offset, (time, high) in enumerate(
+            zip(timestamps, accumulate(timestamps, max), strict=True)
+        )
     ]
 
 
@@ -47,13 +49,30 @@ def run_of(
 
 
 def taken(queues: SourceQueues, now: float = 0.0) -> list[tuple[str, int]]:
-    return [(step.source.topic, offset) for step in queues.steps(1 << 20, now) for offset in step.columns.offsets]
+    return [
+        (step.source.topic, offset)
+        for step in queues.steps(1 << 20, now)
+        for offset in step.columns.offsets
+    ]
 
 
 def feed(
-    queues: SourceQueues, source: TopicPartition, records: list[tuple[int, int, int]], *, upto: int, at_end: bool
+    queues: SourceQueues,
+    source: TopicPartition,
+    records: list[tuple[int, int, int]],
+    *,
+    upto: int,
+    at_end: bool,
 ) -> None:
-    queues.add(run_of(source, records, upto, records[-1][2] if records else NO_STREAM_TIME, at_end=at_end))
+    queues.add(
+        run_of(
+            source,
+            records,
+            upto,
+            records[-1][2] if records else NO_STREAM_TIME,
+            at_end=at_end,
+        )
+    )
 
 
 def test_a_stream_waits_until_its_table_was_read() -> None:
@@ -61,7 +80,12 @@ def test_a_stream_waits_until_its_table_was_read() -> None:
     feed(queues, STREAM, log_of([5, 6]), upto=2, at_end=True)
     assert taken(queues) == []
     feed(queues, TABLE, log_of([1, 2]), upto=2, at_end=True)
-    assert taken(queues) == [("customers", 0), ("customers", 1), ("orders", 0), ("orders", 1)]
+    assert taken(queues) == [
+        ("customers", 0),
+        ("customers", 1),
+        ("orders", 0),
+        ("orders", 1),
+    ]
 
 
 def test_an_empty_table_that_was_read_to_its_end_does_not_hold_the_stream() -> None:
@@ -75,7 +99,12 @@ def test_the_first_source_goes_first_at_equal_times() -> None:
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     feed(queues, STREAM, log_of([5, 5]), upto=2, at_end=True)
     feed(queues, TABLE, log_of([5, 7]), upto=2, at_end=True)
-    assert taken(queues) == [("customers", 0), ("orders", 0), ("orders", 1), ("customers", 1)]
+    assert taken(queues) == [
+        ("customers", 0),
+        ("orders", 0),
+        ("orders", 1),
+        ("customers", 1),
+    ]
 
 
 def test_records_that_come_again_after_the_reader_went_back_are_dropped() -> None:
@@ -92,7 +121,9 @@ def test_a_batch_from_below_what_was_received_changes_nothing() -> None:
     feed(queues, STREAM, log_of([1, 2]), upto=2, at_end=True)
     feed(queues, STREAM, [], upto=3, at_end=False)
     assert (queues.received(STREAM), queues.waiting(STREAM)) == (3, 3)
-    assert [(step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)] == [(3, 3)]
+    assert [
+        (step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)
+    ] == [(3, 3)]
 
 
 def test_a_batch_that_reports_the_end_again_is_a_step_without_records() -> None:
@@ -100,7 +131,9 @@ def test_a_batch_that_reports_the_end_again_is_a_step_without_records() -> None:
     feed(queues, STREAM, log_of([1]), upto=1, at_end=True)
     assert taken(queues) == [("orders", 0)]
     feed(queues, STREAM, [], upto=1, at_end=True)
-    assert [(step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)] == [(1, 0)]
+    assert [
+        (step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)
+    ] == [(1, 0)]
 
 
 def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> None:
@@ -108,7 +141,9 @@ def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> Non
     feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)
     feed(queues, TABLE, log_of([4]), upto=1, at_end=False)
     steps = list(queues.steps(1 << 20, 0.0))
-    assert [(step.source.topic, step.next_offset, step.stream_time) for step in steps] == [
+    assert [
+        (step.source.topic, step.next_offset, step.stream_time) for step in steps
+    ] == [
         ("orders", 1, 1),
         ("customers", 1, 4),
     ]
@@ -130,13 +165,16 @@ def test_steps_of_any_sizes_have_each_record_once_and_in_the_same_order(
         return queues
 
     queues, found, count = filled(), list[tuple[str, int]](), 0
-    while (step := next(queues.steps(sizes[count % len(sizes)], 0.0), None)) is not None:
+    while (
+        step := next(queues.steps(sizes[count % len(sizes)], 0.0), None)
+    ) is not None:
         assert len(step.columns) <= sizes[count % len(sizes)]
         found += [(step.source.topic, offset) for offset in step.columns.offsets]
         count += 1
     assert found == taken(filled())
     assert sorted(found) == sorted(
-        [("customers", offset) for offset in range(len(tables))] + [("orders", offset) for offset in range(len(orders))]
+        [("customers", offset) for offset in range(len(tables))]
+        + [("orders", offset) for offset in range(len(orders))]
     )
 
 
@@ -174,7 +212,9 @@ def test_a_task_that_may_not_wait_takes_what_is_there() -> None:
     assert taken(queues) == [("orders", 0)]
     feed(queues, STREAM, [(1, 9, 9)], upto=2, at_end=False)
     feed(queues, TABLE, log_of([7]), upto=1, at_end=False)
-    assert taken(queues) == [("customers", 0), ("orders", 1)], "what is there is still taken in order"
+    assert taken(queues) == [("customers", 0), ("orders", 1)], (
+        "what is there is still taken in order"
+    )
 
 
 def pieces(
@@ -184,7 +224,10 @@ def pieces(
     at = dict.fromkeys(logs, 0)
     while at:
         source = random.choice(list(at))
-        first, end = at[source], min(len(logs[source]), at[source] + random.randint(0, 5))
+        first, end = (
+            at[source],
+            min(len(logs[source]), at[source] + random.randint(0, 5)),
+        )
         yield source, first, end
         at[source] = end
         if end == len(logs[source]):
@@ -196,18 +239,28 @@ times = st.lists(st.integers(0, 50), max_size=30)
 
 @pytest.mark.ci
 @given(times, times, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random: Random) -> None:
+def test_the_order_does_not_depend_on_batches(
+    left: list[int], right: list[int], random: Random
+) -> None:
     """For any batches of the two logs, records come out in the order of (stream time, source)."""
     logs = {TABLE: log_of(left), STREAM: log_of(right)}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     seen: list[tuple[str, int]] = []
     for source, first, upto in pieces(logs, random):
-        feed(queues, source, logs[source][first:upto], upto=upto, at_end=upto == len(logs[source]))
+        feed(
+            queues,
+            source,
+            logs[source][first:upto],
+            upto=upto,
+            at_end=upto == len(logs[source]),
+        )
         seen += taken(queues)
     expected = [
         (s.topic, offset)
         for _, _, s, offset in sorted(
-            (high, order, s, offset) for order, s in enumerate(logs) for offset, _, high in logs[s]
+            (high, order, s, offset)
+            for order, s in enumerate(logs)
+            for offset, _, high in logs[s]
         )
     ]
     assert seen == expected
@@ -228,12 +281,26 @@ def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
     done = dict.fromkeys(logs, 0)
     for source, first, upto in pieces(logs, random):
         ended[source] = upto == len(logs[source]) or random.random() < 0.4
-        reached = max(logs[source][:upto], default=NO_STREAM_TIME)  # also that of a batch without records
-        queues.add(run_of(source, log_of(logs[source])[first:upto], upto, reached, at_end=ended[source]))
+        reached = max(
+            logs[source][:upto], default=NO_STREAM_TIME
+        )  # also that of a batch without records
+        queues.add(
+            run_of(
+                source,
+                log_of(logs[source])[first:upto],
+                upto,
+                reached,
+                at_end=ended[source],
+            )
+        )
         fetched[source] += logs[source][first:upto]
         expected = []
         while all(done[s] < len(fetched[s]) or ended[s] for s in logs):
-            heads = [(fetched[s][done[s]], order, s) for order, s in enumerate(logs) if done[s] < len(fetched[s])]
+            heads = [
+                (fetched[s][done[s]], order, s)
+                for order, s in enumerate(logs)
+                if done[s] < len(fetched[s])
+            ]
             if not heads:
                 break
             _, _, best = min(heads)
@@ -242,15 +309,34 @@ def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
         assert taken(queues) == expected
 
 
-def test_after_a_record_far_ahead_of_time_the_next_ones_are_compared_by_their_own_timestamps() -> None:
-    queues = SourceQueues([(TABLE, Position(7, 3_600_000)), (STREAM, START)])  # it was processed before a restart
+def test_after_a_record_far_ahead_of_time_the_next_ones_are_compared_by_their_own_timestamps() -> (
+    None
+):
+    queues = SourceQueues(
+        [(TABLE, Position(7, 3_600_000)), (STREAM, START)]
+    )  # it was processed before a restart
     feed(queues, STREAM, log_of([1000, 3000]), upto=2, at_end=True)
     assert taken(queues) == [], "also the table is fetched first"
-    queues.add(run_of(TABLE, [(7, 2000, 3_600_000), (8, 4000, 3_600_000)], 9, 3_600_000, at_end=True))
-    assert taken(queues) == [("orders", 0), ("customers", 7), ("orders", 1), ("customers", 8)]
+    queues.add(
+        run_of(
+            TABLE,
+            [(7, 2000, 3_600_000), (8, 4000, 3_600_000)],
+            9,
+            3_600_000,
+            at_end=True,
+        )
+    )
+    assert taken(queues) == [
+        ("orders", 0),
+        ("customers", 7),
+        ("orders", 1),
+        ("customers", 8),
+    ]
 
 
-def test_a_source_that_is_held_because_of_a_sibling_lets_the_others_pass_up_to_its_time() -> None:
+def test_a_source_that_is_held_because_of_a_sibling_lets_the_others_pass_up_to_its_time() -> (
+    None
+):
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     feed(queues, TABLE, [(0, 5, 5)], upto=1, at_end=False)
     feed(queues, STREAM, log_of([7, 4, 6]), upto=3, at_end=False)
@@ -272,17 +358,33 @@ def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
     """As long as no source is read to its end before the other: then the order is also one of time."""
-    logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
+    logs = {
+        TABLE: log_of([time for time, _ in left]),
+        STREAM: log_of([time for time, _ in right]),
+    }
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     whole, part = (SourceQueues([(TABLE, START), (STREAM, START)]) for _ in range(2))
     every, some = list[tuple[str, int]](), list[tuple[str, int]]()
     for source, first, upto in pieces(logs, random):
-        end, time = upto == len(logs[source]), logs[source][upto - 1][2] if upto else NO_STREAM_TIME
+        end, time = (
+            upto == len(logs[source]),
+            logs[source][upto - 1][2] if upto else NO_STREAM_TIME,
+        )
         whole.add(run_of(source, logs[source][first:upto], upto, time, at_end=end))
-        part.add(run_of(source, list(compress(logs[source][first:upto], mine[source][first:])), upto, time, at_end=end))
+        part.add(
+            run_of(
+                source,
+                list(compress(logs[source][first:upto], mine[source][first:])),
+                upto,
+                time,
+                at_end=end,
+            )
+        )
         every, some = every + taken(whole), some + taken(part)
     assert some == [
-        (topic, offset) for topic, offset in every if mine[TABLE if topic == TABLE.topic else STREAM][offset]
+        (topic, offset)
+        for topic, offset in every
+        if mine[TABLE if topic == TABLE.topic else STREAM][offset]
     ]
 
 
@@ -296,22 +398,44 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
     Each step has the stream time of all records below its position.
     """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
-    logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
+    logs = {
+        TABLE: log_of([time for time, _ in left]),
+        STREAM: log_of([time for time, _ in right]),
+    }
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     told = dict.fromkeys(logs, START)
     for source, first, upto in pieces(logs, random):
         records = list(compress(logs[source][first:upto], mine[source][first:]))
-        time, end = logs[source][upto - 1][2] if upto else NO_STREAM_TIME, upto == len(logs[source])
+        time, end = (
+            logs[source][upto - 1][2] if upto else NO_STREAM_TIME,
+            upto == len(logs[source]),
+        )
         queues.add(run_of(source, records, upto, time, at_end=end))
         for step in queues.steps(random.choice((1, 3, 1 << 20)), 0.0):
-            begins = step.columns.stream_times[0] if len(step.columns) else step.stream_time
-            assert all(position.stream_time <= begins for other, position in told.items() if other != step.source)
-            assert not step.next_offset or step.stream_time == logs[step.source][step.next_offset - 1][2]
+            begins = (
+                step.columns.stream_times[0] if len(step.columns) else step.stream_time
+            )
+            assert all(
+                position.stream_time <= begins
+                for other, position in told.items()
+                if other != step.source
+            )
+            assert (
+                not step.next_offset
+                or step.stream_time == logs[step.source][step.next_offset - 1][2]
+            )
             told[step.source] = Position(step.next_offset, step.stream_time)
-    assert told == {source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME) for source, log in logs.items()}
+    assert told == {
+        source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME)
+        for source, log in logs.items()
+    }
 
 
-@given(st.lists(st.integers(0, 40), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.booleans())
+@given(
+    st.lists(st.integers(0, 40), max_size=12),
+    st.lists(st.integers(0, 3), max_size=12),
+    st.booleans(),
+)
 def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(
     times: list[int], nothings: list[int], ended: bool
 ) -> None:
@@ -322,7 +446,12 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
     upto, time = 0, NO_STREAM_TIME
     for record, count in zip(log, [*nothings, *[0] * len(log)], strict=False):
         upto, time = upto + 1, max(time, record[2])
-        queues.add(replace(run_of(STREAM, [(upto - 1, record[1], time)], upto, time), operator_times=[time]))
+        queues.add(
+            replace(
+                run_of(STREAM, [(upto - 1, record[1], time)], upto, time),
+                operator_times=[time],
+            )
+        )
         for _ in range(count):
             upto, time = upto + 1, time + 1
             queues.add(replace(run_of(STREAM, [], upto, time), operator_times=[time]))
@@ -337,7 +466,9 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
     assert sum(len(step.columns) for step in steps) == len(log)
     if steps:
         assert (steps[-1].next_offset, steps[-1].stream_time) == (upto, time)
-        assert [step.operator_times for step in steps if step.operator_times][-1] == [time]
+        assert [step.operator_times for step in steps if step.operator_times][-1] == [
+            time
+        ]
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:

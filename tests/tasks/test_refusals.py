@@ -23,7 +23,10 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 NOW = 1_000_000_000
 BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-HOUR = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.max.ms": "7200000"}
+HOUR = {
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": "7200000",
+}
 
 
 @pytest.mark.parametrize(
@@ -42,28 +45,50 @@ HOUR = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.m
     ],
 )
 def test_a_topic_says_in_its_settings_what_it_does_not_take(
-    config: dict[str, str], key: bytes | None, size: int, ahead_ms: int, named: str | None
+    config: dict[str, str],
+    key: bytes | None,
+    size: int,
+    ahead_ms: int,
+    named: str | None,
 ) -> None:
-    reason = TopicLimits.of(config, compressed=False).reason(key, b"x" * size, None, NOW + ahead_ms, NOW)
+    reason = TopicLimits.of(config, compressed=False).reason(
+        key, b"x" * size, None, NOW + ahead_ms, NOW
+    )
     assert (reason is None) if named is None else named in (reason or "")
 
 
 def test_how_large_a_record_is_when_it_is_compressed_is_not_known() -> None:
     assert (
-        TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
+        TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(
+            b"k", b"x" * 1000, None, NOW, NOW
+        )
+        is None
     )
 
 
 @given(st.lists(st.integers(1, 10), min_size=1), st.integers(1, 30))
-def test_batches_cover_all_records_in_order_and_are_as_large_as_is_allowed(sizes: list[int], most: int) -> None:
+def test_batches_cover_all_records_in_order_and_are_as_large_as_is_allowed(
+    sizes: list[int], most: int
+) -> None:
     found = [sizes[at] for at in batches(sizes, most)]
     assert [size for batch in found for size in batch] == sizes
     assert all(sum(batch) <= most or len(batch) == 1 for batch in found)
     assert all(sum(batch) + after[0] > most for batch, after in pairwise(found))
 
 
-@given(st.lists(st.tuples(st.binary(max_size=2), st.none() | st.integers(0, 3), st.booleans(), st.booleans())))
-def test_an_output_keeps_its_other_rows_whole_and_in_order(rows: list[tuple[bytes, int | None, bool, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=2),
+            st.none() | st.integers(0, 3),
+            st.booleans(),
+            st.booleans(),
+        )
+    )
+)
+def test_an_output_keeps_its_other_rows_whole_and_in_order(
+    rows: list[tuple[bytes, int | None, bool, bool]],
+) -> None:
     output, expected = Output("out"), []
     for number, (value, partition, headed, kept) in enumerate(rows):
         output.keys.append(b"k")
@@ -74,7 +99,12 @@ def test_an_output_keeps_its_other_rows_whole_and_in_order(rows: list[tuple[byte
         output.give_headers([("h", value)] if headed else None)
         if kept:
             expected.append(
-                (value, number, ANY_PARTITION if partition is None else partition, [("h", value)] if headed else None)
+                (
+                    value,
+                    number,
+                    ANY_PARTITION if partition is None else partition,
+                    [("h", value)] if headed else None,
+                )
             )
     output.keep([number for number, row in enumerate(rows) if row[3]])
     count = len(output)
@@ -89,9 +119,9 @@ def test_an_output_keeps_its_other_rows_whole_and_in_order(rows: list[tuple[byte
 
 def doubling() -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).map_values(lambda value: value * 2, value=serdes.raw).to(
-        "out"
-    )
+    builder.stream("in", key=serdes.text, value=serdes.raw).map_values(
+        lambda value: value * 2, value=serdes.raw
+    ).to("out")
     return builder.build()
 
 
@@ -106,7 +136,11 @@ def made(guarantee: str, handler: str) -> tuple[Engine, Task]:
     )
     engine.log.create_topics([TopicSpec("out", 1, {"max.message.bytes": "88"})])
     engine.committers[0].expect_refusals()
-    engine.write("in", [(b"key", b"x" * size, size) for size in range(1, 10)] + [(b"key", b"last", 11)])
+    engine.write(
+        "in",
+        [(b"key", b"x" * size, size) for size in range(1, 10)]
+        + [(b"key", b"last", 11)],
+    )
     return engine, engine.task(WHOLE)
 
 
@@ -126,17 +160,31 @@ def run(engine: Engine, task: Task) -> None:
 
 
 @BOTH
-def test_what_is_refused_is_left_out_and_its_source_record_is_a_dead_letter(guarantee: str) -> None:
+def test_what_is_refused_is_left_out_and_its_source_record_is_a_dead_letter(
+    guarantee: str,
+) -> None:
     engine, task = made(guarantee, "dead-letter")
     run(engine, task)
-    assert list(engine.read("out").values) == [b"x" * 2 * size for size in range(1, 9)] + [b"lastlast"]
+    assert list(engine.read("out").values) == [
+        b"x" * 2 * size for size in range(1, 9)
+    ] + [b"lastlast"]
     letters = engine.read("dead")
     assert list(letters.values) == [b"x" * 9]
     assert letters.headers is not None
     said = {name: (text or b"").decode() for name, text in letters.headers[0] or ()}
-    assert (said["__coopstreams.errors.topic"], said["__coopstreams.errors.offset"]) == ("in", "8")
+    assert (
+        said["__coopstreams.errors.topic"],
+        said["__coopstreams.errors.offset"],
+    ) == ("in", "8")
     assert "max.message.bytes allows 88" in said["__coopstreams.errors.message"]
-    assert sum(count for (_, reason), count in dropped(task).items() if reason == "production") == 1
+    assert (
+        sum(
+            count
+            for (_, reason), count in dropped(task).items()
+            if reason == "production"
+        )
+        == 1
+    )
 
 
 @BOTH
@@ -160,7 +208,8 @@ def test_a_dead_letter_that_cannot_be_written_either_is_no_silent_loss() -> None
     engine.log.delete_topics(["dead"])
     engine.log.create_topics([TopicSpec("dead", 1, {"max.message.bytes": "300"})])
     with pytest.raises(
-        DeliveryError, match='dead letter that cannot be written cannot be left out either: topic "dead"'
+        DeliveryError,
+        match='dead letter that cannot be written cannot be left out either: topic "dead"',
     ):
         run(engine, task)
 
@@ -169,8 +218,18 @@ def test_a_dead_letter_that_cannot_be_written_either_is_no_silent_loss() -> None
 def test_single_steps_give_what_large_ones_give(singly: str) -> None:
     engine = Engine(doubling(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     values = [b"%d" % number for number in range(1000)]
-    engine.write("in", [(None if number % 7 == 0 else b"key", value, number) for number, value in enumerate(values)])
-    task, source, committer = engine.task(WHOLE), TopicPartition("in", 0), engine.committers[0]
+    engine.write(
+        "in",
+        [
+            (None if number % 7 == 0 else b"key", value, number)
+            for number, value in enumerate(values)
+        ],
+    )
+    task, source, committer = (
+        engine.task(WHOLE),
+        TopicPartition("in", 0),
+        engine.committers[0],
+    )
     reader = engine.log.reader()
     reader.assign({source: task.progress.position(source)})
     for run in reader.fetch(1 << 20, 0):
@@ -186,5 +245,7 @@ def test_single_steps_give_what_large_ones_give(singly: str) -> None:
         committer.write_outputs(task)
         committer.commit([task])
         committer.begin(task)
-        assert task.progress.durable(source) == task.processed, "what was taken and not processed is not committed"
+        assert task.progress.durable(source) == task.processed, (
+            "what was taken and not processed is not committed"
+        )
     assert list(engine.read("out").values) == [value * 2 for value in values]

@@ -30,14 +30,16 @@ def counting(refused: list[bytes]) -> Topology:
         return True
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).filter(check).group_by_key().count(
-        store="counts"
-    ).to_stream().to("out")
+    builder.stream("in", key=serdes.text, value=serdes.raw).filter(
+        check
+    ).group_by_key().count(store="counts").to_stream().to("out")
     return builder.build()
 
 
 def engine(guarantee: str, refused: list[bytes]) -> Engine:
-    made = Engine(counting(refused), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+    made = Engine(
+        counting(refused), {"in": 1, "out": 1}, processing_guarantee=guarantee
+    )
     made.write("in", [(key, b"%d" % at, at) for at, key in enumerate(KEYS * 3)])
     return made
 
@@ -72,7 +74,9 @@ def test_the_successor_of_a_thread_does_again_what_was_not_committed_and_nothing
     if guarantee == EXACTLY:
         assert made.counted() == {key: [1, 2, 3] for key in KEYS}
     else:
-        assert {key: (min(seen), max(seen)) for key, seen in made.counted().items()} == dict.fromkeys(KEYS, (1, 3))
+        assert {
+            key: (min(seen), max(seen)) for key, seen in made.counted().items()
+        } == dict.fromkeys(KEYS, (1, 3))
 
 
 def test_a_task_that_the_dead_thread_was_never_told_of_is_opened_again_too() -> None:
@@ -94,7 +98,9 @@ def test_a_task_that_the_dead_thread_was_never_told_of_is_opened_again_too() -> 
     made.open(WHOLE)
     made.settle()
     made.stop()
-    assert made.counted() == {key: [1, 2, 3] if key != KEYS[0] else [1, 2, 3, 4] for key in KEYS}
+    assert made.counted() == {
+        key: [1, 2, 3] if key != KEYS[0] else [1, 2, 3, 4] for key in KEYS
+    }
 
 
 def test_a_thread_that_rests_gives_up_tasks_and_ends_at_once() -> None:
@@ -114,7 +120,9 @@ def test_a_thread_that_rests_gives_up_tasks_and_ends_at_once() -> None:
     assert made.threads[0].stop(PATIENCE_S)
     resting.start()
     assert resting.stop(PATIENCE_S)
-    assert len(made.read("out", committed_only=False)) == 0, "the records in front of it were left to the next owner"
+    assert len(made.read("out", committed_only=False)) == 0, (
+        "the records in front of it were left to the next owner"
+    )
 
 
 @given(st.lists(st.floats(0, 2 * FORGOTTEN_AFTER_S), min_size=1, max_size=30))

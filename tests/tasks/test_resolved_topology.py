@@ -25,22 +25,32 @@ def topology() -> Topology:
     """Return a topology: sub-topology 0 copies the matching topics, 1 counts another topic."""
     builder = StreamsBuilder("app")
     builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to("out")
-    builder.stream("people", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+    builder.stream("people", key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    )
     return builder.build()
 
 
 def cluster(**partitions: int) -> MemoryLog:
     log = MemoryLog()
     log.create_topics(
-        [TopicSpec(name.replace("_", "-"), count) for name, count in {"people": 1, "out": 1, **partitions}.items()]
+        [
+            TopicSpec(name.replace("_", "-"), count)
+            for name, count in {"people": 1, "out": 1, **partitions}.items()
+        ]
     )
     return log
 
 
-def test_a_task_reads_the_topics_that_have_its_partition_and_one_that_nobody_has_is_not_known() -> None:
+def test_a_task_reads_the_topics_that_have_its_partition_and_one_that_nobody_has_is_not_known() -> (
+    None
+):
     resolved = resolve_topology(cluster(orders_eu=1, orders_us=2), topology(), CONFIG)
     assert resolved.topics.tasks == (2, 1)
-    assert resolved.sources(TaskId(0, 0, WHOLE)) == (TopicPartition("orders-eu", 0), TopicPartition("orders-us", 0))
+    assert resolved.sources(TaskId(0, 0, WHOLE)) == (
+        TopicPartition("orders-eu", 0),
+        TopicPartition("orders-us", 0),
+    )
     assert resolved.sources(TaskId(0, 1, WHOLE)) == (TopicPartition("orders-us", 1),)
     assert resolved.sources(TaskId(0, 2, WHOLE)) == ()
 

@@ -29,12 +29,21 @@ from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.tasks import schemas
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.schemas import bind_in_memory, check_schemas, schema_uses, schemas_bound
+from coopstreams.tasks.schemas import (
+    bind_in_memory,
+    check_schemas,
+    schema_uses,
+    schemas_bound,
+)
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compatibility.schema import Schema
-from coopstreams.topology.compile.timestamps import extraction_error, failed, timestamp_column
+from coopstreams.topology.compile.timestamps import (
+    extraction_error,
+    failed,
+    timestamp_column,
+)
 from coopstreams.topology.errors import ConfigError, LogError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import Source
@@ -51,7 +60,11 @@ from tests.parcels import FILE, Depot
 
 
 def record(name: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": n, "type": t} for n, t in fields.items()],
+    }
 
 
 KEY = record("shop.Customer", id="long")
@@ -78,7 +91,14 @@ def totals(key: Any = KEY, order: Any = ORDER) -> Topology:
 
 def config(**settings: Any) -> Config:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    return Config.of({"bootstrap.servers": "x", "schema.registry.url": "http://127.0.0.1:9", **given}, "shop")
+    return Config.of(
+        {
+            "bootstrap.servers": "x",
+            "schema.registry.url": "http://127.0.0.1:9",
+            **given,
+        },
+        "shop",
+    )
 
 
 @pytest.fixture
@@ -101,11 +121,16 @@ def test_the_driver_needs_no_registry(ranges: int) -> None:
         orders = driver.input("orders")
         for cents in (5, 7):
             orders.send({"id": 1}, {"cents": cents, "note": "x"})
-        assert [(r.key, r.value) for r in driver.output("paid").records()][-1] == ({"id": 1}, {"cents": 12})
+        assert [(r.key, r.value) for r in driver.output("paid").records()][-1] == (
+            {"id": 1},
+            {"cents": 12},
+        )
         assert driver.store("totals").get({"id": 1}) == {"cents": 12}
 
 
-def test_a_key_with_another_schema_id_goes_to_the_handler_although_no_function_reads_keys() -> None:
+def test_a_key_with_another_schema_id_goes_to_the_handler_although_no_function_reads_keys() -> (
+    None
+):
     settings = {"deserialization.exception.handler": "continue"}
     with TopologyTestDriver(totals(), config=settings) as driver:
         orders = driver.input("orders", serdes.raw, serdes.avro(ORDER))
@@ -113,7 +138,10 @@ def test_a_key_with_another_schema_id_goes_to_the_handler_although_no_function_r
         orders.send(key, {"cents": 5, "note": ""})
         orders.send(b"\0\x12\x34\x56\x78" + key[5:], {"cents": 7, "note": ""})
         assert driver.store("totals").get({"id": 1}) == {"cents": 5}
-        assert ["has schema id 305419896" in str(failure.error) for failure in driver.failures] == [True]
+        assert [
+            "has schema id 305419896" in str(failure.error)
+            for failure in driver.failures
+        ] == [True]
 
 
 def test_the_subjects_are_those_of_kafka_streams() -> None:
@@ -126,7 +154,11 @@ def test_the_subjects_are_those_of_kafka_streams() -> None:
         "shop-totals-changelog-key",
         "shop-totals-changelog-value",
     ]
-    assert {use.subject("RecordNameStrategy") for use in uses} == {"shop.Customer", "shop.Order", "shop.Total"}
+    assert {use.subject("RecordNameStrategy") for use in uses} == {
+        "shop.Customer",
+        "shop.Order",
+        "shop.Total",
+    }
     assert uses[1].subject("TopicRecordNameStrategy") == "orders-shop.Order"
 
 
@@ -141,7 +173,12 @@ def test_a_global_store_is_read_with_the_schemas_of_its_topic() -> None:
     topology = (
         TopologyBuilder("shop")
         .add_source("lines", "in", key=serdes.text, value=serdes.text)
-        .add_global_store(key_value_store("customers", key=serdes.avro(KEY), value=serdes.avro(TOTAL)), "customers")
+        .add_global_store(
+            key_value_store(
+                "customers", key=serdes.avro(KEY), value=serdes.avro(TOTAL)
+            ),
+            "customers",
+        )
         .add_global_store(
             key_value_store("notes", key=serdes.text, value=serdes.text),
             "orders",
@@ -152,7 +189,10 @@ def test_a_global_store_is_read_with_the_schemas_of_its_topic() -> None:
         .add_sink("out", "out", "lines", key=serdes.text, value=serdes.text)
         .build()
     )
-    assert [(use.topic, use.part, use.codec.name, use.written) for use in schema_uses(topology)] == [
+    assert [
+        (use.topic, use.part, use.codec.name, use.written)
+        for use in schema_uses(topology)
+    ] == [
         ("customers", "key", "shop.Customer", False),
         ("customers", "value", "shop.Total", False),
         ("orders", "value", "shop.Order", False),
@@ -163,13 +203,22 @@ def test_what_is_written_is_registered_at_start(registry: InMemoryRegistry) -> N
     topology = totals()
     with schemas_bound(topology, config()):
         check_schemas(topology, config())
-        assert registry.latest("paid-value") == registry.latest("shop-totals-changelog-value") == text_of(TOTAL)
+        assert (
+            registry.latest("paid-value")
+            == registry.latest("shop-totals-changelog-value")
+            == text_of(TOTAL)
+        )
         assert registry.latest("orders-value") is None
         number = registry.lookup("paid-value", text_of(TOTAL))
-        assert int.from_bytes(serdes.avro(TOTAL).serialize({"cents": 1})[1:5], "big") == number
+        assert (
+            int.from_bytes(serdes.avro(TOTAL).serialize({"cents": 1})[1:5], "big")
+            == number
+        )
 
 
-SENT, HELD, LEFT, RIGHT = (record(f"shop.{name}", cents="long") for name in ("Sent", "Held", "Left", "Right"))
+SENT, HELD, LEFT, RIGHT = (
+    record(f"shop.{name}", cents="long") for name in ("Sent", "Held", "Left", "Right")
+)
 
 
 def within_others() -> Topology:
@@ -184,9 +233,9 @@ def within_others() -> Topology:
         )
         for name, schema in (("held", HELD), ("left", LEFT), ("right", RIGHT))
     ]
-    tables[0].suppress(until_time_limit(timedelta(seconds=1)), name="wait").to_stream().map_values(
-        lambda row: row["cents"], value=serdes.json
-    ).to("out")
+    tables[0].suppress(
+        until_time_limit(timedelta(seconds=1)), name="wait"
+    ).to_stream().map_values(lambda row: row["cents"], value=serdes.json).to("out")
     tables[1].join(
         tables[2],
         lambda *rows: [row["cents"] for row in rows],
@@ -214,27 +263,44 @@ def test_what_is_written_to_topics_by_a_function_and_within_other_values_has_ids
         ):
             number = registry.lookup(subject, text_of(schema)) or 0
             assert number > 7
-            assert int.from_bytes(serdes.avro(schema).serialize({"cents": 1})[1:5], "big") == number, subject
+            assert (
+                int.from_bytes(serdes.avro(schema).serialize({"cents": 1})[1:5], "big")
+                == number
+            ), subject
 
 
-def test_a_version_that_cannot_be_read_is_refused_at_start(registry: InMemoryRegistry) -> None:
-    registry.register("orders-value", text_of(record("shop.Order", cents="string", note="string")))
+def test_a_version_that_cannot_be_read_is_refused_at_start(
+    registry: InMemoryRegistry,
+) -> None:
+    registry.register(
+        "orders-value", text_of(record("shop.Order", cents="string", note="string"))
+    )
     topology = totals()
     with (
         schemas_bound(topology, config()),
-        pytest.raises(ConfigError, match=r'subject "orders-value".*cents: string cannot be read as long.*fits'),
+        pytest.raises(
+            ConfigError,
+            match=r'subject "orders-value".*cents: string cannot be read as long.*fits',
+        ),
     ):
         check_schemas(topology, config())
 
 
-def test_keys_of_another_schema_are_refused_at_start(registry: InMemoryRegistry) -> None:
+def test_keys_of_another_schema_are_refused_at_start(
+    registry: InMemoryRegistry,
+) -> None:
     registry.register("orders-key", text_of(record("shop.Customer", id="int")))
     topology = totals()
-    with schemas_bound(topology, config()), pytest.raises(ConfigError, match=r'"orders-key".*keys have another schema'):
+    with (
+        schemas_bound(topology, config()),
+        pytest.raises(ConfigError, match=r'"orders-key".*keys have another schema'),
+    ):
         check_schemas(topology, config())
 
 
-def test_a_refused_application_has_registered_nothing(registry: InMemoryRegistry) -> None:
+def test_a_refused_application_has_registered_nothing(
+    registry: InMemoryRegistry,
+) -> None:
     """It made its schema a version of the keys that were compared next, which then seemed to fit."""
     key = serdes.avro(KEY)
     builder = StreamsBuilder("shop")
@@ -260,17 +326,25 @@ message Depot { message Key { int32 number = 1; } Key key = 1; int64 grams = 2 [
 
 @pytest.mark.parametrize(
     "text",
-    [AS_JAVA, base64.b64encode(FILE.SerializeToString()).decode(), AS_JAVA.replace("string city = 2;", "")],
+    [
+        AS_JAVA,
+        base64.b64encode(FILE.SerializeToString()).decode(),
+        AS_JAVA.replace("string city = 2;", ""),
+    ],
     ids=["java", "python", "before a value changed"],
 )
-def test_keys_of_a_file_that_others_have_registered_have_its_id(registry: InMemoryRegistry, text: str) -> None:
+def test_keys_of_a_file_that_others_have_registered_have_its_id(
+    registry: InMemoryRegistry, text: str
+) -> None:
     """With comments and options, as a descriptor, or before other messages in it changed, it has the same keys."""
     key = serdes.protobuf(Depot.Key)
     assert isinstance(key, SchemaSerde)
     registry.register("other", key.codec.schema)
     number = registry.register("in-key", Schema(text, "PROTOBUF"))
     builder = StreamsBuilder("post")
-    builder.stream("in", key=key, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    builder.stream("in", key=key, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to("out")
     topology = builder.build()
     with schemas_bound(topology, config()):
         check_schemas(topology, config())
@@ -279,7 +353,11 @@ def test_keys_of_a_file_that_others_have_registered_have_its_id(registry: InMemo
 
 
 @pytest.mark.parametrize(
-    "change", [("int32 number", "int64 number"), ("message Parcel", "message A {} message Parcel")]
+    "change",
+    [
+        ("int32 number", "int64 number"),
+        ("message Parcel", "message A {} message Parcel"),
+    ],
 )
 def test_keys_of_another_message_or_place_are_refused_at_start(
     registry: InMemoryRegistry, change: tuple[str, str]
@@ -288,13 +366,19 @@ def test_keys_of_another_message_or_place_are_refused_at_start(
     builder = StreamsBuilder("post")
     builder.stream("in", key=serdes.protobuf(Depot.Key), value=serdes.raw).to("out")
     topology = builder.build()
-    with schemas_bound(topology, config()), pytest.raises(ConfigError, match=r'"in-key".*keys have another schema'):
+    with (
+        schemas_bound(topology, config()),
+        pytest.raises(ConfigError, match=r'"in-key".*keys have another schema'),
+    ):
         check_schemas(topology, config())
 
 
 def test_a_topology_with_schemas_needs_a_registry() -> None:
     plain = Config.of({"bootstrap.servers": "x"}, "shop")
-    with pytest.raises(ConfigError, match=r"set schema.registry.url"), schemas_bound(totals(), plain):
+    with (
+        pytest.raises(ConfigError, match=r"set schema.registry.url"),
+        schemas_bound(totals(), plain),
+    ):
         pass
 
 
@@ -303,18 +387,31 @@ def test_a_registry_that_is_away_at_start_is_an_error_with_its_address() -> None
     with (
         schemas_bound(topology, config()),
         pytest.raises(
-            LogError, match=r'"orders-key": the schema registry http://127.0.0.1:9 cannot be reached'
+            LogError,
+            match=r'"orders-key": the schema registry http://127.0.0.1:9 cannot be reached',
         ) as away,
     ):
         check_schemas(topology, config())
-    assert exit_status(away.value) == FAILED, "a process that is started again may find it"
+    assert exit_status(away.value) == FAILED, (
+        "a process that is started again may find it"
+    )
 
 
 def unread() -> Failure:
     """Return the failure of a record for which the registry does not answer."""
     error = SerdeError("serde avro cannot read")
     error.__cause__ = RegistryUnavailableError("the schema registry does not answer")
-    return Failure("deserialization", serdes.avro(ORDER).name, error, TopicPartition("orders", 0), 4, b"", b"", 0, None)
+    return Failure(
+        "deserialization",
+        serdes.avro(ORDER).name,
+        error,
+        TopicPartition("orders", 0),
+        4,
+        b"",
+        b"",
+        0,
+        None,
+    )
 
 
 @pytest.mark.parametrize("task", [TaskId(0, 0, WHOLE), None])
@@ -323,18 +420,29 @@ def test_a_registry_that_is_away_later_ends_a_backfill_and_a_global_table_whatev
 ) -> None:
     count: list[Failure] = []
     settings = config(deserialization_exception_handler="continue")
-    with pytest.raises(LogError, match=r'"orders" partition 0 offset 4 cannot be read') as away:
-        handler(task, settings, lambda f, _: count.append(f), lambda *_: None, Sayings())(unread())
+    with pytest.raises(
+        LogError, match=r'"orders" partition 0 offset 4 cannot be read'
+    ) as away:
+        handler(
+            task, settings, lambda f, _: count.append(f), lambda *_: None, Sayings()
+        )(unread())
     assert (count, exit_status(away.value)) == ([], FAILED)
 
 
-def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> None:
+def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> (
+    None
+):
     settings, failure = config(deserialization_exception_handler="continue"), unread()
     count: list[Failure] = []
     with pytest.raises(TriedLaterError, match=r"offset 4.*processed again in 1\.0 s"):
-        handler(TaskId(0, 0, WHOLE), settings, lambda f, _: count.append(f), lambda *_: None, Sayings(), tries=Tries())(
-            failure
-        )
+        handler(
+            TaskId(0, 0, WHOLE),
+            settings,
+            lambda f, _: count.append(f),
+            lambda *_: None,
+            Sayings(),
+            tries=Tries(),
+        )(failure)
     assert count == []
 
 
@@ -352,15 +460,23 @@ def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
     assert client.latest("a-value") is None
     assert client.lookup("a-value", text) is None
     number = client.register("a-value", text)
-    assert (client.lookup("a-value", text), client.latest("a-value"), client.schema(number)) == (number, text, text)
+    assert (
+        client.lookup("a-value", text),
+        client.latest("a-value"),
+        client.schema(number),
+    ) == (number, text, text)
     with pytest.raises(SerdeError, match=r"no schema with id 99"):
         client.schema(99)
     with pytest.raises(SerdeError, match=r"auto.register.schemas is false"):
-        RegistryClient("mock://law", (("url", "mock://law"),), registers=False).register("b-value", text)
+        RegistryClient(
+            "mock://law", (("url", "mock://law"),), registers=False
+        ).register("b-value", text)
 
 
 @contextmanager
-def answering(status: int, body: bytes = b"", schemas: bytes = b"") -> Iterator[tuple[RegistryClient, str, list[str]]]:
+def answering(
+    status: int, body: bytes = b"", schemas: bytes = b""
+) -> Iterator[tuple[RegistryClient, str, list[str]]]:
     """Yield a client of a registry that answers everything so, its URL, and the paths that it is asked for. `schemas`:
     the answer to what is asked by id, if it has one.
     """
@@ -383,17 +499,25 @@ def answering(status: int, body: bytes = b"", schemas: bytes = b"") -> Iterator[
         server.shutdown()
 
 
-def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_id_is_not_asked_for_at_every_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     times = iter((100.0, 100.0, 101.0, 104.9, 106.0, 106.0))
     monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
-    with answering(404, b'{"error_code": 40403, "message": "Schema not found"}') as (client, _, asked):
+    with answering(404, b'{"error_code": 40403, "message": "Schema not found"}') as (
+        client,
+        _,
+        asked,
+    ):
         for _ in range(4):
             with pytest.raises(SerdeError, match=r"no schema with id 7"):
                 client.schema(7)
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
 
 
-def test_a_registry_that_is_away_is_not_asked_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_is_away_is_not_asked_at_every_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     times = iter((100.0, 105.0, 105.1, 105.9, 106.1, 111.0))
     monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
     with answering(503) as (client, url, asked):
@@ -403,7 +527,9 @@ def test_a_registry_that_is_away_is_not_asked_at_every_record(monkeypatch: pytes
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
 
 
-def test_a_registry_that_is_away_when_asked_for_a_named_schema_is_not_asked_at_every_record() -> None:
+def test_a_registry_that_is_away_when_asked_for_a_named_schema_is_not_asked_at_every_record() -> (
+    None
+):
     named = b'{"schema": "[]", "references": [{"name": "a.B", "subject": "a.B", "version": 1}]}'
     with answering(503, schemas=named) as (client, url, asked):
         for _ in range(3):
@@ -412,8 +538,13 @@ def test_a_registry_that_is_away_when_asked_for_a_named_schema_is_not_asked_at_e
     assert len(asked) == 2, asked
 
 
-@pytest.mark.parametrize("body", [b"", b"default backend - 404", b"[]", b'{"code": 404}', b'{"error_code": 404}'])
-def test_a_404_that_is_not_the_registrys_does_not_mean_that_a_schema_is_missing(body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"default backend - 404", b"[]", b'{"code": 404}', b'{"error_code": 404}'],
+)
+def test_a_404_that_is_not_the_registrys_does_not_mean_that_a_schema_is_missing(
+    body: bytes,
+) -> None:
     with answering(404, body) as (client, url, _):
         with pytest.raises(RegistryUnavailableError, match=rf"{url} answers 404"):
             client.schema(7)
@@ -421,17 +552,24 @@ def test_a_404_that_is_not_the_registrys_does_not_mean_that_a_schema_is_missing(
             client.latest("orders-value")
 
 
-def test_a_timestamp_for_which_the_registry_did_not_answer_is_to_be_taken_again() -> None:
+def test_a_timestamp_for_which_the_registry_did_not_answer_is_to_be_taken_again() -> (
+    None
+):
     builder = StreamsBuilder("shop")
     orders = builder.stream(
-        "orders", key=serdes.raw, value=serdes.avro(ORDER), timestamp=lambda read: read.value and read.value["cents"]
+        "orders",
+        key=serdes.raw,
+        value=serdes.avro(ORDER),
+        timestamp=lambda read: read.value and read.value["cents"],
     )
     orders.to("out")
     topology, at = builder.build(), TopicPartition("orders", 0)
     source, _ = topology.subtopologies[0].nodes
     assert isinstance(source, Source)
     bind_in_memory(topology)
-    columns = Columns([b""], [source.value.serialize({"cents": 9, "note": ""})], [5], [4], (), None)
+    columns = Columns(
+        [b""], [source.value.serialize({"cents": 9, "note": ""})], [5], [4], (), None
+    )
     assert timestamp_column(source)(at, columns, -1) == [9]
     with schemas_bound(topology, config()):
         columns.timestamps = timestamp_column(source)(at, columns, -1)
@@ -445,6 +583,9 @@ def test_queries_take_and_show_json() -> None:
     bind_in_memory(totals())
     key, value = serdes.avro(KEY), serdes.avro(TOTAL)
     assert parse_key(key, '{"id": 1}') == key.serialize({"id": 1})
-    assert to_json(show_value(value, value.serialize({"cents": 3}), "it"), "it") == b'{"cents":3}'
+    assert (
+        to_json(show_value(value, value.serialize({"cents": 3}), "it"), "it")
+        == b'{"cents":3}'
+    )
     with pytest.raises(QueryError, match=r"is no avro"):
         parse_key(key, "{")

@@ -13,7 +13,9 @@ IDLE_MS = 1000
 
 
 def batch(stream_time: int, *, busy: bool = False, at_end: bool = True) -> RecordBatch:
-    return RecordBatch(TopicPartition("t", 0), 0, NO_RECORDS, 0, stream_time, at_end, (), busy)
+    return RecordBatch(
+        TopicPartition("t", 0), 0, NO_RECORDS, 0, stream_time, at_end, (), busy
+    )
 
 
 def test_it_advances_by_the_silence_once_for_each_interval() -> None:
@@ -52,7 +54,11 @@ def test_without_a_record_there_is_no_time_to_advance() -> None:
 
 
 happenings = st.lists(
-    st.tuples(st.sampled_from(["record", "behind", "mark", "look"]), st.integers(0, 3000), st.integers(0, 9000)),
+    st.tuples(
+        st.sampled_from(["record", "behind", "mark", "look"]),
+        st.integers(0, 3000),
+        st.integers(0, 9000),
+    ),
     max_size=30,
 )
 
@@ -68,7 +74,9 @@ def test_stream_time_is_never_nearer_to_the_clock_than_at_the_last_record(
         if what in ("record", "behind"):
             stream_time = max(stream_time, time)
             lag = now_ms - stream_time
-            silence.heard(batch(stream_time, busy=True, at_end=what == "record"), now_ms / 1000)
+            silence.heard(
+                batch(stream_time, busy=True, at_end=what == "record"), now_ms / 1000
+            )
         elif what == "mark":
             silence.heard(batch(stream_time), now_ms / 1000)
         elif (told := silence.advance(now_ms / 1000)) is not None:

@@ -36,7 +36,9 @@ def failed(failure: Failure) -> None:
     raise AssertionError(failure)
 
 
-def test_a_transaction_has_as_many_records_as_the_sink_takes_in_a_second_also_behind_those_that_it_has() -> None:
+def test_a_transaction_has_as_many_records_as_the_sink_takes_in_a_second_also_behind_those_that_it_has() -> (
+    None
+):
     sink = Slow()
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.raw, value=serdes.raw).to_sink(sink, name="s")
@@ -47,7 +49,9 @@ def test_a_transaction_has_as_many_records_as_the_sink_takes_in_a_second_also_be
     progress = Progress.beginning(WHOLE, {source: Position(0)})
     state = TaskState(Database(Memory(), ()), (), WHOLE, 0)
     task = Task(
-        Incarnation(TaskId(part.id, 0, WHOLE), (source,), state, progress, sink=session),
+        Incarnation(
+            TaskId(part.id, 0, WHOLE), (source,), state, progress, sink=session
+        ),
         compile_subtopology(topology, part),
         failed,
         Tally(),
@@ -64,5 +68,7 @@ def test_a_transaction_has_as_many_records_as_the_sink_takes_in_a_second_also_be
         transactions.append(task.apply())
     assert sum(transactions) == RECORDS - APPLIED_BEFORE == len(sink.records)
     assert max(transactions) <= 2 * APPLIED_S * 1000 / MS_EACH
-    assert transactions[:2] == [0, 0], "what the sink has is left out many records at a time"
+    assert transactions[:2] == [0, 0], (
+        "what the sink has is left out many records at a time"
+    )
     assert len(transactions) < 50

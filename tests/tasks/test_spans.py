@@ -31,16 +31,22 @@ class Traced:
 
     def __init__(self, ratio: float = 0.0) -> None:
         builder = StreamsBuilder("app")
-        doubled = builder.stream("in", key=serdes.text, value=serdes.int64).map_values(lambda value: 2 * value)
+        doubled = builder.stream("in", key=serdes.text, value=serdes.int64).map_values(
+            lambda value: 2 * value
+        )
         doubled.filter(lambda _, value: 100 // value > 0).to("out", value=serdes.int64)
         topology = builder.build()
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.spans = RecordSpans(provider.get_tracer("test"), ratio, "app", TaskId(0, 0, WHOLE))
+        self.spans = RecordSpans(
+            provider.get_tracer("test"), ratio, "app", TaskId(0, 0, WHOLE)
+        )
         self.failures: list[Failure] = []
         program = compile_subtopology(topology, topology.subtopologies[0])
-        self.program: BoundProgram = program.bind({}, self.spans.noting(self.failures.append), caching=False)
+        self.program: BoundProgram = program.bind(
+            {}, self.spans.noting(self.failures.append), caching=False
+        )
 
     def process(self, columns: Columns) -> Output:
         self.spans.process(self.program, SOURCE, columns, taken=False)
@@ -56,15 +62,27 @@ def context_of(span: ReadableSpan) -> SpanContext:
     return context
 
 
-def records(headers: list[Headers | None] | None, values: list[int] | None = None) -> Columns:
+def records(
+    headers: list[Headers | None] | None, values: list[int] | None = None
+) -> Columns:
     values = values or [1] * len(headers or ())
     count = len(values)
     encoded = [serdes.int64.serialize(value) for value in values]
-    return Columns([b"k"] * count, encoded, list(range(count)), list(range(count)), list(range(count)), headers)
+    return Columns(
+        [b"k"] * count,
+        encoded,
+        list(range(count)),
+        list(range(count)),
+        list(range(count)),
+        headers,
+    )
 
 
 def parent(trace: int, *, sampled: bool = True) -> Headers:
-    return [("other", b"x"), ("traceparent", f"00-{trace:032x}-{7:016x}-0{int(sampled)}".encode())]
+    return [
+        ("other", b"x"),
+        ("traceparent", f"00-{trace:032x}-{7:016x}-0{int(sampled)}".encode()),
+    ]
 
 
 def trace_of(headers: Headers | None) -> Any:
@@ -80,14 +98,21 @@ def test_what_is_made_of_a_traced_record_carries_its_span() -> None:
     assert span.attributes is not None
     assert span.attributes["messaging.kafka.offset"] == 1
     assert out.headers is not None
-    assert trace_of(out.headers[1]) == ["00", f"{5:032x}", f"{context_of(span).span_id:016x}", "01"]
+    assert trace_of(out.headers[1]) == [
+        "00",
+        f"{5:032x}",
+        f"{context_of(span).span_id:016x}",
+        "01",
+    ]
     assert out.headers[1] is not None
     assert out.headers[1][0] == ("other", b"x")
     assert trace_of(out.headers[2])[2] == f"{7:016x}"  # passed on unchanged
 
 
 @given(
-    st.lists(st.sampled_from(["none", "sampled", "not", "broken"]), min_size=1, max_size=12),
+    st.lists(
+        st.sampled_from(["none", "sampled", "not", "broken"]), min_size=1, max_size=12
+    ),
     st.sampled_from([0, 0.3, 1]),
 )
 def test_results_are_as_without_spans(kinds: list[str], ratio: float) -> None:
@@ -101,7 +126,11 @@ def test_results_are_as_without_spans(kinds: list[str], ratio: float) -> None:
     traced, plain = Traced(ratio), Traced()
     plain.program.process(SOURCE, columns)
     out, expected = traced.process(columns), plain.program.outputs["out"]
-    assert (out.keys, out.values, out.timestamps) == (expected.keys, expected.values, expected.timestamps)
+    assert (out.keys, out.values, out.timestamps) == (
+        expected.keys,
+        expected.values,
+        expected.timestamps,
+    )
     if not ratio:
         assert len(traced.done()) == kinds.count("sampled")
 
@@ -123,7 +152,9 @@ def test_a_failure_is_in_the_span_of_its_record() -> None:
     failed, fine = traced.done()
     assert (failed.status.is_ok, fine.status.is_ok) == (False, True)
     assert failed.status.description is not None
-    assert "division" in failed.status.description or "modulo" in failed.status.description
+    assert (
+        "division" in failed.status.description or "modulo" in failed.status.description
+    )
     assert [event.name for event in failed.events] == ["exception"]
 
 
@@ -140,7 +171,9 @@ def test_spans_of_records_that_were_not_processed_end_with_the_task() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0])
-def test_a_record_that_waits_for_calls_has_one_span_from_its_coming_to_its_end(ratio: float) -> None:
+def test_a_record_that_waits_for_calls_has_one_span_from_its_coming_to_its_end(
+    ratio: float,
+) -> None:
     traced = Traced(ratio)
     taken = traced.spans.take(SOURCE, records([parent(1), None]))
     traced.spans.process(traced.program, SOURCE, taken, taken=True)

@@ -23,9 +23,9 @@ SOURCE = TopicPartition("in", 0)
 def counting() -> Topology:
     """Records without a key are dropped; values that are no JSON fail."""
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.json, name="read").filter(
-        lambda _, value: value is not None, name="seen"
-    )
+    stream = builder.stream(
+        "in", key=serdes.text, value=serdes.json, name="read"
+    ).filter(lambda _, value: value is not None, name="seen")
     stream.group_by_key().count(store="counts").to_stream().to("out")
     return builder.build()
 
@@ -38,8 +38,13 @@ def made() -> Engine:
         deserialization_exception_handler="dead-letter",
         errors_dead_letter_queue_topic_name="dead",
     )
-    rows: list[tuple[bytes | None, bytes | None, int]] = [(b"%d" % number, b"1", number) for number in range(20)]
-    engine.write("in", [*rows, (None, b"1", 21), (b"bad", b"no JSON", 22), (b"bad", b"no JSON", 23)])
+    rows: list[tuple[bytes | None, bytes | None, int]] = [
+        (b"%d" % number, b"1", number) for number in range(20)
+    ]
+    engine.write(
+        "in",
+        [*rows, (None, b"1", 21), (b"bad", b"no JSON", 22), (b"bad", b"no JSON", 23)],
+    )
     return engine
 
 
@@ -56,10 +61,14 @@ def test_the_latest_failures_are_told_without_what_was_in_the_records() -> None:
         tallies.failed(
             TaskId(0, 0, WHOLE),
             tally,
-            Failure("processing", "mapped", error, SOURCE, offset, b"k", b"secret", 0, None),
+            Failure(
+                "processing", "mapped", error, SOURCE, offset, b"k", b"secret", 0, None
+            ),
             "continue",
         )
-    assert [failure.offset for failure in tallies.latest] == list(range(3, MOST_FAILURES + 3))
+    assert [failure.offset for failure in tallies.latest] == list(
+        range(3, MOST_FAILURES + 3)
+    )
     assert tally.failed == {("mapped", "processing"): MOST_FAILURES + 3}
     assert "secret" not in str(tallies.latest)
 
@@ -67,15 +76,25 @@ def test_the_latest_failures_are_told_without_what_was_in_the_records() -> None:
 def totals(engine: Engine) -> dict[str, float]:
     families = text_string_to_metric_families(engine.metrics.text().decode())
     found: dict[str, float] = {}
-    for sample in (sample for family in families for sample in family.samples if sample.name.endswith("_total")):
+    for sample in (
+        sample
+        for family in families
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    ):
         found[sample.name] = found.get(sample.name, 0) + sample.value
     return found
 
 
-def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them() -> None:
+def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them() -> (
+    None
+):
     engine = made()
     before: dict[str, float] = {}
-    for key_range in (WHOLE, *KeyRange.split(2)):  # a task, and then two that share its keys
+    for key_range in (
+        WHOLE,
+        *KeyRange.split(2),
+    ):  # a task, and then two that share its keys
         task = engine.task(key_range)
         engine.tallies.look(task)
         process(engine, task)
@@ -95,7 +114,9 @@ def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them(
 
 
 @pytest.mark.parametrize("looks", [0, 1])
-def test_what_a_task_did_since_the_last_look_is_counted_when_it_is_closed(looks: int) -> None:
+def test_what_a_task_did_since_the_last_look_is_counted_when_it_is_closed(
+    looks: int,
+) -> None:
     engine = made()
     task = engine.task(WHOLE)
     for _ in range(looks):

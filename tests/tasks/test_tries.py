@@ -26,20 +26,37 @@ from tests.tasks.called import TOPICS, finish, numbered, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 TASK = TaskId(0, 0, WHOLE)
-FAILURE = Failure("processing", "map", ValueError("no"), TopicPartition("in", 0), 42, b"k", b"v", 7, None)
+FAILURE = Failure(
+    "processing",
+    "map",
+    ValueError("no"),
+    TopicPartition("in", 0),
+    42,
+    b"k",
+    b"v",
+    7,
+    None,
+)
 
 
 def asked(answer: Any, tries: Tries | None, task: TaskId | None = TASK) -> OnFailure:
     """Return a task's failure handler with a function that gives this answer."""
-    config = Config.of({"bootstrap.servers": "x:1", "processing.exception.handler": lambda _: answer}, "app")
-    return handler(task, config, lambda *_: None, lambda *_: None, Sayings(), tries=tries)
+    config = Config.of(
+        {"bootstrap.servers": "x:1", "processing.exception.handler": lambda _: answer},
+        "app",
+    )
+    return handler(
+        task, config, lambda *_: None, lambda *_: None, Sayings(), tries=tries
+    )
 
 
 def test_a_record_is_processed_again_so_many_times_after_growing_pauses() -> None:
     on_failure = asked(Retry(times=3, backoff=ms(1000), jitter=0), Tries())
     pauses = []
     for _ in range(3):
-        with pytest.raises(TriedLaterError, match=r"offset 42.*; it is processed again in") as caught:
+        with pytest.raises(
+            TriedLaterError, match=r"offset 42.*; it is processed again in"
+        ) as caught:
             on_failure(FAILURE)
         pauses.append(caught.value.pause_s)
     assert pauses == [1.0, 2.0, 4.0]
@@ -56,14 +73,20 @@ def test_each_record_is_counted_anew_and_errors_of_other_kinds_are_failures() ->
         on_failure(replace(FAILURE, error=KeyError("k")))
 
 
-@pytest.mark.parametrize(("tries", "task"), [(None, TASK), (Tries(), None)], ids=["driver", "global-table"])
-def test_where_nothing_is_processed_again_the_answer_is_an_error(tries: Tries | None, task: TaskId | None) -> None:
+@pytest.mark.parametrize(
+    ("tries", "task"), [(None, TASK), (Tries(), None)], ids=["driver", "global-table"]
+)
+def test_where_nothing_is_processed_again_the_answer_is_an_error(
+    tries: Tries | None, task: TaskId | None
+) -> None:
     with pytest.raises(ProcessingError, match="only a task of a running application"):
         asked(Retry(), tries, task)(FAILURE)
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_a_task_is_given_up_until_the_pause_is_over_and_no_result_is_doubled(guarantee: str) -> None:
+def test_a_task_is_given_up_until_the_pause_is_over_and_no_result_is_doubled(
+    guarantee: str,
+) -> None:
     attempts: list[int] = []
     met: Counter[int] = Counter()
 
@@ -78,10 +101,17 @@ def test_a_task_is_given_up_until_the_pause_is_over_and_no_result_is_doubled(gua
         return Retry(times=5, backoff=ms(60_000), jitter=0)
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).map_values(fails_twice, value=serdes.json).group_by_key(
-        value=serdes.json
-    ).reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
-    made = Engine(builder.build(), TOPICS, processing_guarantee=guarantee, processing_exception_handler=answer)
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values(
+        fails_twice, value=serdes.json
+    ).group_by_key(value=serdes.json).reduce(
+        lambda total, value: total + value, store="sums"
+    ).to_stream().to("out")
+    made = Engine(
+        builder.build(),
+        TOPICS,
+        processing_guarantee=guarantee,
+        processing_exception_handler=answer,
+    )
     made.start()
     made.write("in", numbered(range(10)))
     for pause in (60.0, 120.0):

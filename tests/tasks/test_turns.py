@@ -21,16 +21,35 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.processors import CallContext, Processor, ProcessorContext, key_value_store
+from coopstreams.topology.processors import (
+    CallContext,
+    Processor,
+    ProcessorContext,
+    key_value_store,
+)
 from coopstreams.topology.records import Record
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, done, finish, numbered, played, processed, runs, taking, until
+from tests.tasks.called import (
+    SOURCE,
+    TOPICS,
+    done,
+    finish,
+    numbered,
+    played,
+    processed,
+    runs,
+    taking,
+    until,
+)
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 from tests.tasks.summed import summed
 
 AGAIN = Retry(times=3, backoff=ms(1), on=(ConnectionError,))
-STORES = [key_value_store(name, key=serdes.text, value=serdes.json) for name in ("sum", "seen")]
+STORES = [
+    key_value_store(name, key=serdes.text, value=serdes.json)
+    for name in ("sum", "seen")
+]
 
 
 class Told(Processor[str, int, str, Any]):
@@ -48,7 +67,9 @@ class Told(Processor[str, int, str, Any]):
         self.context.forward(record.with_value([total, self.sum.timestamp(record.key)]))
         seen = [*(self.seen.get(record.key) or []), record.value]
         self.seen.put(record.key, seen)
-        self.context.forward(Record(f"of {record.key}", seen, record.timestamp + 5), to="seen")
+        self.context.forward(
+            Record(f"of {record.key}", seen, record.timestamp + 5), to="seen"
+        )
 
 
 def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]], Any]:
@@ -68,7 +89,9 @@ def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]
         context.forward(record.with_value([total, sum_.timestamp()]))
         seen.put([*(seen.get() or []), record.value])
         await pause(0)
-        context.forward(Record(f"of {record.key}", seen.get(), record.timestamp + 5), to="seen")
+        context.forward(
+            Record(f"of {record.key}", seen.get(), record.timestamp + 5), to="seen"
+        )
         attempts[context.metadata, record.value] += 1
         if record.value % 7 == 6:
             raise ValueError(record.value)
@@ -78,16 +101,18 @@ def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]
     return later
 
 
-def program(processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_order: bool) -> Topology:
+def program(
+    processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_order: bool
+) -> Topology:
     """State below a filter and a flat map. `in_order`: also with windows emitted on close."""
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json).merge(
         builder.stream("other", key=serdes.text, value=serdes.json)
     )
     if in_order:
-        read.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close").count(
-            store="counts"
-        )
+        read.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy(
+            "on_window_close"
+        ).count(store="counts")
     several = read.filter(lambda _, value: value >= 0).flat_map_values(
         lambda value: range(value, value + value % 4), value=serdes.json
     )
@@ -98,14 +123,21 @@ def program(processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_o
 
 
 RECORDS = st.lists(
-    st.tuples(st.sampled_from(["in", "in", "other"]), st.sampled_from("abcd"), st.integers(-1, 30), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["in", "in", "other"]),
+        st.sampled_from("abcd"),
+        st.integers(-1, 30),
+        st.integers(0, 60),
+    ),
     min_size=1,
     max_size=25,
 )
 
 
 @pytest.mark.ci
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(
+    max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
 @given(
     records=RECORDS,
     pieces=st.sampled_from([1, 2, 4]),
@@ -114,32 +146,57 @@ RECORDS = st.lists(
     in_order=st.booleans(),
 )
 @example(
-    records=[("in", "a", 3, 0), ("in", "a", 6, 1), ("in", "a", 9, 2)], pieces=1, most=9, pauses=[5], in_order=False
+    records=[("in", "a", 3, 0), ("in", "a", 6, 1), ("in", "a", 9, 2)],
+    pieces=1,
+    most=9,
+    pauses=[5],
+    in_order=False,
 )
 def test_results_and_state_are_those_of_a_processor_that_does_not_wait(
-    records: list[tuple[str, str, int, int]], pieces: int, most: int, pauses: list[int], in_order: bool
+    records: list[tuple[str, str, int, int]],
+    pieces: int,
+    most: int,
+    pauses: list[int],
+    in_order: bool,
 ) -> None:
     waiting = program(
         lambda stream: stream.process_async(
-            told(pauses), stores=STORES, key=serdes.text, value=serdes.json, max_in_flight=most, retry=AGAIN
+            told(pauses),
+            stores=STORES,
+            key=serdes.text,
+            value=serdes.json,
+            max_in_flight=most,
+            retry=AGAIN,
         ),
         in_order=in_order,
     )
-    assert compile_subtopology(waiting, waiting.subtopologies[0]).keys_suffice is not in_order
+    assert (
+        compile_subtopology(waiting, waiting.subtopologies[0]).keys_suffice
+        is not in_order
+    )
     at_once = program(
-        lambda stream: stream.process(Told, stores=STORES, key=serdes.text, value=serdes.json, by_key=True),
+        lambda stream: stream.process(
+            Told, stores=STORES, key=serdes.text, value=serdes.json, by_key=True
+        ),
         in_order=in_order,
     )
     handled = {"processing_exception_handler": "continue"}
-    one_by_one = [(topic, key, value, number) for number, (topic, key, value, _) in enumerate(records)]
-    assert played(waiting, one_by_one, pieces, **handled) == played(at_once, one_by_one, 1, **handled)
+    one_by_one = [
+        (topic, key, value, number)
+        for number, (topic, key, value, _) in enumerate(records)
+    ]
+    assert played(waiting, one_by_one, pieces, **handled) == played(
+        at_once, one_by_one, 1, **handled
+    )
 
 
 def counting(function: Callable[..., Any], **options: Any) -> Topology:
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     store = key_value_store("counts", key=serdes.text, value=serdes.json)
-    read.process_async(function, stores=[store], key=serdes.text, value=serdes.json, **options).to("out")
+    read.process_async(
+        function, stores=[store], key=serdes.text, value=serdes.json, **options
+    ).to("out")
     return builder.build()
 
 
@@ -151,7 +208,9 @@ class Counted:
         self.called: Counter[int] = Counter()
         self.let_go = threading.Event()
 
-    async def __call__(self, record: Record[str, int], context: CallContext[str, int]) -> None:
+    async def __call__(
+        self, record: Record[str, int], context: CallContext[str, int]
+    ) -> None:
         counts, value = context.store("counts"), record.value
         self.called[value] += 1
         counts.put((counts.get() or 0) + 1)
@@ -164,13 +223,21 @@ class Counted:
 @pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_was_not_done_is_done_once_by_the_next_owner(guarantee: str, clean: bool) -> None:
+def test_what_was_not_done_is_done_once_by_the_next_owner(
+    guarantee: str, clean: bool
+) -> None:
     function = Counted(stuck=20)
     made = Engine(counting(function), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
     made.write("in", numbered(range(100), keys=10))
     made.start()
-    until(lambda: runs(task) == (20, tuple((start, start + 8) for start in range(21, 100, 10))), made)
+    until(
+        lambda: (
+            runs(task)
+            == (20, tuple((start, start + 8) for start in range(21, 100, 10)))
+        ),
+        made,
+    )
     made.close(task, clean=clean)
     function.let_go.set()
     made.open(WHOLE)
@@ -178,39 +245,62 @@ def test_what_was_not_done_is_done_once_by_the_next_owner(guarantee: str, clean:
     assert {value for value, times in function.called.items() if times > 1} == {20}
     out = made.read("out")
     for key in range(10):
-        assert [value for name, value in zip(out.keys, out.values, strict=True) if name == b"k%d" % key] == [
-            b"%d" % count for count in range(1, 11)
-        ]
+        assert [
+            value
+            for name, value in zip(out.keys, out.values, strict=True)
+            if name == b"k%d" % key
+        ] == [b"%d" % count for count in range(1, 11)]
 
 
-def test_what_a_call_that_fails_has_recorded_is_not_done_and_a_null_key_has_no_row() -> None:
-    async def odd_only(record: Record[str, int], context: CallContext[str, int]) -> None:
+def test_what_a_call_that_fails_has_recorded_is_not_done_and_a_null_key_has_no_row() -> (
+    None
+):
+    async def odd_only(
+        record: Record[str, int], context: CallContext[str, int]
+    ) -> None:
         counts = context.store("counts")
         counts.put((counts.get() or 0) + 1)
         context.forward(record.with_value(counts.get() or 0))
         if record.value % 2 == 0:
             raise ConnectionError(record.value)
 
-    made = Engine(counting(odd_only, dead_letters="other", retry=Retry(times=1, backoff=ms(1))), TOPICS)
-    task = processed(made, [(None if number == 5 else b"k", b"%d" % number, number) for number in range(9)])
+    made = Engine(
+        counting(odd_only, dead_letters="other", retry=Retry(times=1, backoff=ms(1))),
+        TOPICS,
+    )
+    task = processed(
+        made,
+        [
+            (None if number == 5 else b"k", b"%d" % number, number)
+            for number in range(9)
+        ],
+    )
     assert list(made.read("out").values) == [b"1", b"2", b"3"]
     assert list(made.read("other").values) == [b"0", b"2", b"4", b"6", b"8"]
     assert list(task.program.dropped.values()) == [1]
     assert [reason for _, reason in task.program.dropped] == ["null-key"]
-    assert list(made.read(made.changelog("counts")).keys) in ([b"k"], [b"k"] * 2, [b"k"] * 3)
+    assert list(made.read(made.changelog("counts")).keys) in (
+        [b"k"],
+        [b"k"] * 2,
+        [b"k"] * 3,
+    )
 
 
-def test_an_error_below_does_not_undo_what_was_recorded_and_the_next_call_sees_it() -> None:
+def test_an_error_below_does_not_undo_what_was_recorded_and_the_next_call_sees_it() -> (
+    None
+):
     function = Counted()
     builder = StreamsBuilder("app")
     store = key_value_store("counts", key=serdes.text, value=serdes.json)
     read = builder.stream("in", key=serdes.text, value=serdes.json)
-    read.process_async(function, stores=[store], key=serdes.text, value=serdes.json).map_values(
-        lambda count: 6 // (count - 2), value=serdes.json
-    ).to("out")
+    read.process_async(
+        function, stores=[store], key=serdes.text, value=serdes.json
+    ).map_values(lambda count: 6 // (count - 2), value=serdes.json).to("out")
     made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
     processed(made, numbered(range(4)))
-    assert list(made.read("out").values) == [b"-6", b"6", b"3"], "the second divides by 0, and is counted"
+    assert list(made.read("out").values) == [b"-6", b"6", b"3"], (
+        "the second divides by 0, and is counted"
+    )
 
 
 def test_after_its_end_a_call_changes_nothing() -> None:
@@ -248,11 +338,19 @@ def test_functions_on_threads_and_in_processes_have_state(executor: str) -> None
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda record, context: context.store("sums"), 'no store "sums"; stores= has counts'),
-        (lambda record, context: context.forward(record, to="nowhere"), 'to="nowhere".*there are KSTREAM-SINK'),
+        (
+            lambda record, context: context.store("sums"),
+            'no store "sums"; stores= has counts',
+        ),
+        (
+            lambda record, context: context.forward(record, to="nowhere"),
+            'to="nowhere".*there are KSTREAM-SINK',
+        ),
     ],
 )
-def test_a_name_that_is_not_known_fails_the_record(wrong: Callable[..., Any], says: str) -> None:
+def test_a_name_that_is_not_known_fails_the_record(
+    wrong: Callable[..., Any], says: str
+) -> None:
     made = Engine(counting(wrong), TOPICS)
     made.open(WHOLE)
     made.write("in", [(b"k", b"1", 0)])

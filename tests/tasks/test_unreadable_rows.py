@@ -32,7 +32,9 @@ class Ratio:
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_a_mended_program_goes_on_where_a_row_could_not_have_been_read_again(guarantee: str) -> None:
+def test_a_mended_program_goes_on_where_a_row_could_not_have_been_read_again(
+    guarantee: str,
+) -> None:
     unknown = math.nan
 
     def next_ratio(_: str, games: int, before: Ratio) -> Ratio:
@@ -50,7 +52,8 @@ def test_a_mended_program_goes_on_where_a_row_could_not_have_been_read_again(gua
     made.write("in", [(b"ann", serdes.int64.encode(0), 1)])
     made.process(task)
     with pytest.raises(
-        SerdeError, match=r'store "ratios": the value of key b.ann. cannot be written .* \$.ratio is nan'
+        SerdeError,
+        match=r'store "ratios": the value of key b.ann. cannot be written .* \$.ratio is nan',
     ):
         made.committers[0].commit([task])
     made.committers[0].abort()
@@ -61,7 +64,10 @@ def test_a_mended_program_goes_on_where_a_row_could_not_have_been_read_again(gua
     made.process(task)
     made.committers[0].commit([task])
     assert made.log.committed("app")[SOURCE][0] == 2
-    rows = [serdes.json(Ratio).deserialize(row or b"") for row in made.read(made.changelog("ratios")).values]
+    rows = [
+        serdes.json(Ratio).deserialize(row or b"")
+        for row in made.read(made.changelog("ratios")).values
+    ]
     assert rows == [Ratio(1, 0.5), Ratio(2, -1.0)]
 
 
@@ -80,13 +86,21 @@ def test_a_row_is_waited_for_while_the_registry_does_not_say_its_schema(
 
     builder = StreamsBuilder("app")
     row = Serde("registered", str.encode, decode)
-    table = builder.table("rows", key=serdes.text, value=row, store="kept", history=history)
+    table = builder.table(
+        "rows", key=serdes.text, value=row, store="kept", history=history
+    )
     sold = builder.stream("in", key=serdes.text, value=serdes.int64)
     sold.group_by_key().count(store="counts").to_stream().to("counted")
-    sold.join(table, lambda pieces, each: f"{pieces} of {each}", value=serdes.text).to("out")
+    sold.join(table, lambda pieces, each: f"{pieces} of {each}", value=serdes.text).to(
+        "out"
+    )
     topics = {"rows": 1, "in": 1, "counted": 1, "out": 1}
     made = Engine(
-        builder.build(), topics, processing_guarantee=guarantee, processing_exception_handler=handler, interval_s=0.01
+        builder.build(),
+        topics,
+        processing_guarantee=guarantee,
+        processing_exception_handler=handler,
+        interval_s=0.01,
     )
     made.write("rows", [(b"tea", b"one", 0), (b"tea", b"two", 10)])
     task = made.task(WHOLE)
@@ -101,14 +115,19 @@ def test_a_row_is_waited_for_while_the_registry_does_not_say_its_schema(
     assert isinstance(event, Aborted)
     assert event.held is not None
     assert "the value of key b'tea" in event.held.why
-    assert "cannot be read before the registry has said its schema: no answer" in event.held.why
+    assert (
+        "cannot be read before the registry has said its schema: no answer"
+        in event.held.why
+    )
     made.take(event)
     away = False
     task = made.open(WHOLE)
     until(lambda: len(made.read("out")) > 0, made)
     made.stop()
     assert sum(task.tally.failed.values()) == 0
-    assert list(made.read("out").values) == [b"2 of two" if history is None else b"2 of one"]
+    assert list(made.read("out").values) == [
+        b"2 of two" if history is None else b"2 of one"
+    ]
     assert made.read("counted").values[-1] == serdes.int64.encode(1)
 
 
@@ -128,12 +147,18 @@ def test_a_processor_that_reads_a_row_as_it_begins_waits_for_the_registry_too() 
 
         def process(self, record: Record[str, str]) -> None:
             self.rows.put(record.key, record.value)
-            self.context.forward(record.with_value(f"{self.known.get(record.key)} -> {record.value}"))
+            self.context.forward(
+                record.with_value(f"{self.known.get(record.key)} -> {record.value}")
+            )
 
     builder = StreamsBuilder("app")
-    kept = key_value_store("rows", key=serdes.text, value=Serde("registered", str.encode, decode))
+    kept = key_value_store(
+        "rows", key=serdes.text, value=Serde("registered", str.encode, decode)
+    )
     read = builder.stream("in", key=serdes.text, value=serdes.text)
-    read.process(Remembering, stores=[kept], by_key=False, key=serdes.text, value=serdes.text).to("out")
+    read.process(
+        Remembering, stores=[kept], by_key=False, key=serdes.text, value=serdes.text
+    ).to("out")
     made = Engine(builder.build(), {"in": 1, "out": 1})
     made.write("in", [(b"tea", b"one", 0)])
     task = made.task(WHOLE)

@@ -31,7 +31,9 @@ class Away(Busy):
 
     away = True
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         if self.away:
             raise LogError("no coordinator found", retryable=True)
         return super().fetch_offsets(partitions, stable=stable)
@@ -41,8 +43,12 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
     follower, coordinator = Follower(log, "g"), Away(Random(1), {}, certain=0.0)
-    positions = Positions(log, coordinator, follower, lambda _: (ORDERS,), lambda _: "earliest", "a")
-    anything = cast(Any, None)  # neither the group nor the stores are used before the positions are known
+    positions = Positions(
+        log, coordinator, follower, lambda _: (ORDERS,), lambda _: "earliest", "a"
+    )
+    anything = cast(
+        Any, None
+    )  # neither the group nor the stores are used before the positions are known
     opener = Opener(
         anything,
         follower,
@@ -78,8 +84,13 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     while not follower.passed(1):
         follower.poll(0.1)
     opener._try_turn()
-    assert say() == "the group's plain offsets, which failed and is done again: no coordinator found"
+    assert (
+        say()
+        == "the group's plain offsets, which failed and is done again: no coordinator found"
+    )
     coordinator.away = False
     opener._try_turn()
-    assert say().startswith("the group's plain offsets: an open transaction keeps back that of orders-0 for ")
+    assert say().startswith(
+        "the group's plain offsets: an open transaction keeps back that of orders-0 for "
+    )
     assert set(positions.unstable) == {ORDERS}

@@ -12,15 +12,24 @@ import pytest
 from coopstreams.testing import OutputRecord, Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ConfigError, ProcessingError, SerdeError, TopologyError
+from coopstreams.topology.errors import (
+    ConfigError,
+    ProcessingError,
+    SerdeError,
+    TopologyError,
+)
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 
 
 def word_count() -> Topology:
     builder = StreamsBuilder("word-count")
-    lines = builder.stream("lines", key=serdes.raw, value=serdes.text).flat_map_values(str.split)
-    lines.group_by(lambda _, word: word.lower(), key=serdes.text).count(store="counts").to_stream().to("word-counts")
+    lines = builder.stream("lines", key=serdes.raw, value=serdes.text).flat_map_values(
+        str.split
+    )
+    lines.group_by(lambda _, word: word.lower(), key=serdes.text).count(
+        store="counts"
+    ).to_stream().to("word-counts")
     return builder.build()
 
 
@@ -28,13 +37,25 @@ def word_count() -> Topology:
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("caching", [False, True])
 def test_words_are_counted(ranges: int, partitions: int, caching: bool) -> None:
-    with TopologyTestDriver(word_count(), ranges, caching=caching, partitions=partitions) as driver:
+    with TopologyTestDriver(
+        word_count(), ranges, caching=caching, partitions=partitions
+    ) as driver:
         driver.input("lines").send(b"", "to be or not to be")
         driver.commit()
-        assert driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        assert driver.output("word-counts").latest() == {
+            "to": 2,
+            "be": 2,
+            "or": 1,
+            "not": 1,
+        }
         assert driver.store("counts").get("be") == 2
         assert driver.store("counts").get("bee") is None
-        assert driver.store("counts").all() == [Row("be", 2, 0), Row("not", 1, 0), Row("or", 1, 0), Row("to", 2, 0)]
+        assert driver.store("counts").all() == [
+            Row("be", 2, 0),
+            Row("not", 1, 0),
+            Row("or", 1, 0),
+            Row("to", 2, 0),
+        ]
 
 
 def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
@@ -43,7 +64,9 @@ def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
             driver.input("lines").send(b"", line)
             driver.commit()
         assert driver.store("counts").all() == [Row("a", 2, 0), Row("b", 1, 0)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1_0"], "the other sub-topology has no store"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1_0"], (
+        "the other sub-topology has no store"
+    )
 
 
 def test_read_returns_what_came_since_the_last_read() -> None:
@@ -67,10 +90,17 @@ def test_time_stands_still_until_it_is_moved() -> None:
         assert [record.timestamp for record in driver.outputs()] == [0, 50, 7]
 
 
-@pytest.mark.parametrize("timestamp", [1.5, 1e12, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)])
-def test_a_timestamp_that_is_no_whole_number_is_an_error_of_the_test(timestamp: Any) -> None:
+@pytest.mark.parametrize(
+    "timestamp", [1.5, 1e12, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)]
+)
+def test_a_timestamp_that_is_no_whole_number_is_an_error_of_the_test(
+    timestamp: Any,
+) -> None:
     with TopologyTestDriver(word_count()) as driver:
-        with pytest.raises(TopologyError, match=r"give milliseconds since the epoch, .* round\(time.time"):
+        with pytest.raises(
+            TopologyError,
+            match=r"give milliseconds since the epoch, .* round\(time.time",
+        ):
             driver.input("lines").send(b"", "to be", timestamp)
         assert driver.outputs() == []
 
@@ -99,17 +129,26 @@ def test_outputs_of_all_topics_come_in_the_order_in_which_they_were_forwarded() 
 
 def test_topics_and_stores_that_the_topology_does_not_have_are_named() -> None:
     with TopologyTestDriver(word_count()) as driver:
-        with pytest.raises(TopologyError, match='reads no topic "line"; did you mean "lines"'):
+        with pytest.raises(
+            TopologyError, match='reads no topic "line"; did you mean "lines"'
+        ):
             driver.input("line", serdes.raw, serdes.text)
-        with pytest.raises(TopologyError, match='writes no topic "word-count"; did you mean "word-counts"'):
+        with pytest.raises(
+            TopologyError,
+            match='writes no topic "word-count"; did you mean "word-counts"',
+        ):
             driver.output("word-count", serdes.text, serdes.int64)
-        with pytest.raises(TopologyError, match='has no store "count"; did you mean "counts"'):
+        with pytest.raises(
+            TopologyError, match='has no store "count"; did you mean "counts"'
+        ):
             driver.store("count")
 
 
 def test_a_setting_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"processing\.exception\.handler"):
-        TopologyTestDriver(word_count(), config={"procesing.exception.handler": "continue"})
+        TopologyTestDriver(
+            word_count(), config={"procesing.exception.handler": "continue"}
+        )
 
 
 def dividing() -> Topology:
@@ -122,9 +161,13 @@ def dividing() -> Topology:
 
 def test_topics_are_written_and_read_with_the_serdes_of_the_topology() -> None:
     builder = StreamsBuilder("app")
-    names = builder.global_table("names", key=serdes.int64, value=serdes.text, store="names")
+    names = builder.global_table(
+        "names", key=serdes.int64, value=serdes.text, store="names"
+    )
     stream = builder.stream(re.compile("in-.*"), key=serdes.text, value=serdes.int64)
-    stream.join(names, lambda _, name: name, on=lambda _, value: value, value=serdes.text).to("named")
+    stream.join(
+        names, lambda _, name: name, on=lambda _, value: value, value=serdes.text
+    ).to("named")
     stream.to(lambda key, _: f"of-{key}")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("names").send(7, "seven")
@@ -144,7 +187,9 @@ def test_other_serdes_than_those_of_the_topology_may_be_named_one_by_one() -> No
         }
 
 
-def test_a_topic_that_is_written_with_two_serdes_is_read_with_one_that_the_test_names() -> None:
+def test_a_topic_that_is_written_with_two_serdes_is_read_with_one_that_the_test_names() -> (
+    None
+):
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     stream.to("out")
@@ -158,14 +203,21 @@ def test_a_topic_that_is_written_with_two_serdes_is_read_with_one_that_the_test_
             driver.output("out")
         with pytest.raises(TopologyError, match='output\\("out", value='):
             driver.outputs()
-        assert [record.key for record in driver.output("out", value=serdes.raw).records()] == ["a", "a"]
+        assert [
+            record.key for record in driver.output("out", value=serdes.raw).records()
+        ] == ["a", "a"]
 
 
 def end_with_nan(failed: type[Exception] | None, *, caching: bool = False) -> None:
     """End a test that has left a NaN in a row."""
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.float64).group_by_key().aggregate(
-        float, lambda _, value, total: total + value, value=serdes.json(float), store="sums"
+    builder.stream(
+        "in", key=serdes.text, value=serdes.float64
+    ).group_by_key().aggregate(
+        float,
+        lambda _, value, total: total + value,
+        value=serdes.json(float),
+        store="sums",
     )
     driver = TopologyTestDriver(builder.build(), caching=caching)
     driver.input("in").send("ann", math.nan)
@@ -173,8 +225,13 @@ def end_with_nan(failed: type[Exception] | None, *, caching: bool = False) -> No
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_row_that_cannot_be_read_back_fails_the_test_at_its_end(caching: bool) -> None:
-    with pytest.raises(SerdeError, match=r'"sums": the value of key b.ann. cannot be written .* \$ is nan'):
+def test_a_row_that_cannot_be_read_back_fails_the_test_at_its_end(
+    caching: bool,
+) -> None:
+    with pytest.raises(
+        SerdeError,
+        match=r'"sums": the value of key b.ann. cannot be written .* \$ is nan',
+    ):
         end_with_nan(None, caching=caching)
 
 
@@ -187,14 +244,17 @@ def test_a_record_that_fails_stops_the_send_and_says_where() -> None:
         numbers = driver.input("in")
         numbers.send("a", 4)
         with pytest.raises(
-            ProcessingError, match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError'
+            ProcessingError,
+            match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError',
         ):
             numbers.send("a", 0)
         assert [record.value for record in driver.outputs()] == [3]
 
 
 def test_with_continue_the_others_go_on() -> None:
-    with TopologyTestDriver(dividing(), config={"processing.exception.handler": "continue"}) as driver:
+    with TopologyTestDriver(
+        dividing(), config={"processing.exception.handler": "continue"}
+    ) as driver:
         for value in (4, 0, 6):
             driver.input("in").send("a", value)
         assert [record.value for record in driver.outputs()] == [3, 2]
@@ -202,7 +262,10 @@ def test_with_continue_the_others_go_on() -> None:
 
 
 def test_a_dead_letter_has_the_record_and_the_reason() -> None:
-    settings = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+    settings = {
+        "processing.exception.handler": "dead-letter",
+        "errors.dead.letter.queue.topic.name": "dead",
+    }
     with TopologyTestDriver(dividing(), config=settings) as driver:
         driver.input("in").send("a", 0, 5, [("h", b"x")])
         (record,) = driver.output("dead").records()
@@ -216,13 +279,18 @@ class Place:
     name: str
 
 
-def test_the_latest_values_of_keys_without_a_hash_are_refused_with_what_to_write() -> None:
+def test_the_latest_values_of_keys_without_a_hash_are_refused_with_what_to_write() -> (
+    None
+):
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.json(Place), value=serdes.text).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("in").send(Place("here"), "a")
         with pytest.raises(
-            TopologyError, match=r"unhashable type: 'Place', .* @dataclass\(frozen=True\) or a NamedTuple"
+            TopologyError,
+            match=r"unhashable type: 'Place', .* @dataclass\(frozen=True\) or a NamedTuple",
         ):
             driver.output("out").latest()
-        assert [record.key for record in driver.output("out").records()] == [Place("here")]
+        assert [record.key for record in driver.output("out").records()] == [
+            Place("here")
+        ]

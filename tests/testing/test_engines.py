@@ -16,16 +16,24 @@ from tests.state.sqlite_engine import Sqlite
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("new_engine", [Rocks, Sqlite, lambda _: Memory()], ids=["rocks", "sqlite", "memory"])
-def test_what_is_an_engine_passes(new_engine: Callable[[Path], Engine], tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    "new_engine", [Rocks, Sqlite, lambda _: Memory()], ids=["rocks", "sqlite", "memory"]
+)
+def test_what_is_an_engine_passes(
+    new_engine: Callable[[Path], Engine], tmp_path: Path, seed: int
+) -> None:
     check_engine(new_engine, tmp_path, seed=seed)
 
 
 class InclusiveEnd(Sqlite):
     """Scans one key too many."""
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Any:
-        return super().scan(family, start, None if end is None else end + b"\x00", reverse=reverse)
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Any:
+        return super().scan(
+            family, start, None if end is None else end + b"\x00", reverse=reverse
+        )
 
 
 class OneByOne(Sqlite):
@@ -40,14 +48,20 @@ class Backwards(Sqlite):
     """Writes the keys before the ranges vanish."""
 
     def write(self, changes: Sequence[Change]) -> None:
-        super().write([Change(change.family, change.keys, change.values) for change in changes])
-        super().write([Change(change.family, vanishing=change.vanishing) for change in changes])
+        super().write(
+            [Change(change.family, change.keys, change.values) for change in changes]
+        )
+        super().write(
+            [Change(change.family, vanishing=change.vanishing) for change in changes]
+        )
 
 
 class Live(Sqlite):
     """Has iterators that see later writes."""
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Any:
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Any:
         yield from super().scan(family, start, end, reverse=reverse)
 
 
@@ -58,7 +72,9 @@ class Forgetful(Sqlite):
         again = (folder / "rows.sqlite").exists()
         super().__init__(folder)
         if again:
-            self._db.execute("DELETE FROM rows WHERE key IN (SELECT key FROM rows LIMIT 1)")
+            self._db.execute(
+                "DELETE FROM rows WHERE key IN (SELECT key FROM rows LIMIT 1)"
+            )
 
 
 class Deaf(Memory):
@@ -80,6 +96,8 @@ class Deaf(Memory):
     ],
     ids=["inclusive-end", "one-by-one", "backwards", "live", "forgetful", "deaf"],
 )
-def test_what_is_none_is_told_why(new_engine: Callable[[Path], Engine], words: str, tmp_path: Path) -> None:
+def test_what_is_none_is_told_why(
+    new_engine: Callable[[Path], Engine], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(AssertionError, match=words):
         check_engine(new_engine, tmp_path)

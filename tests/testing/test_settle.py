@@ -14,13 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import CallContext, Record, StreamsBuilder, TimeWindows, key_value_store, serdes
+from coopstreams import (
+    CallContext,
+    Record,
+    StreamsBuilder,
+    TimeWindows,
+    key_value_store,
+    serdes,
+)
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 
 Sent = Sequence[tuple[str, int, int]]
 """Key, value, timestamp."""
-SENT = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 20)), max_size=12)
+SENT = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 20)),
+    max_size=12,
+)
 SEEDS = st.integers(0, 1 << 16)
 
 
@@ -36,7 +46,9 @@ def program(order: Any = "key") -> Topology:
     asked = stream.map_values_async(doubled, value=serdes.int64, order=order)
     asked.to("out")
     windows = TimeWindows(milliseconds=5, grace=timedelta(milliseconds=5))
-    asked.group_by_key().windowed_by(windows).reduce(lambda total, more: total + more).to_stream().to("sums")
+    asked.group_by_key().windowed_by(windows).reduce(
+        lambda total, more: total + more
+    ).to_stream().to("sums")
     return builder.build()
 
 
@@ -53,11 +65,15 @@ def stateful() -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     seen = key_value_store("seen", key=serdes.text, value=serdes.int64)
-    stream.process_async(numbered, stores=[seen], key=serdes.text, value=serdes.int64).to("out")
+    stream.process_async(
+        numbered, stores=[seen], key=serdes.text, value=serdes.int64
+    ).to("out")
     return builder.build()
 
 
-def outcome(topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1, at: int = 0) -> dict[str, Any]:
+def outcome(
+    topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1, at: int = 0
+) -> dict[str, Any]:
     """Return the results of each topic and key, in order; calls are settled once in between, and at the end."""
     with TopologyTestDriver(topology, ranges=ranges, calls_seed=seed) as driver:
         for number, (key, value, timestamp) in enumerate(sent):
@@ -67,19 +83,29 @@ def outcome(topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1
         driver.settle()
         found: dict[str, Any] = defaultdict(list)
         for record in driver.outputs():
-            found[f"{record.topic} {record.key}"].append((record.value, record.timestamp))
+            found[f"{record.topic} {record.key}"].append(
+                (record.value, record.timestamp)
+            )
         return {**found, "dropped": driver.dropped}
 
 
 @pytest.mark.ci
-@given(sent=SENT, seed=SEEDS, ranges=st.sampled_from([1, 3]), at=st.integers(0, 12), of=st.sampled_from("ps"))
+@given(
+    sent=SENT,
+    seed=SEEDS,
+    ranges=st.sampled_from([1, 3]),
+    at=st.integers(0, 12),
+    of=st.sampled_from("ps"),
+)
 @settings(max_examples=40)
 def test_the_results_of_each_key_are_the_same_for_any_seed(
     sent: Sent, seed: int, ranges: int, at: int, of: str
 ) -> None:
     """They equal those of synchronous calls, late records included."""
     topology = program() if of == "p" else stateful()
-    assert outcome(topology, sent, seed, ranges=ranges, at=at) == outcome(topology, sent, None)
+    assert outcome(topology, sent, seed, ranges=ranges, at=at) == outcome(
+        topology, sent, None
+    )
 
 
 def order_of(seed: int, order: Any) -> list[int]:
@@ -100,7 +126,9 @@ def test_a_seed_chooses_the_order_between_keys_and_always_the_same() -> None:
         assert [value for value in order if not value % 2] == [0, 2, 4]
 
 
-def test_calls_under_way_end_when_another_topic_matches_and_no_result_comes_twice() -> None:
+def test_calls_under_way_end_when_another_topic_matches_and_no_result_comes_twice() -> (
+    None
+):
     builder = StreamsBuilder("app")
     stream = builder.stream(re.compile("in-.*"), key=serdes.text, value=serdes.int64)
     stream.map_values_async(doubled, value=serdes.int64).to("out")
@@ -109,4 +137,8 @@ def test_calls_under_way_end_when_another_topic_matches_and_no_result_comes_twic
         driver.input("in-a").send("b", 2)
         driver.input("in-b").send("a", 3)
         driver.settle()
-        assert sorted(record.value for record in driver.output("out").records()) == [2, 4, 6]
+        assert sorted(record.value for record in driver.output("out").records()) == [
+            2,
+            4,
+            6,
+        ]

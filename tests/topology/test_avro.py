@@ -18,7 +18,12 @@ from coopstreams import serdes
 from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.schemas import (
+    IN_MEMORY,
+    InMemoryRegistry,
+    RegistryUnavailableError,
+    SchemaSerde,
+)
 
 
 def record(*fields: dict[str, Any], name: str = "shop.Order") -> dict[str, Any]:
@@ -77,7 +82,10 @@ def test_a_class_is_read_and_written() -> None:
         at: datetime
         data: bytes
 
-    schema = record(column("at", {"type": "long", "logicalType": "timestamp-micros"}), column("data", "bytes"))
+    schema = record(
+        column("at", {"type": "long", "logicalType": "timestamp-micros"}),
+        column("data", "bytes"),
+    )
     serde = serdes.avro(schema, Seen)
     value = Seen(datetime(2026, 11, 23, 9, 30, tzinfo=UTC), b"\xff")
     assert serde.deserialize(serde.serialize(value)) == value
@@ -126,17 +134,27 @@ TREE = record(
         ({"trees": [{"trees": [{"int": 1.5}]}]}, "trees: trees: int: 1.5 is no int"),
     ],
 )
-def test_what_would_be_written_as_another_value_is_refused(value: dict[str, Any], why: str) -> None:
+def test_what_would_be_written_as_another_value_is_refused(
+    value: dict[str, Any], why: str
+) -> None:
     """The mean of whole numbers is the usual one: fastavro cuts off its fraction, in silence."""
     with pytest.raises(SerdeError, match=why):
         serdes.avro(TREE).serialize(value)
 
 
 def test_what_is_written_is_what_is_read() -> None:
-    value = {"long": 2.0, "int": -(1 << 31), "flag": True, "longs": {"a": 1}, "day": date(2026, 1, 31)}
+    value = {
+        "long": 2.0,
+        "int": -(1 << 31),
+        "flag": True,
+        "longs": {"a": 1},
+        "day": date(2026, 1, 31),
+    }
     serde = serdes.avro(TREE)
     assert serde.deserialize(serde.serialize(value)).items() >= value.items()
-    assert serde.deserialize(serde.serialize({"trees": [{"texts": ["a"]}]}))["trees"][0]["texts"] == ["a"]
+    assert serde.deserialize(serde.serialize({"trees": [{"texts": ["a"]}]}))["trees"][
+        0
+    ]["texts"] == ["a"]
 
 
 def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
@@ -147,7 +165,11 @@ def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
 
 
 def test_a_newer_writers_version_is_read_with_our_schema() -> None:
-    newer = record(column("id", "int"), column("shop", "string"), column("note", ["null", "string"], default=None))
+    newer = record(
+        column("id", "int"),
+        column("shop", "string"),
+        column("note", ["null", "string"], default=None),
+    )
     number = IN_MEMORY.register("elsewhere-value", serdes_text(newer))
     data = written(newer, {"id": 7, "shop": "north", "note": "n"}, number)
     assert serdes.avro(ORDER).deserialize(data) == {"id": 7, "note": "n", "tags": {}}
@@ -166,7 +188,9 @@ def serdes_text(schema: dict[str, Any]) -> Schema:
     ],
     ids=["json", "short", "unknown id"],
 )
-def test_what_no_registered_schema_wrote_is_refused_with_the_reason(data: bytes, why: str) -> None:
+def test_what_no_registered_schema_wrote_is_refused_with_the_reason(
+    data: bytes, why: str
+) -> None:
     with pytest.raises(SerdeError, match=why):
         serdes.avro(ORDER).deserialize(data)
 
@@ -203,7 +227,10 @@ def test_a_running_applications_serde_is_not_taken_to_another_registry() -> None
     with codec.bound(one, ["a-value"]), codec.bound(one, ["a-value"]):
         codec.encode({"id": 1})
         assert one.latest("a-value") == codec.schema
-        with pytest.raises(ConfigError, match=r"another schema registry"), codec.bound(other, []):
+        with (
+            pytest.raises(ConfigError, match=r"another schema registry"),
+            codec.bound(other, []),
+        ):
             pass
     with codec.bound(other, ["b-value"]):
         codec.encode({"id": 1})
@@ -219,7 +246,10 @@ def test_a_registry_that_is_away_is_asked_again_for_the_next_record() -> None:
                 raise RegistryUnavailableError("no answer")
             return super().schema(number)
 
-    serde, registry = schema_serde(record(column("id", "long"), name="shop.Away")), Away()
+    serde, registry = (
+        schema_serde(record(column("id", "long"), name="shop.Away")),
+        Away(),
+    )
     with serde.codec.bound(registry, ["away-value"]):
         data = serde.serialize({"id": 1})
         with pytest.raises(SerdeError, match=r"no answer") as caught:
@@ -240,12 +270,30 @@ COLOURS = {"type": "enum", "name": "C", "symbols": ["red", "blue"]}
         (["null", "string"], "string", ""),
         (["null", "string"], "int", "int is no branch"),
         ("string", ["null", "string"], "null cannot be read as string"),
-        (record(column("a", "int"), column("b", "int", default=0)), record(column("a", "int")), ""),
-        (record(column("a", "int"), column("b", "int")), record(column("a", "int")), "b: it is not written"),
+        (
+            record(column("a", "int"), column("b", "int", default=0)),
+            record(column("a", "int")),
+            "",
+        ),
+        (
+            record(column("a", "int"), column("b", "int")),
+            record(column("a", "int")),
+            "b: it is not written",
+        ),
         (record(column("b", "int", aliases=["a"])), record(column("a", "int")), ""),
         (
-            record(column("x", {"type": "array", "items": record(column("y", "int"), name="I")})),
-            record(column("x", {"type": "array", "items": record(column("y", "string"), name="I")})),
+            record(
+                column(
+                    "x",
+                    {"type": "array", "items": record(column("y", "int"), name="I")},
+                )
+            ),
+            record(
+                column(
+                    "x",
+                    {"type": "array", "items": record(column("y", "string"), name="I")},
+                )
+            ),
             "x[].y: string cannot be read as int",
         ),
         (
@@ -268,7 +316,10 @@ class Pair(NamedTuple):
 
 
 def test_a_named_tuple_is_no_record_but_an_array() -> None:
-    with pytest.raises(SerdeError, match=r"Pair is a tuple, .* make it a dataclass, a msgspec Struct or a TypedDict"):
+    with pytest.raises(
+        SerdeError,
+        match=r"Pair is a tuple, .* make it a dataclass, a msgspec Struct or a TypedDict",
+    ):
         serdes.avro(record(column("a", "long"), column("b", "long")), Pair)
     array = serdes.avro({"type": "array", "items": "long"}, Pair)
     assert array.deserialize(array.serialize(Pair(1, 2))) == Pair(1, 2)
@@ -288,17 +339,42 @@ LINE = record(column("at", MILLIS), name="Line")
         ({"type": "long", "logicalType": "timestamp-micros"}, MILLIS, MOMENT, MOMENT),
         (["null", "long"], ["null", MILLIS], MOMENT, 1_795_780_800_000),
         (["null", MILLIS], "long", 1_795_780_800_000, MOMENT),
-        ({"type": "array", "items": "long"}, {"type": "array", "items": MILLIS}, [MOMENT], [1_795_780_800_000]),
-        ({"type": "map", "values": CENTS}, {"type": "map", "values": "bytes"}, {"a": b"\x01"}, {"a": Decimal("0.01")}),
-        (record(column("at", "long"), name="Line"), LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
-        (["null", record(column("at", "long"), name="Line")], LINE, {"at": MOMENT}, {"at": 1_795_780_800_000}),
+        (
+            {"type": "array", "items": "long"},
+            {"type": "array", "items": MILLIS},
+            [MOMENT],
+            [1_795_780_800_000],
+        ),
+        (
+            {"type": "map", "values": CENTS},
+            {"type": "map", "values": "bytes"},
+            {"a": b"\x01"},
+            {"a": Decimal("0.01")},
+        ),
+        (
+            record(column("at", "long"), name="Line"),
+            LINE,
+            {"at": MOMENT},
+            {"at": 1_795_780_800_000},
+        ),
+        (
+            ["null", record(column("at", "long"), name="Line")],
+            LINE,
+            {"at": MOMENT},
+            {"at": 1_795_780_800_000},
+        ),
         (
             record(column("at", "long"), name="Item") | {"aliases": ["Line"]},
             LINE,
             {"at": MOMENT},
             {"at": 1_795_780_800_000},
         ),
-        ("string", {"type": "string", "logicalType": "uuid"}, UUID(int=1), str(UUID(int=1))),
+        (
+            "string",
+            {"type": "string", "logicalType": "uuid"},
+            UUID(int=1),
+            str(UUID(int=1)),
+        ),
         ("double", "int", 3, 3.0),
     ],
     ids=str,
@@ -306,14 +382,24 @@ LINE = record(column("at", MILLIS), name="Line")
 def test_a_value_has_the_logical_type_of_the_reader_whoever_wrote_it(
     reader: Any, writer: Any, written: Any, read: Any
 ) -> None:
-    ours, theirs = (serdes.avro(record(column("f", each), column("n", "int"))) for each in (reader, writer))
-    assert ours.deserialize(theirs.serialize({"f": written, "n": 7})) == {"f": read, "n": 7}
+    ours, theirs = (
+        serdes.avro(record(column("f", each), column("n", "int")))
+        for each in (reader, writer)
+    )
+    assert ours.deserialize(theirs.serialize({"f": written, "n": 7})) == {
+        "f": read,
+        "n": 7,
+    }
 
 
 def test_a_record_of_another_name_is_told_before_the_first_one_fails() -> None:
     ours, theirs, aliased = (
         {"type": "record", "name": name, "fields": [], **more}
-        for name, more in (("a.Ours", {}), ("b.Theirs", {}), ("a.Ours", {"aliases": ["Theirs"]}))
+        for name, more in (
+            ("a.Ours", {}),
+            ("b.Theirs", {}),
+            ("a.Ours", {"aliases": ["Theirs"]}),
+        )
     )
     said = why_unreadable(parse_schema(ours), parse_schema(theirs))
     assert said == "the value: it is the record b.Theirs, and is read as a.Ours"

@@ -27,9 +27,13 @@ IN = TopicPartition("in", 0)
 Build = Callable[[Any], Any]
 
 FLOWS: dict[str, Build] = {
-    "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(milliseconds=20)).count(),
+    "sessions": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20)).count()
+    ),
     "sessions with grace": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(15))).count()
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=20, grace=ms(15)))
+        .count()
     ),
     "sessions on close": lambda stream: (
         stream.group_by_key()
@@ -43,13 +47,23 @@ FLOWS: dict[str, Build] = {
         .count()
         .suppress(until_window_closes())
     ),
-    "sliding": lambda stream: stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20)).count(),
-    "sliding with grace": lambda stream: (
-        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20, grace=ms(15))).count()
+    "sliding": lambda stream: (
+        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20)).count()
     ),
-    "hopping": lambda stream: stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, advance=ms(10))).count(),
+    "sliding with grace": lambda stream: (
+        stream.group_by_key()
+        .windowed_by(SlidingWindows(milliseconds=20, grace=ms(15)))
+        .count()
+    ),
+    "hopping": lambda stream: (
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=30, advance=ms(10)))
+        .count()
+    ),
     "tumbling with grace": lambda stream: (
-        stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, grace=ms(15))).count()
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=30, grace=ms(15)))
+        .count()
     ),
     "on close": lambda stream: (
         stream.group_by_key()
@@ -57,7 +71,9 @@ FLOWS: dict[str, Build] = {
         .emit_strategy("on_window_close")
         .count()
     ),
-    "time limit": lambda stream: stream.group_by_key().count().suppress(until_time_limit(ms(25))),
+    "time limit": lambda stream: (
+        stream.group_by_key().count().suppress(until_time_limit(ms(25)))
+    ),
     "self-join": lambda stream: stream.left_join(
         stream.map_values(str, value=serdes.text),
         lambda left, right: f"{left}{right}",
@@ -67,7 +83,9 @@ FLOWS: dict[str, Build] = {
 }
 
 
-def results(build: Build, records: list[tuple[bytes, bytes, int]], size: int) -> list[tuple[Any, ...]]:
+def results(
+    build: Build, records: list[tuple[bytes, bytes, int]], size: int
+) -> list[tuple[Any, ...]]:
     """Return the output of a flow for batches of this size."""
     builder = StreamsBuilder("batches")
     flow = build(builder.stream("in", key=serdes.text, value=serdes.text))
@@ -79,24 +97,41 @@ def results(build: Build, records: list[tuple[bytes, bytes, int]], size: int) ->
     def fail(failure: Failure) -> None:
         raise failure.error
 
-    program = compile_subtopology(topology, part).bind(state.stores, fail, caching=False)
+    program = compile_subtopology(topology, part).bind(
+        state.stores, fail, caching=False
+    )
     times = [timestamp for _, _, timestamp in records]
     newest = list(accumulate(times, max))
     for start in range(0, len(records), size):
         batch = records[start : start + size]
         keys, values = [key for key, _, _ in batch], [value for _, value, _ in batch]
         end = start + len(batch)
-        program.process(IN, Columns(keys, values, times[start:end], list(range(start, end)), newest[start:end]))
+        program.process(
+            IN,
+            Columns(
+                keys,
+                values,
+                times[start:end],
+                list(range(start, end)),
+                newest[start:end],
+            ),
+        )
     out = program.outputs["out"]
     return list(zip(out.keys, out.values, out.timestamps, strict=True))
 
 
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("seed", range(4))
-def test_results_do_not_depend_on_how_records_are_cut_into_batches(flow: str, seed: int) -> None:
+def test_results_do_not_depend_on_how_records_are_cut_into_batches(
+    flow: str, seed: int
+) -> None:
     chance = random.Random(seed)
     records = [
-        (b"k%d" % chance.randrange(4), b"%d" % i, max(0, i + 100 - chance.randrange(chance.choice([1, 20, 90]))))
+        (
+            b"k%d" % chance.randrange(4),
+            b"%d" % i,
+            max(0, i + 100 - chance.randrange(chance.choice([1, 20, 90]))),
+        )
         for i in range(600)
     ]
     one = results(FLOWS[flow], records, 1)

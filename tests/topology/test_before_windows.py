@@ -23,7 +23,9 @@ def source(builder: StreamsBuilder, topic: str = "in") -> Any:
 
 
 def windows_of_new_keys(builder: StreamsBuilder) -> None:
-    source(builder).group_by(by_first, key=serdes.text).windowed_by(HOURS).count(store="hours")
+    source(builder).group_by(by_first, key=serdes.text).windowed_by(HOURS).count(
+        store="hours"
+    )
 
 
 def windows_of_the_same_keys(builder: StreamsBuilder) -> None:
@@ -35,7 +37,11 @@ def counts_of_new_keys(builder: StreamsBuilder) -> None:
 
 
 def windows_behind_another_topic(builder: StreamsBuilder) -> None:
-    renamed = source(builder).select_key(by_first).repartition(name="first", key=serdes.text, value=serdes.text)
+    renamed = (
+        source(builder)
+        .select_key(by_first)
+        .repartition(name="first", key=serdes.text, value=serdes.text)
+    )
     renamed.group_by(by_first, key=serdes.text).windowed_by(HOURS).count(store="hours")
 
 
@@ -46,7 +52,9 @@ def a_join_with_new_keys(builder: StreamsBuilder) -> None:
 
 
 def rows_with_a_time_to_live(builder: StreamsBuilder) -> None:
-    source(builder).group_by(by_first, key=serdes.text).count(store=Materialized("counts", ttl=timedelta(hours=1)))
+    source(builder).group_by(by_first, key=serdes.text).count(
+        store=Materialized("counts", ttl=timedelta(hours=1))
+    )
 
 
 def windows_behind_a_topic_of_the_user(builder: StreamsBuilder) -> None:
@@ -60,7 +68,9 @@ def a_foreign_key_join_beside_windows(builder: StreamsBuilder) -> None:
     orders.join(source(builder, "payments"), by_first, windows=within, store="paid")
     customers = builder.table("customers", key=serdes.text, value=serdes.text)
     counts = orders.group_by_key().count(store="counts")
-    counts.join(customers, by_first, foreign_key=str, value=serdes.text).to_stream().to("out")
+    counts.join(customers, by_first, foreign_key=str, value=serdes.text).to_stream().to(
+        "out"
+    )
 
 
 def a_foreign_key_join_into_windows(builder: StreamsBuilder) -> None:
@@ -77,7 +87,10 @@ def a_foreign_key_join_into_windows(builder: StreamsBuilder) -> None:
         (windows_of_the_same_keys, {}),
         (counts_of_new_keys, {}),
         (windows_behind_another_topic, {0: {"hours"}, 1: {"hours"}}),
-        (a_join_with_new_keys, {0: {"pairs-this-join-store", "pairs-other-join-store"}}),
+        (
+            a_join_with_new_keys,
+            {0: {"pairs-this-join-store", "pairs-other-join-store"}},
+        ),
         (rows_with_a_time_to_live, {0: {"counts"}}),
         (windows_behind_a_topic_of_the_user, {0: {"hours"}}),
         (a_foreign_key_join_beside_windows, {}),

@@ -17,7 +17,12 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.processors import CallContext, Processor, key_value_store, window_store
+from coopstreams.topology.processors import (
+    CallContext,
+    Processor,
+    key_value_store,
+    window_store,
+)
 from coopstreams.topology.records import Record
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
@@ -36,7 +41,9 @@ class Asked:
 
 
 @given(failed=st.integers(1, 60), chance=st.floats(0, 1), jitter=st.floats(0, 1))
-def test_pauses_double_up_to_the_longest_and_are_only_ever_shortened(failed: int, chance: float, jitter: float) -> None:
+def test_pauses_double_up_to_the_longest_and_are_only_ever_shortened(
+    failed: int, chance: float, jitter: float
+) -> None:
     retry = Retry(times=60, backoff=ms(100), longest=ms(5000), jitter=jitter)
     full = min(0.1 * 2 ** (failed - 1), 5.0)
     assert full * (1 - jitter) - 1e-9 <= retry.pause_s(failed, chance) <= full
@@ -44,7 +51,11 @@ def test_pauses_double_up_to_the_longest_and_are_only_ever_shortened(failed: int
 
 def test_only_so_many_failures_of_the_named_kinds_are_tried_again() -> None:
     retry = Retry(times=2, on=(ConnectionError, TimeoutError))
-    assert [retry.again(failed, ConnectionError()) for failed in (1, 2, 3)] == [True, True, False]
+    assert [retry.again(failed, ConnectionError()) for failed in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
     assert not retry.again(1, ValueError())
 
 
@@ -63,7 +74,9 @@ def test_only_so_many_failures_of_the_named_kinds_are_tried_again() -> None:
         lambda: CircuitBreaker(on=OSError),  # type: ignore[arg-type]
     ],
 )
-def test_a_retry_or_breaker_that_makes_no_sense_is_refused(made: Callable[[], Retry | CircuitBreaker]) -> None:
+def test_a_retry_or_breaker_that_makes_no_sense_is_refused(
+    made: Callable[[], Retry | CircuitBreaker],
+) -> None:
     with pytest.raises(TopologyError, match=r"^(Retry|CircuitBreaker): "):
         made()
 
@@ -81,7 +94,9 @@ def test_a_retry_or_breaker_that_makes_no_sense_is_refused(made: Callable[[], Re
         ({"retries": 3}, "takes no retries="),
     ],
 )
-def test_options_that_make_no_sense_are_refused_where_they_are_given(options: dict[str, Any], says: str) -> None:
+def test_options_that_make_no_sense_are_refused_where_they_are_given(
+    options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(TopologyError, match=f"map_values_async.*{says}"):
         stream().map_values_async(twice, **options)
 
@@ -94,7 +109,9 @@ def test_options_that_make_no_sense_are_refused_where_they_are_given(options: di
         ({"retries": 3}, "takes no retries=.*max_records"),
     ],
 )
-def test_options_of_batches_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+def test_options_of_batches_that_make_no_sense_are_refused(
+    options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(TopologyError, match=f"map_batches.*{says}"):
         stream().map_batches(sorted, **options)
     with pytest.raises(TopologyError, match="map_values_async takes no max_records="):
@@ -111,23 +128,56 @@ def filtered(stream: KStream[str, Any]) -> KStream[str, Any]:
         (lambda stream: filtered(stream).to("out"), True),
         (lambda stream: filtered(stream).group_by_key().count(), True),
         (lambda stream: stream.group_by_key().windowed_by(WINDOWS).count(), True),
-        (lambda stream: filtered(stream).group_by_key().windowed_by(WINDOWS).count(), False),
+        (
+            lambda stream: filtered(stream).group_by_key().windowed_by(WINDOWS).count(),
+            False,
+        ),
         (lambda stream: filtered(stream.merge(filtered(stream))).to("out"), True),
         (
-            lambda stream: stream.merge(filtered(stream)).group_by_key().windowed_by(WINDOWS).count(),
+            lambda stream: (
+                stream.merge(filtered(stream))
+                .group_by_key()
+                .windowed_by(WINDOWS)
+                .count()
+            ),
             False,
         ),
         (
-            lambda stream: stream.group_by_key().windowed_by(WINDOWS).emit_strategy("on_window_close").count(),
+            lambda stream: (
+                stream.group_by_key()
+                .windowed_by(WINDOWS)
+                .emit_strategy("on_window_close")
+                .count()
+            ),
             False,
         ),
-        (lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=ms(5))).count(), False),
         (
-            lambda stream: stream.group_by_key().windowed_by(WINDOWS).count().suppress(until_window_closes()),
+            lambda stream: (
+                stream.group_by_key().windowed_by(SessionWindows(gap=ms(5))).count()
+            ),
             False,
         ),
-        (lambda stream: stream.join(stream, max, windows=JoinWindows(milliseconds=5)), False),
-        (lambda stream: stream.left_join(stream.to_table(), max, value=serdes.json).to("out"), True),
+        (
+            lambda stream: (
+                stream.group_by_key()
+                .windowed_by(WINDOWS)
+                .count()
+                .suppress(until_window_closes())
+            ),
+            False,
+        ),
+        (
+            lambda stream: stream.join(
+                stream, max, windows=JoinWindows(milliseconds=5)
+            ),
+            False,
+        ),
+        (
+            lambda stream: stream.left_join(
+                stream.to_table(), max, value=serdes.json
+            ).to("out"),
+            True,
+        ),
     ],
 )
 def test_records_pass_others_only_where_the_order_of_each_key_suffices(
@@ -146,13 +196,21 @@ def test_records_pass_others_only_where_the_order_of_each_key_suffices(
 
 def test_what_is_not_said_has_sane_values() -> None:
     assert calling("f", twice) == calling(
-        "f", twice, max_in_flight=100, order="key", timeout=timedelta(seconds=30), retry=None
+        "f",
+        twice,
+        max_in_flight=100,
+        order="key",
+        timeout=timedelta(seconds=30),
+        retry=None,
     )
     assert calling("f", twice, timeout=None).timeout_s is None
 
 
 def test_coroutine_functions_are_awaited_and_others_run_on_threads() -> None:
-    assert [calling("f", function).coroutine for function in (twice, Asked(), lambda value: value, str)] == [
+    assert [
+        calling("f", function).coroutine
+        for function in (twice, Asked(), lambda value: value, str)
+    ] == [
         True,
         True,
         False,
@@ -160,7 +218,9 @@ def test_coroutine_functions_are_awaited_and_others_run_on_threads() -> None:
     ]
 
 
-def test_a_coroutine_function_elsewhere_is_an_error_that_names_the_operator_for_it() -> None:
+def test_a_coroutine_function_elsewhere_is_an_error_that_names_the_operator_for_it() -> (
+    None
+):
     with pytest.raises(TopologyError, match="map_values_async"):
         stream().map_values(twice)
     with pytest.raises(TopologyError, match="map_values_async"):
@@ -170,9 +230,18 @@ def test_a_coroutine_function_elsewhere_is_an_error_that_names_the_operator_for_
 @pytest.mark.parametrize(
     ("above", "says"),
     [
-        (lambda stream: stream.group_by_key().count().to_stream(), "KSTREAM-AGGREGATE|KTABLE-TOSTREAM"),
-        (lambda stream: stream.map_values_async(twice, value=serdes.json), "asynchronous, too"),
-        (lambda stream: stream.join(stream.to_table(), lambda left, right: left), "StreamTableJoin"),
+        (
+            lambda stream: stream.group_by_key().count().to_stream(),
+            "KSTREAM-AGGREGATE|KTABLE-TOSTREAM",
+        ),
+        (
+            lambda stream: stream.map_values_async(twice, value=serdes.json),
+            "asynchronous, too",
+        ),
+        (
+            lambda stream: stream.join(stream.to_table(), lambda left, right: left),
+            "StreamTableJoin",
+        ),
     ],
 )
 def test_state_and_other_calls_above_are_refused_and_a_repartition_cures_it(
@@ -184,7 +253,9 @@ def test_state_and_other_calls_above_are_refused_and_a_repartition_cures_it(
 
 
 def test_a_call_with_other_arguments_than_it_will_get_is_refused() -> None:
-    with pytest.raises(TopologyError, match=r"map_values_with_key_async calls \(key, value\)"):
+    with pytest.raises(
+        TopologyError, match=r"map_values_with_key_async calls \(key, value\)"
+    ):
         stream().map_values_with_key_async(twice)  # type: ignore[arg-type]
 
 
@@ -194,7 +265,10 @@ def test_an_asynchronous_generator_is_refused() -> None:
     async def yields(value: int) -> AsyncIterator[int]:
         yield value
 
-    with pytest.raises(TopologyError, match=r"yields \(line \d+ .* is an asynchronous generator. Return a list"):
+    with pytest.raises(
+        TopologyError,
+        match=r"yields \(line \d+ .* is an asynchronous generator. Return a list",
+    ):
         stream().flat_map_values_async(yields)  # type: ignore[arg-type]
 
 
@@ -204,7 +278,9 @@ def test_keys_that_stay_need_no_repartition_and_new_ones_do() -> None:
 
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
-    read.map_values_async(twice).group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10)).count()
+    read.map_values_async(twice).group_by_key(value=serdes.json).windowed_by(
+        TimeWindows(milliseconds=10)
+    ).count()
     assert len(builder.build().subtopologies) == 1
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
@@ -222,16 +298,48 @@ COUNTS = key_value_store("counts", key=serdes.text, value=serdes.json)
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda stream: stream.process_async(kept, order="none"), 'order="none" is not possible'),
-        (lambda stream: stream.process_async(kept, order="partition"), 'order="partition" is not possible'),
-        (lambda stream: stream.process_async(twice), r"process_async calls \(record, context\)"),
-        (lambda stream: stream.select_key(lambda *_: "a", key=serdes.text).process_async(kept), r"\.repartition\(\)"),
-        (lambda stream: stream.map_values_async(twice).process_async(kept), "asynchronous, too"),
-        (lambda stream: stream.process_async(kept).map_values_async(twice), "asynchronous, too"),
-        (lambda stream: stream.process_async(kept, stores=["counts"]), "stores of its own"),
+        (
+            lambda stream: stream.process_async(kept, order="none"),
+            'order="none" is not possible',
+        ),
+        (
+            lambda stream: stream.process_async(kept, order="partition"),
+            'order="partition" is not possible',
+        ),
+        (
+            lambda stream: stream.process_async(twice),
+            r"process_async calls \(record, context\)",
+        ),
+        (
+            lambda stream: stream.select_key(
+                lambda *_: "a", key=serdes.text
+            ).process_async(kept),
+            r"\.repartition\(\)",
+        ),
+        (
+            lambda stream: stream.map_values_async(twice).process_async(kept),
+            "asynchronous, too",
+        ),
+        (
+            lambda stream: stream.process_async(kept).map_values_async(twice),
+            "asynchronous, too",
+        ),
+        (
+            lambda stream: stream.process_async(kept, stores=["counts"]),
+            "stores of its own",
+        ),
         (
             lambda stream: stream.process_async(
-                kept, stores=[window_store("w", key=serdes.text, value=serdes.json, size=ms(1), retention=ms(9))]
+                kept,
+                stores=[
+                    window_store(
+                        "w",
+                        key=serdes.text,
+                        value=serdes.json,
+                        size=ms(1),
+                        retention=ms(9),
+                    )
+                ],
             ),
             "a row for each key",
         ),
@@ -247,12 +355,20 @@ def test_state_of_calls_is_rows_of_their_own_by_the_keys_of_the_topic(
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (lambda stream: stream.process(Nothing, stores=["counts"], by_key=True), "cannot use it"),
-        (lambda stream: stream.process(Nothing, stores=[COUNTS], by_key=True), "cannot use it"),
+        (
+            lambda stream: stream.process(Nothing, stores=["counts"], by_key=True),
+            "cannot use it",
+        ),
+        (
+            lambda stream: stream.process(Nothing, stores=[COUNTS], by_key=True),
+            "cannot use it",
+        ),
         (lambda stream: stream.process_async(kept, stores=[COUNTS]), "cannot use it"),
     ],
 )
-def test_a_store_of_calls_is_used_by_nobody_else(other: Callable[[KStream[str, int]], object], says: str) -> None:
+def test_a_store_of_calls_is_used_by_nobody_else(
+    other: Callable[[KStream[str, int]], object], says: str
+) -> None:
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     read.process_async(kept, stores=[COUNTS])
@@ -264,7 +380,9 @@ def test_a_store_of_calls_is_used_by_nobody_else(other: Callable[[KStream[str, i
 def test_a_store_by_other_keys_than_those_of_the_records_is_refused() -> None:
     builder = StreamsBuilder("app")
     by_number = key_value_store("counts", key=serdes.int64, value=serdes.json)
-    builder.stream("in", key=serdes.text, value=serdes.json).process_async(kept, stores=[by_number])
+    builder.stream("in", key=serdes.text, value=serdes.json).process_async(
+        kept, stores=[by_number]
+    )
     with pytest.raises(TopologyError, match="writes keys as int64"):
         builder.build()
 

@@ -61,22 +61,31 @@ def counted(call: Callable[[], object]) -> Counter[str]:
 def columns(records: int, amount: int = 50, first: int = 0) -> Columns:
     """Return this many records of different keys, within one window."""
     numbers = range(first, first + records)
-    values = [b'{"user":"u%d","amount":%d,"n":%d}' % (number, amount, number) for number in numbers]
+    values = [
+        b'{"user":"u%d","amount":%d,"n":%d}' % (number, amount, number)
+        for number in numbers
+    ]
     times = [1000] * records
-    return Columns([b"u%d" % number for number in numbers], values, times, list(numbers), times)
+    return Columns(
+        [b"u%d" % number for number in numbers], values, times, list(numbers), times
+    )
 
 
 class Task:
     """A program over stores in memory."""
 
-    def __init__(self, topology: Topology, *, native: bool, caching: bool = True) -> None:
+    def __init__(
+        self, topology: Topology, *, native: bool, caching: bool = True
+    ) -> None:
         (part,) = topology.subtopologies
         config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
         tables = native_tables(part, config, caching=caching) if native else NO_TABLES
-        self.state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30, tables)
-        self.program = compile_subtopology(topology, part, parts=native_parts() if native else None).bind(
-            self.state.stores, fail, caching=caching
+        self.state = TaskState(
+            Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30, tables
         )
+        self.program = compile_subtopology(
+            topology, part, parts=native_parts() if native else None
+        ).bind(self.state.stores, fail, caching=caching)
 
     def process(self, batch: Columns) -> Counter[str]:
         """Return the calls for records."""
@@ -84,7 +93,9 @@ class Task:
 
     def commit(self) -> Counter[str]:
         """Return the calls of a commit up to the bytes for Kafka and the database."""
-        calls = counted(self.program.flush) + counted(lambda: list(self.state.changes()))
+        calls = counted(self.program.flush) + counted(
+            lambda: list(self.state.changes())
+        )
         self.state.commit(dict.fromkeys(self.state.stores, 1))
         return calls
 
@@ -126,7 +137,13 @@ def committed(task: Task, records: int) -> Counter[str]:
 PLANES = [False, pytest.param(True, marks=needs_native)]
 OUTPUT = {"list.append": 3}
 JSON = {"loads": 1, "_json": 1, "dumps": 1, "bytes.find": 1}
-TYPED = {"Decoder.decode": 1, "_typed_json.<locals>.encode": 1, "isinstance": 1, "Encoder.encode": 1, "bytes.find": 1}
+TYPED = {
+    "Decoder.decode": 1,
+    "_typed_json.<locals>.encode": 1,
+    "isinstance": 1,
+    "Encoder.encode": 1,
+    "bytes.find": 1,
+}
 
 
 @pytest.mark.parametrize("native", PLANES)
@@ -150,12 +167,35 @@ def test_stateless(topology: Topology, serdes: Calls, reads: str, native: bool) 
     ("topology", "caching", "record", "new_row", "row_of_a_commit"),
     [
         pytest.param(apps.count, True, {"dict.get": 1}, 12, 10, id="count"),
-        pytest.param(apps.count, False, {"dict.get": 1, "Struct.pack": 1, **OUTPUT}, 16, 6, id="count, every update"),
-        pytest.param(apps.windowed, True, {"dict.get": 1, "loads": 1, "<lambda>": 1}, 24, 13, id="windowed sum"),
-        pytest.param(apps.windowed_field, True, {"dict.get": 1, "loads": 1, "add": 1}, 22, 13, id="windowed field"),
+        pytest.param(
+            apps.count,
+            False,
+            {"dict.get": 1, "Struct.pack": 1, **OUTPUT},
+            16,
+            6,
+            id="count, every update",
+        ),
+        pytest.param(
+            apps.windowed,
+            True,
+            {"dict.get": 1, "loads": 1, "<lambda>": 1},
+            24,
+            13,
+            id="windowed sum",
+        ),
+        pytest.param(
+            apps.windowed_field,
+            True,
+            {"dict.get": 1, "loads": 1, "add": 1},
+            22,
+            13,
+            id="windowed field",
+        ),
     ],
 )
-def test_with_rows(topology: Topology, caching: bool, record: Calls, new_row: int, row_of_a_commit: int) -> None:
+def test_with_rows(
+    topology: Topology, caching: bool, record: Calls, new_row: int, row_of_a_commit: int
+) -> None:
     def make() -> Task:
         return Task(topology, native=False, caching=caching)
 
@@ -174,7 +214,9 @@ def test_with_rows(topology: Topology, caching: bool, record: Calls, new_row: in
     ],
 )
 @pytest.mark.usefixtures("native_plane")
-def test_natively_only_a_new_row_costs_calls(topology: Topology, caching: bool, new_row: int) -> None:
+def test_natively_only_a_new_row_costs_calls(
+    topology: Topology, caching: bool, new_row: int
+) -> None:
     def make() -> Task:
         return Task(topology, native=True, caching=caching)
 

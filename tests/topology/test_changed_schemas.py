@@ -28,7 +28,9 @@ def avro(*fields: Any, name: str = "V") -> Any:
 def json_schema(*required: str, title: str = "v", **types: str) -> Any:
     properties = {name: {"type": type_} for name, type_ in types.items()}
     titled = {"title": title} if title else {}
-    return serdes.json_schema({**titled, "type": "object", "required": [*required], "properties": properties})
+    return serdes.json_schema(
+        {**titled, "type": "object", "required": [*required], "properties": properties}
+    )
 
 
 def another(message: Any, index: int, **field: Any) -> Any:
@@ -48,18 +50,20 @@ def another(message: Any, index: int, **field: Any) -> Any:
 def program(key: Any, value: Any, *, history: bool = False) -> Topology:
     builder = StreamsBuilder("app")
     hour = timedelta(hours=1)
-    builder.table("in", key=key, value=value, store="rows", history=hour if history else None).to_stream().foreach(
-        print
-    )
-    builder.stream("others", key=RAW, value=RAW).map(lambda key, value: (key, value), key=key, value=value).repartition(
-        name="made"
-    ).foreach(print)
+    builder.table(
+        "in", key=key, value=value, store="rows", history=hour if history else None
+    ).to_stream().foreach(print)
+    builder.stream("others", key=RAW, value=RAW).map(
+        lambda key, value: (key, value), key=key, value=value
+    ).repartition(name="made").foreach(print)
     return builder.build()
 
 
 def verdicts(old: Topology, new: Topology) -> list[TopologyChange]:
     found = changes(outline(old), outline(new))
-    return [change for change in found if change.name in ("rows", "app-made-repartition")]
+    return [
+        change for change in found if change.name in ("rows", "app-made-repartition")
+    ]
 
 
 SCHEMA_OF = {"type": "record", "name": "V", "fields": [X]}
@@ -75,9 +79,17 @@ SCHEMA_OF = {"type": "record", "name": "V", "fields": [X]}
         (avro(X), avro(X, name="W"), "avro(V)"),
         (avro(X), serdes.avro(SCHEMA_OF, make_dataclass("V", [("x", int)])), ""),
         (avro(X), serdes.json, "avro(V)"),
-        (json_schema(x="integer"), json_schema("y", x="integer", y="string"), "y: it is required, and not always"),
+        (
+            json_schema(x="integer"),
+            json_schema("y", x="integer", y="string"),
+            "y: it is required, and not always",
+        ),
         (json_schema(x="integer"), json_schema(x="integer", y="string"), ""),
-        (json_schema(x="integer", title=""), json_schema(x="integer", y="string", title=""), ""),
+        (
+            json_schema(x="integer", title=""),
+            json_schema(x="integer", y="string", title=""),
+            "",
+        ),
         (
             serdes.json_schema(make_dataclass("C", [("x", int)])),
             serdes.json_schema(make_dataclass("C", [("x", int), ("y", int)])),
@@ -88,19 +100,35 @@ SCHEMA_OF = {"type": "record", "name": "V", "fields": [X]}
             serdes.json_schema(make_dataclass("C", [("x", int), ("y", int, 0)])),
             "",
         ),
-        (serdes.protobuf(Parcel), another(Parcel, 0, name="more", number=9, type=FieldDescriptorProto.TYPE_BOOL), ""),
         (
             serdes.protobuf(Parcel),
-            another(Parcel, 0, name="grams", number=1, type=FieldDescriptorProto.TYPE_SINT64),
+            another(
+                Parcel, 0, name="more", number=9, type=FieldDescriptorProto.TYPE_BOOL
+            ),
+            "",
+        ),
+        (
+            serdes.protobuf(Parcel),
+            another(
+                Parcel, 0, name="grams", number=1, type=FieldDescriptorProto.TYPE_SINT64
+            ),
             "grams: it is written as a varint (field grams), and read as a zigzag varint",
         ),
         (serdes.protobuf(Parcel), serdes.protobuf(Depot), "protobuf(post.Depot)"),
     ],
 )
 @pytest.mark.parametrize("history", [False, True])
-def test_values_of_another_schema_are_read_or_refused(before: Any, after: Any, why: str, history: bool) -> None:
-    rows, records = verdicts(program(RAW, before, history=history), program(RAW, after, history=history))
-    assert rows.verdict is records.verdict is (Verdict.UNREADABLE if why else Verdict.KEEPS)
+def test_values_of_another_schema_are_read_or_refused(
+    before: Any, after: Any, why: str, history: bool
+) -> None:
+    rows, records = verdicts(
+        program(RAW, before, history=history), program(RAW, after, history=history)
+    )
+    assert (
+        rows.verdict
+        is records.verdict
+        is (Verdict.UNREADABLE if why else Verdict.KEEPS)
+    )
     assert why in rows.why
     assert why in records.why
 
@@ -111,16 +139,28 @@ def test_values_of_another_schema_are_read_or_refused(before: Any, after: Any, w
         (avro(X), avro(X, {**Y, "default": 0}), False),
         (avro(X), serdes.avro(SCHEMA_OF, make_dataclass("V", [("x", int)])), True),
         (json_schema(x="integer"), json_schema(x="integer", y="string"), False),
-        (serdes.protobuf(Depot.Key), another(Depot.Key, 0, name="more", number=9, type=8), True),
-        (serdes.protobuf(Depot), another(Depot, 1, name="more", number=9, type=8), False),
+        (
+            serdes.protobuf(Depot.Key),
+            another(Depot.Key, 0, name="more", number=9, type=8),
+            True,
+        ),
+        (
+            serdes.protobuf(Depot),
+            another(Depot, 1, name="more", number=9, type=8),
+            False,
+        ),
         (
             serdes.json_schema(make_dataclass("C", [("x", int)])),
-            serdes.json_schema(make_dataclass("C", [("x", Annotated[int, msgspec.Meta(ge=0)])])),
+            serdes.json_schema(
+                make_dataclass("C", [("x", Annotated[int, msgspec.Meta(ge=0)])])
+            ),
             False,
         ),
     ],
 )
-def test_keys_of_another_schema_are_other_keys(before: Any, after: Any, same: bool) -> None:
+def test_keys_of_another_schema_are_other_keys(
+    before: Any, after: Any, same: bool
+) -> None:
     """The id of the schema is part of their bytes."""
     rows, records = verdicts(program(before, RAW), program(after, RAW))
     assert rows.verdict is records.verdict is (Verdict.KEEPS if same else Verdict.MIXED)
@@ -133,9 +173,13 @@ def test_rows_with_versions_are_not_those_without() -> None:
 
 def joined(value: Any, change: Any) -> Topology:
     builder = StreamsBuilder("app")
-    left = change(builder.table("left", key=serdes.text, value=value, store="left"), value)
+    left = change(
+        builder.table("left", key=serdes.text, value=value, store="left"), value
+    )
     right = builder.table("right", key=serdes.text, value=serdes.text, store="right")
-    left.join(right, lambda *rows: rows, foreign_key=str, name="named", value=serdes.json).to_stream().to("out")
+    left.join(
+        right, lambda *rows: rows, foreign_key=str, name="named", value=serdes.json
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -160,11 +204,31 @@ WIDER: Any = serdes.json(make_dataclass("C", [("x", int), ("y", int, 0)]))
     [
         (CLASS, WIDER, itself, ""),
         (CLASS, WIDER, kept, ""),
-        (CLASS, WIDER, mapped, "its left rows, which are in no store, are written as json(C), whose class has changed"),
+        (
+            CLASS,
+            WIDER,
+            mapped,
+            "its left rows, which are in no store, are written as json(C), whose class has changed",
+        ),
         (avro(X), avro(X, {**Y, "default": 0}), itself, ""),
-        (avro(X), avro(X, {**Y, "default": 0}), mapped, "are written as avro(V), whose class has changed"),
-        (CLASS, avro(X), itself, "its left rows are written as avro(V), and were as json(C)"),
-        (CLASS, avro(X), mapped, "its left rows are written as avro(V), and were as json(C)"),
+        (
+            avro(X),
+            avro(X, {**Y, "default": 0}),
+            mapped,
+            "are written as avro(V), whose class has changed",
+        ),
+        (
+            CLASS,
+            avro(X),
+            itself,
+            "its left rows are written as avro(V), and were as json(C)",
+        ),
+        (
+            CLASS,
+            avro(X),
+            mapped,
+            "its left rows are written as avro(V), and were as json(C)",
+        ),
         (CLASS, CLASS, mapped, ""),
     ],
 )

@@ -16,7 +16,14 @@ from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, severity, weighed, word_of
+from coopstreams.topology.graph.changes import (
+    TopologyChange,
+    Verdict,
+    changes,
+    severity,
+    weighed,
+    word_of,
+)
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
@@ -31,7 +38,9 @@ MINUTE = timedelta(minutes=1)
 
 
 @cache
-def of(program: Program, application: str = "app", optimization: str = "none") -> Outline:
+def of(
+    program: Program, application: str = "app", optimization: str = "none"
+) -> Outline:
     builder = StreamsBuilder(application)
     program(builder)
     return outline(builder.build().optimized(optimization))
@@ -42,12 +51,18 @@ def between(old: Program, new: Program) -> dict[str, Verdict]:
     return {change.name: change.verdict for change in changes(of(old), of(new))}
 
 
-def counts(store: str | None = "counts", topic: str = "in", key: Any = None, **group: Any) -> Program:
+def counts(
+    store: str | None = "counts", topic: str = "in", key: Any = None, **group: Any
+) -> Program:
     """A count by the key, or with `key` behind a repartition topic."""
 
     def program(b: StreamsBuilder) -> None:
         stream = text(b, topic)
-        grouped = stream.group_by_key() if key is None else stream.group_by(lambda _, v: v, key=key, **group)
+        grouped = (
+            stream.group_by_key()
+            if key is None
+            else stream.group_by(lambda _, v: v, key=key, **group)
+        )
         grouped.count(store=store).to_stream().to("out")
 
     return program
@@ -66,7 +81,13 @@ def table(b: StreamsBuilder) -> None:
 
 
 ANY = st.sampled_from(
-    [*DIFFERENT.values(), counts(key=serdes.text), counts(None), counts(None, key=serdes.text), both(looking, counts())]
+    [
+        *DIFFERENT.values(),
+        counts(key=serdes.text),
+        counts(None),
+        counts(None, key=serdes.text),
+        both(looking, counts()),
+    ]
 )
 
 
@@ -80,21 +101,29 @@ def test_a_program_followed_by_itself_keeps_everything(program: Program) -> None
 
 
 @given(ANY, ANY)
-def test_everything_that_either_version_has_is_told_of_once(one: Program, other: Program) -> None:
+def test_everything_that_either_version_has_is_told_of_once(
+    one: Program, other: Program
+) -> None:
     old, new = of(one), of(other)
     found = changes(old, new)
     names = [(change.what, change.name) for change in found]
     assert len(names) == len(set(names))
     renamed = {change.now for change in found if change.now}
-    assert {name for what, name in names if what == "store"} == (old.stores.keys() | new.stores.keys()) - renamed
-    assert {name for what, name in names if what == "repartition topic"} == old.repartitions.keys()
+    assert {name for what, name in names if what == "store"} == (
+        old.stores.keys() | new.stores.keys()
+    ) - renamed
+    assert {
+        name for what, name in names if what == "repartition topic"
+    } == old.repartitions.keys()
     assert {name for what, name in names if what == "position"} >= old.sources
     assert all(change.cure for change in found if change.verdict.severity == 2)
     assert all(change.why for change in found if change.verdict.severity)
 
 
 @given(ANY, ANY)
-def test_where_nothing_is_in_any_topic_nothing_can_be_lost(one: Program, other: Program) -> None:
+def test_where_nothing_is_in_any_topic_nothing_can_be_lost(
+    one: Program, other: Program
+) -> None:
     empty = weighed(changes(of(one), of(other)), lambda change: False)
     assert all(change.verdict.severity < 2 or change.topic is None for change in empty)
 
@@ -108,8 +137,12 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.ci
-@given(st.lists(st.sampled_from(sorted(STEPS))), st.lists(st.sampled_from(sorted(STEPS))))
-def test_with_names_operators_may_come_and_go_in_front(before: list[str], after: list[str]) -> None:
+@given(
+    st.lists(st.sampled_from(sorted(STEPS))), st.lists(st.sampled_from(sorted(STEPS)))
+)
+def test_with_names_operators_may_come_and_go_in_front(
+    before: list[str], after: list[str]
+) -> None:
     def program(steps: list[str]) -> Program:
         def build(b: StreamsBuilder) -> None:
             stream: Any = text(b)
@@ -124,8 +157,13 @@ def test_with_names_operators_may_come_and_go_in_front(before: list[str], after:
     assert set(between(program(before), program(after)).values()) == {KEEPS}
 
 
-def test_generated_names_shift_and_the_state_behind_them_is_lost_with_what_is_on_its_way() -> None:
-    old, new = counts(None, key=serdes.text), both(looking, counts(None, key=serdes.text))
+def test_generated_names_shift_and_the_state_behind_them_is_lost_with_what_is_on_its_way() -> (
+    None
+):
+    old, new = (
+        counts(None, key=serdes.text),
+        both(looking, counts(None, key=serdes.text)),
+    )
     store = "KSTREAM-AGGREGATE-STATE-STORE-0000000002"
     found = {change.name: change for change in changes(of(old), of(new))}
     assert {name: change.verdict for name, change in found.items()} == {
@@ -137,7 +175,9 @@ def test_generated_names_shift_and_the_state_behind_them_is_lost_with_what_is_on
     assert found[store].now == "KSTREAM-AGGREGATE-STATE-STORE-0000000005"
     assert found[store].cure == f'name it as it was: store="{store}"'
     cured = both(looking, counts(store, key=serdes.text))
-    assert set(between(old, cured).values()) == {KEEPS, NEW}, "the cure that is told is one"
+    assert set(between(old, cured).values()) == {KEEPS, NEW}, (
+        "the cure that is told is one"
+    )
 
 
 def test_a_generated_name_that_another_operator_has_now_is_not_the_same_store() -> None:
@@ -152,10 +192,26 @@ def test_a_generated_name_that_another_operator_has_now_is_not_the_same_store() 
         (DIFFERENT["an aggregate"], DIFFERENT["a count"], MIXED),
         (DIFFERENT["a reduce"], DIFFERENT["a count"], MIXED),
         (windowed(TimeWindows(minutes=1)), windowed(TimeWindows(minutes=2)), MIXED),
-        (windowed(TimeWindows(minutes=2)), windowed(TimeWindows(minutes=2, advance=MINUTE)), MIXED),
-        (windowed(TimeWindows(minutes=2)), windowed(TimeWindows(minutes=2, grace=MINUTE)), KEEPS),
-        (windowed(SessionWindows(gap=MINUTE)), windowed(SessionWindows(gap=2 * MINUTE)), MIXED),
-        (windowed(SessionWindows(gap=MINUTE)), windowed(TimeWindows(minutes=1)), UNREADABLE),
+        (
+            windowed(TimeWindows(minutes=2)),
+            windowed(TimeWindows(minutes=2, advance=MINUTE)),
+            MIXED,
+        ),
+        (
+            windowed(TimeWindows(minutes=2)),
+            windowed(TimeWindows(minutes=2, grace=MINUTE)),
+            KEEPS,
+        ),
+        (
+            windowed(SessionWindows(gap=MINUTE)),
+            windowed(SessionWindows(gap=2 * MINUTE)),
+            MIXED,
+        ),
+        (
+            windowed(SessionWindows(gap=MINUTE)),
+            windowed(TimeWindows(minutes=1)),
+            UNREADABLE,
+        ),
         (DIFFERENT["a count"], windowed(TimeWindows(minutes=1)), UNREADABLE),
         (DIFFERENT["windows of a user"], DIFFERENT["longer windows of a user"], MIXED),
         (DIFFERENT["windows of a zone"], DIFFERENT["windows of another zone"], MIXED),
@@ -163,7 +219,9 @@ def test_a_generated_name_that_another_operator_has_now_is_not_the_same_store() 
         (
             counts(),
             lambda b: (
-                b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+                b.stream(["in", "other"], key=serdes.text, value=serdes.text)
+                .group_by_key()
+                .count(store="counts")
             ),
             KEEPS,
         ),
@@ -179,34 +237,55 @@ def test_a_store(old: Program, new: Program, verdict: Verdict) -> None:
 
 def test_a_store_whose_value_serde_is_another_cannot_be_read() -> None:
     def folded(value: Any) -> Program:
-        return lambda b: text(b).group_by_key().aggregate(int, lambda k, v, n: n + 1, value=value, store="counts")
+        return lambda b: (
+            text(b)
+            .group_by_key()
+            .aggregate(int, lambda k, v, n: n + 1, value=value, store="counts")
+        )
 
     assert between(folded(serdes.int64), folded(serdes.json))["counts"] is UNREADABLE
 
 
-def test_a_new_store_begins_empty_where_its_source_was_read_before_and_else_with_its_source() -> None:
+def test_a_new_store_begins_empty_where_its_source_was_read_before_and_else_with_its_source() -> (
+    None
+):
     assert between(counts(), both(counts(), counts("more")))["more"] is EMPTY
     assert between(counts(), both(counts(), counts("more", "other")))["more"] is NEW
-    assert between(both(looking), both(looking, counts("more", "before")))["more"] is EMPTY
+    assert (
+        between(both(looking), both(looking, counts("more", "before")))["more"] is EMPTY
+    )
 
 
 def test_the_sides_of_a_join_are_not_swapped() -> None:
     def swapped(b: StreamsBuilder) -> None:
-        text(b, "other").join(text(b), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to(
-            "out"
-        )
+        text(b, "other").join(
+            text(b),
+            str.__add__,
+            windows=JoinWindows(MINUTE),
+            value=serdes.text,
+            store="pairs",
+        ).to("out")
 
     def straight(b: StreamsBuilder) -> None:
-        text(b).join(text(b, "other"), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to(
-            "out"
-        )
+        text(b).join(
+            text(b, "other"),
+            str.__add__,
+            windows=JoinWindows(MINUTE),
+            value=serdes.text,
+            store="pairs",
+        ).to("out")
 
     found = between(straight, swapped)
-    assert [found[f"pairs-{side}-join-store"] for side in ("this", "other")] == [MIXED, MIXED]
+    assert [found[f"pairs-{side}-join-store"] for side in ("this", "other")] == [
+        MIXED,
+        MIXED,
+    ]
 
 
 def test_a_join_may_look_further() -> None:
-    assert set(between(joined(JoinWindows(MINUTE)), joined(JoinWindows(2 * MINUTE))).values()) == {KEEPS}
+    assert set(
+        between(joined(JoinWindows(MINUTE)), joined(JoinWindows(2 * MINUTE))).values()
+    ) == {KEEPS}
 
 
 def test_a_table_may_come_to_be_restored_from_its_topic_but_not_back() -> None:
@@ -216,14 +295,25 @@ def test_a_table_may_come_to_be_restored_from_its_topic_but_not_back() -> None:
     assert "reuse.ktable.source.topics" in back.cure
 
 
-def test_a_join_of_a_stream_with_itself_misses_pairs_once_each_side_has_a_store_again() -> None:
+def test_a_join_of_a_stream_with_itself_misses_pairs_once_each_side_has_a_store_again() -> (
+    None
+):
     def pairs(b: StreamsBuilder) -> None:
         one = text(b)
-        one.join(one, str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+        one.join(
+            one,
+            str.__add__,
+            windows=JoinWindows(MINUTE),
+            value=serdes.text,
+            store="pairs",
+        ).to("out")
 
     two, one = of(pairs), of(pairs, optimization="single.store.self.join")
     there = {change.name: change for change in changes(two, one)}
-    assert (there["pairs-this-join-store"].verdict, there["pairs-other-join-store"].verdict) == (KEEPS, ORPHANED)
+    assert (
+        there["pairs-this-join-store"].verdict,
+        there["pairs-other-join-store"].verdict,
+    ) == (KEEPS, ORPHANED)
     found = changes(one, two)
     back = {change.name: change for change in found}["pairs-other-join-store"]
     assert (back.verdict, back.topic) == (LOST, "app-pairs-this-join-store-changelog")
@@ -234,7 +324,9 @@ def test_a_join_of_a_stream_with_itself_misses_pairs_once_each_side_has_a_store_
 
 def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     def kept(logged: bool) -> Program:
-        return lambda b: text(b).group_by_key().count(store=Materialized("counts", logged=logged))
+        return lambda b: (
+            text(b).group_by_key().count(store=Materialized("counts", logged=logged))
+        )
 
     assert between(kept(False), kept(False))["counts"] is KEEPS
     assert between(kept(False), both(looking, kept(False)))["counts"] is EMPTY, (
@@ -243,24 +335,53 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     assert between(kept(True), kept(False))["counts"] is EMPTY
     assert between(kept(False), kept(True))["counts"] is EMPTY
     found = changes(of(kept(False)), of(kept(True)))
-    again = {change.name: change for change in weighed(found, lambda change: change.topic == "app-counts-changelog")}
-    assert again["counts"].verdict is MIXED, "an earlier version had a changelog, which misses what came since"
+    again = {
+        change.name: change
+        for change in weighed(
+            found, lambda change: change.topic == "app-counts-changelog"
+        )
+    }
+    assert again["counts"].verdict is MIXED, (
+        "an earlier version had a changelog, which misses what came since"
+    )
 
     def rows(logged: bool) -> Program:
-        return lambda b: b.table("in", key=serdes.text, value=serdes.text, store=Materialized("rows", logged=logged))
+        return lambda b: b.table(
+            "in",
+            key=serdes.text,
+            value=serdes.text,
+            store=Materialized("rows", logged=logged),
+        )
 
     (restored, _) = changes(of(rows(False)), of(rows(True), optimization="all"))
-    assert (restored.verdict, restored.topic) == (KEEPS, None), "its topic is its changelog"
+    assert (restored.verdict, restored.topic) == (KEEPS, None), (
+        "its topic is its changelog"
+    )
 
 
-def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginning_makes_them_again() -> None:
+def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginning_makes_them_again() -> (
+    None
+):
     """Before 27 November 2026 a foreign-key join kept all subscribers of a right row in one row."""
     builder = StreamsBuilder("app")
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
-    left.join(right, lambda one, _: one, foreign_key=str, value=serdes.text, name="named")
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.text)
+        for topic in ("left", "right")
+    )
+    left.join(
+        right, lambda one, _: one, foreign_key=str, value=serdes.text, name="named"
+    )
     described = builder.build().describe("json")
-    before = re.sub('"suffix_bytes": ?8', '"suffix_bytes":0', described.replace('"subscribers"', '"key_value"'))
-    (change,) = (each for each in changes(read_outline(before), read_outline(described)) if each.verdict is not KEEPS)
+    before = re.sub(
+        '"suffix_bytes": ?8',
+        '"suffix_bytes":0',
+        described.replace('"subscribers"', '"key_value"'),
+    )
+    (change,) = (
+        each
+        for each in changes(read_outline(before), read_outline(described))
+        if each.verdict is not KEEPS
+    )
     assert (change.name, change.verdict) == ("named-subscription-store", UNREADABLE)
     assert "`coopstreams reset`" in change.cure
     assert "rebuild" not in change.cure
@@ -269,36 +390,68 @@ def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginni
 def test_a_suppression_reads_what_it_has_held() -> None:
     def held(value: Any) -> Program:
         def program(b: StreamsBuilder) -> None:
-            sizes = text(b).group_by_key().count(store="counts").map_values(lambda n: n, value=value)
+            sizes = (
+                text(b)
+                .group_by_key()
+                .count(store="counts")
+                .map_values(lambda n: n, value=value)
+            )
             sizes.suppress(until_time_limit(MINUTE), name="later").to_stream().to("out")
 
         return program
 
     assert between(held(serdes.int64), held(serdes.int64))["later-store"] is KEEPS
-    assert between(held(serdes.int64), held(serdes.float64))["later-store"] is UNREADABLE
+    assert (
+        between(held(serdes.int64), held(serdes.float64))["later-store"] is UNREADABLE
+    )
 
 
 @pytest.mark.parametrize("kind", ["join", "left_join", "outer_join"])
-def test_a_left_join_of_tables_whose_sides_change_places_has_rows_for_other_keys(kind: str) -> None:
+def test_a_left_join_of_tables_whose_sides_change_places_has_rows_for_other_keys(
+    kind: str,
+) -> None:
     def program(first: str, second: str) -> Program:
         def build(b: StreamsBuilder) -> None:
-            one, two = (b.table(name, key=serdes.text, value=serdes.text, store=name) for name in (first, second))
-            getattr(one, kind)(two, lambda a, b: [a, b], value=serdes.json, store="both")
+            one, two = (
+                b.table(name, key=serdes.text, value=serdes.text, store=name)
+                for name in (first, second)
+            )
+            getattr(one, kind)(
+                two, lambda a, b: [a, b], value=serdes.json, store="both"
+            )
 
         return build
 
-    found = {change.name: change for change in changes(of(program("a", "b")), of(program("b", "a")))}
+    found = {
+        change.name: change
+        for change in changes(of(program("a", "b")), of(program("b", "a")))
+    }
     assert found["a"].verdict == found["b"].verdict == KEEPS
     assert found["both"].verdict == (MIXED if kind == "left_join" else KEEPS)
-    assert kind != "left_join" or "a row for each row of b, and had one for each row of a" in found["both"].why
+    assert (
+        kind != "left_join"
+        or "a row for each row of b, and had one for each row of a" in found["both"].why
+    )
 
 
-def test_a_foreign_key_join_that_becomes_a_left_join_lacks_the_rows_without_a_match() -> None:
+def test_a_foreign_key_join_that_becomes_a_left_join_lacks_the_rows_without_a_match() -> (
+    None
+):
     def owners(left: bool) -> Program:
         def program(b: StreamsBuilder) -> None:
-            orders, people = (b.table(name, key=serdes.text, value=serdes.text) for name in ("orders", "people"))
+            orders, people = (
+                b.table(name, key=serdes.text, value=serdes.text)
+                for name in ("orders", "people")
+            )
             join = orders.left_join if left else orders.join
-            join(people, lambda one, _: one, foreign_key=str, value=serdes.text, name="owner", store="owned")
+            join(
+                people,
+                lambda one, _: one,
+                foreign_key=str,
+                value=serdes.text,
+                name="owner",
+                store="owned",
+            )
 
         return program
 
@@ -307,24 +460,46 @@ def test_a_foreign_key_join_that_becomes_a_left_join_lacks_the_rows_without_a_ma
         assert between(owners(left), owners(not left))["owned"] is MIXED
 
 
-def test_rows_that_come_to_expire_are_restored_once_and_another_ttl_changes_nothing() -> None:
+def test_rows_that_come_to_expire_are_restored_once_and_another_ttl_changes_nothing() -> (
+    None
+):
     def kept(ttl: timedelta | None, *, logged: bool = True) -> Program:
-        return lambda b: text(b).group_by_key().count(store=Materialized("counts", ttl=ttl, logged=logged))
+        return lambda b: (
+            text(b)
+            .group_by_key()
+            .count(store=Materialized("counts", ttl=ttl, logged=logged))
+        )
 
     (to, *_), (fro, *_), (longer, *_) = (
-        changes(of(kept(one)), of(kept(other))) for one, other in [(None, MINUTE), (MINUTE, None), (MINUTE, 2 * MINUTE)]
+        changes(of(kept(one)), of(kept(other)))
+        for one, other in [(None, MINUTE), (MINUTE, None), (MINUTE, 2 * MINUTE)]
     )
-    assert (to.verdict, fro.verdict, longer.verdict, longer.why) == (KEEPS, KEEPS, KEEPS, "")
+    assert (to.verdict, fro.verdict, longer.verdict, longer.why) == (
+        KEEPS,
+        KEEPS,
+        KEEPS,
+        "",
+    )
     assert to.why == "its rows expire now: it is restored from its changelog, once"
-    assert between(kept(None, logged=False), kept(MINUTE, logged=False))["counts"] is EMPTY
+    assert (
+        between(kept(None, logged=False), kept(MINUTE, logged=False))["counts"] is EMPTY
+    )
 
 
-def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is() -> None:
-    found = changes(of(counts(key=serdes.text, name="one")), of(counts(key=serdes.text, name="two")))
+def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is() -> (
+    None
+):
+    found = changes(
+        of(counts(key=serdes.text, name="one")), of(counts(key=serdes.text, name="two"))
+    )
     lost = next(change for change in found if change.what == "repartition topic")
     assert (lost.name, lost.verdict) == ("app-one-repartition", LOST)
     assert 'name="one"' in lost.cure
-    drained = next(change for change in weighed(found, lambda _: False) if change.what == "repartition topic")
+    drained = next(
+        change
+        for change in weighed(found, lambda _: False)
+        if change.what == "repartition topic"
+    )
     assert (drained.verdict, drained.cure) == (KEEPS, "")
 
 
@@ -335,38 +510,66 @@ def test_the_cure_for_a_topic_in_front_of_a_join_of_streams_is_one() -> None:
             changed = source.select_key(lambda _, value: value, key=serdes.text)
             moved = changed if cure is None else changed.repartition(name=cure)
             near = JoinWindows(minutes=1)
-            moved.join(text(b, "others"), str.__add__, windows=near, value=serdes.text, store="s").to("out")
+            moved.join(
+                text(b, "others"),
+                str.__add__,
+                windows=near,
+                value=serdes.text,
+                store="s",
+            ).to("out")
 
         return program
 
     found = changes(of(joining(longer=False)), of(joining(longer=True)))
     [lost] = [change for change in found if change.verdict is LOST]
     (name,) = re.findall(r'\.repartition\(name="(.*?)"\)', lost.cure)
-    assert set(between(joining(longer=False), joining(longer=True, cure=name)).values()) == {KEEPS}
+    assert set(
+        between(joining(longer=False), joining(longer=True, cure=name)).values()
+    ) == {KEEPS}
 
 
 @pytest.mark.parametrize("name", ["by-item", None])
-def test_the_topics_of_a_join_by_foreign_key_are_kept_by_the_name_of_the_join(name: str | None) -> None:
+def test_the_topics_of_a_join_by_foreign_key_are_kept_by_the_name_of_the_join(
+    name: str | None,
+) -> None:
     def joining(name: str | None) -> Program:
         def program(b: StreamsBuilder) -> None:
             rows, others = (
-                b.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("in", "others")
+                b.table(topic, key=serdes.text, value=serdes.text, store=topic)
+                for topic in ("in", "others")
             )
-            rows.join(others, lambda row, _: row, foreign_key=str, value=serdes.text, name=name).to_stream().to("out")
+            rows.join(
+                others,
+                lambda row, _: row,
+                foreign_key=str,
+                value=serdes.text,
+                name=name,
+            ).to_stream().to("out")
 
         return program
 
-    lost = [change for change in changes(of(joining(name)), of(joining("other"))) if change.verdict is LOST]
+    lost = [
+        change
+        for change in changes(of(joining(name)), of(joining("other")))
+        if change.verdict is LOST
+    ]
     assert {change.what for change in lost} == {"repartition topic", "store"}
-    assert all("keep the store= or name= of its operator; if it had none" in change.cure for change in lost)
+    assert all(
+        "keep the store= or name= of its operator; if it had none" in change.cure
+        for change in lost
+    )
     assert not any('name="' in change.cure for change in lost)
 
 
 def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
-    assert between(counts(key=serdes.text, name="one"), looking)["app-one-repartition"] is ORPHANED
-    assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, (
-        "the store is still there"
+    assert (
+        between(counts(key=serdes.text, name="one"), looking)["app-one-repartition"]
+        is ORPHANED
     )
+    assert (
+        between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"]
+        is LOST
+    ), "the store is still there"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +577,9 @@ def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
     [
         lambda stream, name: stream.repartition(name=name).to(lambda _, value: value),
         lambda stream, name: stream.repartition(name=name).foreach(print),
-        lambda stream, name: stream.repartition(name=name).repartition(name="next").foreach(print),
+        lambda stream, name: (
+            stream.repartition(name=name).repartition(name="next").foreach(print)
+        ),
         lambda stream, name: stream.to_sink(MemorySink(), name=name),
     ],
 )
@@ -386,7 +591,9 @@ def test_a_repartition_topic_of_another_name_is_lost_whatever_its_records_go_to(
 
 
 def test_a_repartition_topic_of_another_width_serde_or_source() -> None:
-    def by_value(partitions: int | None, topic: str = "in", value: Any = serdes.text) -> Program:
+    def by_value(
+        partitions: int | None, topic: str = "in", value: Any = serdes.text
+    ) -> Program:
         def program(b: StreamsBuilder) -> None:
             stream = text(b, topic).map_values(lambda v: v, value=value)
             stream.repartition(name="wide", partitions=partitions).to("out")
@@ -395,15 +602,18 @@ def test_a_repartition_topic_of_another_width_serde_or_source() -> None:
 
     assert between(by_value(4), by_value(4))["app-wide-repartition"] is KEEPS
     assert between(by_value(4), by_value(8))["app-wide-repartition"] is UNREADABLE
-    assert between(by_value(4), by_value(4, value=serdes.json))["app-wide-repartition"] is UNREADABLE
+    assert (
+        between(by_value(4), by_value(4, value=serdes.json))["app-wide-repartition"]
+        is UNREADABLE
+    )
     assert between(by_value(4), by_value(4, "other"))["app-wide-repartition"] is MIXED
 
 
 def test_positions_of_topics_that_a_pattern_reads_too() -> None:
     def pattern(b: StreamsBuilder) -> None:
-        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(
-            store="counts"
-        ).to_stream().to("out")
+        b.stream(
+            re.compile("in.*"), key=serdes.text, value=serdes.text
+        ).group_by_key().count(store="counts").to_stream().to("out")
 
     assert between(counts(), pattern) == {"counts": KEEPS, "in": KEEPS}
     assert between(pattern, counts()) == {"counts": KEEPS, "in.*": KEEPS}
@@ -413,9 +623,9 @@ def test_positions_of_topics_that_a_pattern_reads_too() -> None:
 
 def test_a_pattern_matches_with_its_flags() -> None:
     def pattern(b: StreamsBuilder) -> None:
-        b.stream(re.compile("IN.*", re.IGNORECASE), key=serdes.text, value=serdes.text).group_by_key().count(
-            store="counts"
-        ).to_stream().to("out")
+        b.stream(
+            re.compile("IN.*", re.IGNORECASE), key=serdes.text, value=serdes.text
+        ).group_by_key().count(store="counts").to_stream().to("out")
 
     assert between(counts(), pattern) == {"counts": KEEPS, "in": KEEPS}
     assert between(pattern, counts()) == {"counts": KEEPS, "IN.*": KEEPS}
@@ -424,7 +634,9 @@ def test_a_pattern_matches_with_its_flags() -> None:
 
 def test_topics_that_match_a_pattern_now_are_no_change() -> None:
     builder = StreamsBuilder("app")
-    builder.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    builder.stream(
+        re.compile("in.*"), key=serdes.text, value=serdes.text
+    ).group_by_key().count(store="counts")
     built = builder.build()
     assert outline(matched(built, [])) == outline(matched(built, ["in-a", "in-b"]))
 
@@ -438,18 +650,32 @@ def test_a_program_with_nothing_of_the_one_before_is_another_one_under_its_id() 
     def foreign(b: StreamsBuilder) -> None:
         text(b, "elsewhere").group_by_key().count(store="theirs")
 
-    found = {(change.what, change.name): change for change in changes(of(counts()), of(foreign))}
+    found = {
+        (change.what, change.name): change
+        for change in changes(of(counts()), of(foreign))
+    }
     assert found["application", "app"].verdict is MIXED
     assert "an id of its own" in found["application", "app"].cure
-    for related in (both(counts("more"), foreign), both(counts(), looking), counts("theirs")):
+    for related in (
+        both(counts("more"), foreign),
+        both(counts(), looking),
+        counts("theirs"),
+    ):
         assert ("application", "app") not in {
             (change.what, change.name) for change in changes(of(counts()), of(related))
         }
 
 
-def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_out() -> None:
+def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_out() -> (
+    None
+):
     found = changes(of(counts()), of(both(counts(), counts("more"))))
-    weighed_ = {change.name: change for change in weighed(found, lambda change: change.topic == "app-more-changelog")}
+    weighed_ = {
+        change.name: change
+        for change in weighed(
+            found, lambda change: change.topic == "app-more-changelog"
+        )
+    }
     assert weighed_["more"].verdict is MIXED
     assert "delete app-more-changelog" in weighed_["more"].cure
 
@@ -462,26 +688,51 @@ def test_a_store_that_gets_a_former_name_back_is_not_said_to_start_empty() -> No
     found = changes(of(counts("tried")), of(counts("counts")))
     first, again = (
         next(change for change in weighed(found, partial(_is_of, full)) if change.now)
-        for full in ({"app-tried-changelog"}, {"app-tried-changelog", "app-counts-changelog"})
+        for full in (
+            {"app-tried-changelog"},
+            {"app-tried-changelog", "app-counts-changelog"},
+        )
     )
     assert (first.verdict, again.verdict) == (LOST, LOST)
     assert first.why == 'the same store is named "counts" now, which starts empty'
-    assert "app-counts-changelog has rows of an earlier version, and misses what was processed since" in again.why
-    assert again.cure == f"{first.cure}; or delete app-counts-changelog, and it starts empty"
+    assert (
+        "app-counts-changelog has rows of an earlier version, and misses what was processed since"
+        in again.why
+    )
+    assert (
+        again.cure
+        == f"{first.cure}; or delete app-counts-changelog, and it starts empty"
+    )
 
 
 @given(ANY, ANY, ANY)
-def test_a_change_is_accepted_by_its_own_word_alone(one: Program, other: Program, third: Program) -> None:
+def test_a_change_is_accepted_by_its_own_word_alone(
+    one: Program, other: Program, third: Program
+) -> None:
     def told(found: list[TopologyChange]) -> set[tuple[str, str, Verdict, str]]:
-        return {(change.what, change.name, change.verdict, change.why) for change in found if change.verdict.severity}
+        return {
+            (change.what, change.name, change.verdict, change.why)
+            for change in found
+            if change.verdict.severity
+        }
 
     a, b = changes(of(one), of(other)), changes(of(one), of(third))
     assert (word_of(a) == word_of(b)) == (told(a) == told(b))
 
 
 def test_a_second_change_of_the_same_windows_has_another_word() -> None:
-    one, two, four = (of(windowed(SessionWindows(gap=minutes * MINUTE))) for minutes in (1, 2, 4))
-    assert len({word_of(changes(old, new)) for old, new in ((one, two), (two, four), (two, one))}) == 3
+    one, two, four = (
+        of(windowed(SessionWindows(gap=minutes * MINUTE))) for minutes in (1, 2, 4)
+    )
+    assert (
+        len(
+            {
+                word_of(changes(old, new))
+                for old, new in ((one, two), (two, four), (two, one))
+            }
+        )
+        == 3
+    )
 
 
 def test_the_worst_counts() -> None:

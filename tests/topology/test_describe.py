@@ -25,7 +25,9 @@ class Ignore(Processor[Any, Any, Any, Any]):
         """A supplier that is never called: a description needs no processor."""
 
 
-def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text) -> Topology:
+def words(
+    split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text
+) -> Topology:
     builder = StreamsBuilder("word-count")
     (
         builder.stream("lines", key=serdes.raw, value=value)
@@ -40,9 +42,18 @@ def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = ser
 
 def delays(windows: TimeWindows) -> Topology:
     builder = StreamsBuilder("delays")
-    airlines = builder.table("airlines", key=serdes.text, value=serdes.text, name="airlines")
-    flights = builder.stream("flights", key=serdes.text, value=serdes.json, timestamp=lambda record: record.timestamp)
-    joined = flights.left_join(airlines.filter(lambda k, v: v != ""), lambda f, a: a, name="named")
+    airlines = builder.table(
+        "airlines", key=serdes.text, value=serdes.text, name="airlines"
+    )
+    flights = builder.stream(
+        "flights",
+        key=serdes.text,
+        value=serdes.json,
+        timestamp=lambda record: record.timestamp,
+    )
+    joined = flights.left_join(
+        airlines.filter(lambda k, v: v != ""), lambda f, a: a, name="named"
+    )
     joined.group_by_key().windowed_by(windows).count(store="hourly")
     return builder.build()
 
@@ -110,14 +121,21 @@ Topologies:
 
 
 def test_every_drawing_says_where_key_ranges_cannot_be_tasks_and_why() -> None:
-    builder = TopologyBuilder("app").add_source("lines", "in", key=serdes.text, value=serdes.text)
-    builder.add_processor("look", Ignore, "lines", by_key=False).add_processor("keep", Ignore, "lines", by_key=True)
+    builder = TopologyBuilder("app").add_source(
+        "lines", "in", key=serdes.text, value=serdes.text
+    )
+    builder.add_processor("look", Ignore, "lines", by_key=False).add_processor(
+        "keep", Ignore, "lines", by_key=True
+    )
     whole = builder.build()
     why = "(one task a partition: by_key=False at look)"
     assert f"   Sub-topology: 0 {why}\n" in whole.describe("text")
     assert f'["Sub-topology 0 {why}"]' in whole.describe("mermaid")
     assert f'label="Sub-topology 0 {why}"' in whole.describe("dot")
-    assert [orjson.loads(drawn.describe("json"))["subtopologies"][0]["divisible"] for drawn in (whole, words())] == [
+    assert [
+        orjson.loads(drawn.describe("json"))["subtopologies"][0]["divisible"]
+        for drawn in (whole, words())
+    ] == [
         False,
         True,
     ]
@@ -221,7 +239,12 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "value": "int64",
         "made_by": ["count"],
         "reads": ["airlines", "flights"],
-        "windows": {"type": "TimeWindows", "size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0},
+        "windows": {
+            "type": "TimeWindows",
+            "size_ms": 3_600_000,
+            "advance_ms": 3_600_000,
+            "grace_ms": 0,
+        },
         "window_ms": 3_600_000,
         "retention_ms": 3_600_000,
         "history_ms": None,
@@ -230,8 +253,14 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "changelog": "delays-hourly-changelog",
     }
     assert drawn["copartitioned"] == [
-        {"at": 'left_join at "flights → left_join(airlines)"', "topics": ["flights", "airlines"]},
-        {"at": 'table at "flights, airlines → hourly"', "topics": ["flights", "airlines"]},
+        {
+            "at": 'left_join at "flights → left_join(airlines)"',
+            "topics": ["flights", "airlines"],
+        },
+        {
+            "at": 'table at "flights, airlines → hourly"',
+            "topics": ["flights", "airlines"],
+        },
     ]
     assert [topic["name"] for topic in drawn["internal_topics"]] == [
         "delays-airlines-STATE-STORE-0000000000-changelog",
@@ -240,7 +269,9 @@ def test_json_says_what_the_pictures_leave_out() -> None:
 
 
 def test_another_format_is_an_error() -> None:
-    with pytest.raises(TopologyError, match="described as text, mermaid, dot, svg, json, not as 'png'"):
+    with pytest.raises(
+        TopologyError, match="described as text, mermaid, dot, svg, json, not as 'png'"
+    ):
         words().describe("png")
 
 
@@ -248,7 +279,9 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     other = builder.stream("other", key=serdes.text, value=serdes.text)
-    everywhere = builder.global_table("global", key=serdes.text, value=serdes.text, store="all-rows")
+    everywhere = builder.global_table(
+        "global", key=serdes.text, value=serdes.text, store="all-rows"
+    )
     both = stream.left_join(
         other,
         lambda a, b: a + (b or ""),
@@ -266,6 +299,14 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     drawn = orjson.loads(topology.describe("json"))
     assert drawn["global_tables"] == [{"topic": "global", "store": "all-rows"}]
     windows = next(
-        node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin"
+        node["windows"]
+        for node in drawn["subtopologies"][0]["nodes"]
+        if node["operator"] == "StreamStreamJoin"
     )
-    assert windows == {"type": "JoinWindows", "before_ms": 5, "after_ms": 5, "grace_ms": 3, "eager": False}
+    assert windows == {
+        "type": "JoinWindows",
+        "before_ms": 5,
+        "after_ms": 5,
+        "grace_ms": 3,
+        "eager": False,
+    }

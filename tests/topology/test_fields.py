@@ -25,7 +25,13 @@ from tests.durations import ms
 Function = Callable[[dict[str, Any]], Any]
 
 COMPARE = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(-2, 2), st.text("ab", max_size=2))
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.floats(-2, 2),
+    st.text("ab", max_size=2),
+)
 VALUES = st.dictionaries(st.sampled_from("xyz"), SCALARS)
 
 
@@ -50,10 +56,15 @@ def opposite(one: tuple[Condition, Function]) -> tuple[Condition, Function]:
 
 
 NAMES = st.sampled_from("xyz")
-LEAVES = st.one_of(st.builds(compared, NAMES, st.sampled_from(COMPARE), SCALARS), st.builds(truth, NAMES))
+LEAVES = st.one_of(
+    st.builds(compared, NAMES, st.sampled_from(COMPARE), SCALARS),
+    st.builds(truth, NAMES),
+)
 CONDITIONS = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.builds(joined, inner, inner, st.booleans()), st.builds(opposite, inner)),
+    lambda inner: st.one_of(
+        st.builds(joined, inner, inner, st.booleans()), st.builds(opposite, inner)
+    ),
     max_leaves=6,
 )
 
@@ -67,14 +78,18 @@ def outcome(function: Any, *record: Any) -> object:
 
 
 @given(CONDITIONS, VALUES)
-def test_a_condition_is_what_and_or_and_not_would_say(pair: tuple[Condition, Function], value: dict[str, Any]) -> None:
+def test_a_condition_is_what_and_or_and_not_would_say(
+    pair: tuple[Condition, Function], value: dict[str, Any]
+) -> None:
     condition, function = pair
     assert outcome(condition, value) == outcome(function, value)
     assert outcome(condition, "key", value) == outcome(function, value)
 
 
 @given(CONDITIONS)
-def test_what_a_condition_prints_makes_it_again(pair: tuple[Condition, Function]) -> None:
+def test_what_a_condition_prints_makes_it_again(
+    pair: tuple[Condition, Function],
+) -> None:
     condition, _ = pair
     again = eval(repr(condition), {"field": field})
     assert again == condition
@@ -115,7 +130,9 @@ def test_attributes_of_typed_values_are_compared_as_well() -> None:
         lambda: field("a") in (1, 2),
     ],
 )
-def test_who_asks_for_the_truth_while_building_is_told_what_to_write(question: Callable[[], object]) -> None:
+def test_who_asks_for_the_truth_while_building_is_told_what_to_write(
+    question: Callable[[], object],
+) -> None:
     with pytest.raises(TypeError, match=r"write `&`, `\|` and `~`"):
         question()
 
@@ -137,7 +154,9 @@ def test_fields_are_values() -> None:
         field("a").name = "b"  # type: ignore[misc]
     builder = StreamsBuilder("app")
     with pytest.raises(TopologyError, match="False cannot be called"):
-        builder.stream("in", key=serdes.text, value=serdes.json).filter(field("a") == field("b"))
+        builder.stream("in", key=serdes.text, value=serdes.json).filter(
+            field("a") == field("b")
+        )
 
 
 def unread(bytes_: bytes) -> object:
@@ -150,15 +169,28 @@ def test_conditions_filter_live_and_nobody_reads_the_key_for_them(ranges: int) -
     builder = StreamsBuilder("app")
     orders = builder.stream("in", key=key, value=serdes.json)
     kept = orders.filter(field("amount") > 10).filter_not(field("country") == "DE")
-    kept.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts", retention=ms(1000))
+    kept.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(
+        store="counts", retention=ms(1000)
+    )
     kept.map_values(field("amount"), value=serdes.int64).to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.raw, serdes.json)
-        for number, (amount, country) in enumerate([(5, "FR"), (11, "FR"), (50, "DE"), (12, "CH")]):
-            topic.send(b"key-%d" % number, {"amount": amount, "country": country}, 40 - 10 * number)
-        assert [record.value for record in driver.output("out", serdes.raw, serdes.int64).read()] == [11, 12]
+        for number, (amount, country) in enumerate(
+            [(5, "FR"), (11, "FR"), (50, "DE"), (12, "CH")]
+        ):
+            topic.send(
+                b"key-%d" % number,
+                {"amount": amount, "country": country},
+                40 - 10 * number,
+            )
+        assert [
+            record.value
+            for record in driver.output("out", serdes.raw, serdes.int64).read()
+        ] == [11, 12]
         # The times of the records that passed: 30, then 10, which is late.
-        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
+        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [
+            ("late", 1)
+        ]
 
 
 class Mine(Condition):
@@ -177,13 +209,19 @@ def told(function: Callable[[], object]) -> object:
 
 
 ANYTHING = st.one_of(
-    VALUES, SCALARS, st.lists(SCALARS, max_size=1), st.builds(Order, SCALARS), st.builds(MappingProxyType, VALUES)
+    VALUES,
+    SCALARS,
+    st.lists(SCALARS, max_size=1),
+    st.builds(Order, SCALARS),
+    st.builds(MappingProxyType, VALUES),
 )
 OURS = CONDITIONS.map(lambda pair: pair[0])
 
 
 @given(st.one_of(OURS, st.builds(lambda one: one & Mine() | ~Mine(), OURS)), ANYTHING)
-def test_the_expression_of_a_condition_gives_and_raises_what_its_call_does(condition: Condition, value: Any) -> None:
+def test_the_expression_of_a_condition_gives_and_raises_what_its_call_does(
+    condition: Condition, value: Any
+) -> None:
     unit = Unit()
     code = of_value(unit, condition, "value", "called(None, value)")
     known = {"value": value, "called": condition, **unit.constants}
@@ -204,10 +242,16 @@ def test_the_loop_over_records_does_not_call_conditions() -> None:
 
 def test_long_conditions_are_expressions_and_deep_ones_are_called() -> None:
     long = reduce(operator.or_, [field("x") == number for number in range(400)])
-    deep = reduce(lambda one, number: (one | (field("x") == number)) & field("x"), range(60), field("x"))
+    deep = reduce(
+        lambda one, number: (one | (field("x") == number)) & field("x"),
+        range(60),
+        field("x"),
+    )
     for condition, written in ((long, True), (deep, False)):
         unit = Unit()
         code = of_value(unit, condition, "value", "called(value)")
         assert ("dict" in code) is written
         for x in (0, 59, 399, 400):
-            assert eval(code, {"value": {"x": x}, "called": condition, **unit.constants}) is condition({"x": x})
+            assert eval(
+                code, {"value": {"x": x}, "called": condition, **unit.constants}
+            ) is condition({"x": x})

@@ -30,12 +30,19 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.records import Record
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
-from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, Windows
+from coopstreams.topology.windows import (
+    SessionWindows,
+    SlidingWindows,
+    TimeWindows,
+    Windows,
+)
 
 Text = KStream[str, str]
 
 
-def of(build: Callable[[StreamsBuilder], object], application: str = "app") -> tuple[str, ...]:
+def of(
+    build: Callable[[StreamsBuilder], object], application: str = "app"
+) -> tuple[str, ...]:
     """Return the fingerprints of a program, each sub-topology with two partitions."""
     builder = StreamsBuilder(application)
     build(builder)
@@ -72,10 +79,14 @@ class Passing(Processor[str, str, str, str]):
 
 
 def windowed(windows: Any) -> Callable[[StreamsBuilder], object]:
-    return lambda builder: text(builder).group_by_key().windowed_by(windows).count(store="counts")
+    return lambda builder: (
+        text(builder).group_by_key().windowed_by(windows).count(store="counts")
+    )
 
 
-def joined(windows: JoinWindows, kind: Literal["join", "left_join"] = "join") -> Callable[[StreamsBuilder], object]:
+def joined(
+    windows: JoinWindows, kind: Literal["join", "left_join"] = "join"
+) -> Callable[[StreamsBuilder], object]:
     return lambda b: getattr(text(b), kind)(
         text(b, "other"), str.__add__, windows=windows, value=serdes.text, name="pairs"
     ).to("out")
@@ -86,34 +97,59 @@ DIFFERENT: dict[str, Callable[[StreamsBuilder], object]] = {
     "a count": lambda b: text(b).group_by_key().count(store="counts"),
     "another source": lambda b: text(b, "other").group_by_key().count(store="counts"),
     "two sources": lambda b: (
-        b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+        b.stream(["in", "other"], key=serdes.text, value=serdes.text)
+        .group_by_key()
+        .count(store="counts")
     ),
     "a pattern": lambda b: (
-        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text)
+        .group_by_key()
+        .count(store="counts")
     ),
     "another pattern": lambda b: (
-        b.stream(re.compile("in-.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+        b.stream(re.compile("in-.*"), key=serdes.text, value=serdes.text)
+        .group_by_key()
+        .count(store="counts")
     ),
     "a timestamp extractor": lambda b: (
-        text(b, timestamp=lambda record: record.timestamp).group_by_key().count(store="counts")
+        text(b, timestamp=lambda record: record.timestamp)
+        .group_by_key()
+        .count(store="counts")
     ),
     "another key serde": lambda b: (
-        b.stream("in", key=serdes.raw, value=serdes.text).group_by_key().count(store="counts")
+        b.stream("in", key=serdes.raw, value=serdes.text)
+        .group_by_key()
+        .count(store="counts")
     ),
     "another value serde": lambda b: (
-        b.stream("in", key=serdes.text, value=serdes.json).group_by_key().count(store="counts")
+        b.stream("in", key=serdes.text, value=serdes.json)
+        .group_by_key()
+        .count(store="counts")
     ),
     "another store": lambda b: text(b).group_by_key().count(store="numbers"),
     "a reduce": lambda b: (
-        text(b).map_values(len, value=serdes.int64).group_by_key().reduce(int.__add__, store="counts")
+        text(b)
+        .map_values(len, value=serdes.int64)
+        .group_by_key()
+        .reduce(int.__add__, store="counts")
     ),
     "an aggregate": lambda b: (
-        text(b).group_by_key().aggregate(int, lambda k, v, n: n + 1, value=serdes.int64, store="counts")
+        text(b)
+        .group_by_key()
+        .aggregate(int, lambda k, v, n: n + 1, value=serdes.int64, store="counts")
     ),
-    "one operator more": lambda b: text(b).filter(lambda k, v: True).group_by_key().count(store="counts"),
-    "the opposite": lambda b: text(b).filter_not(lambda k, v: True).group_by_key().count(store="counts"),
-    "a sink": lambda b: text(b).group_by_key().count(store="counts").to_stream().to("out"),
-    "another sink": lambda b: text(b).group_by_key().count(store="counts").to_stream().to("out-2"),
+    "one operator more": lambda b: (
+        text(b).filter(lambda k, v: True).group_by_key().count(store="counts")
+    ),
+    "the opposite": lambda b: (
+        text(b).filter_not(lambda k, v: True).group_by_key().count(store="counts")
+    ),
+    "a sink": lambda b: (
+        text(b).group_by_key().count(store="counts").to_stream().to("out")
+    ),
+    "another sink": lambda b: (
+        text(b).group_by_key().count(store="counts").to_stream().to("out-2")
+    ),
     "a partitioner": lambda b: text(b).to("out", partitioner=lambda *_: 0),
     "no partitioner": lambda b: text(b).to("out"),
     "tumbling windows": windowed(TimeWindows(minutes=1)),
@@ -126,32 +162,66 @@ DIFFERENT: dict[str, Callable[[StreamsBuilder], object]] = {
     "longer windows of a user": windowed(Days(2 * 86_400_000)),
     "windows of a zone": windowed(DaysOf(ZoneInfo("Europe/Berlin"))),
     "windows of another zone": windowed(DaysOf(ZoneInfo("Asia/Tokyo"))),
-    "closed windows": lambda b: windowed_counts(b).suppress(until_window_closes(), name="held").to_stream().to("out"),
-    "slow updates": lambda b: windowed_counts(b).suppress(until_time_limit(MINUTE), name="held").to_stream().to("out"),
+    "closed windows": lambda b: (
+        windowed_counts(b)
+        .suppress(until_window_closes(), name="held")
+        .to_stream()
+        .to("out")
+    ),
+    "slow updates": lambda b: (
+        windowed_counts(b)
+        .suppress(until_time_limit(MINUTE), name="held")
+        .to_stream()
+        .to("out")
+    ),
     "slower updates": lambda b: (
-        windowed_counts(b).suppress(until_time_limit(2 * MINUTE), name="held").to_stream().to("out")
+        windowed_counts(b)
+        .suppress(until_time_limit(2 * MINUTE), name="held")
+        .to_stream()
+        .to("out")
     ),
     "a join": joined(JoinWindows(MINUTE)),
     "a wider join": joined(JoinWindows(2 * MINUTE)),
     "a join with grace": joined(JoinWindows(MINUTE, grace=MINUTE)),
     "a left join": joined(JoinWindows(MINUTE), "left_join"),
-    "a table": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows"),
-    "a versioned table": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows", history=MINUTE),
-    "a longer history": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows", history=2 * MINUTE),
-    "a processor": lambda b: text(b).process(Passing, key=serdes.text, value=serdes.text, by_key=False).to("out"),
-    "a processor by key": lambda b: text(b).process(Passing, key=serdes.text, value=serdes.text, by_key=True).to("out"),
+    "a table": lambda b: b.table(
+        "in", key=serdes.text, value=serdes.text, store="rows"
+    ),
+    "a versioned table": lambda b: b.table(
+        "in", key=serdes.text, value=serdes.text, store="rows", history=MINUTE
+    ),
+    "a longer history": lambda b: b.table(
+        "in", key=serdes.text, value=serdes.text, store="rows", history=2 * MINUTE
+    ),
+    "a processor": lambda b: (
+        text(b)
+        .process(Passing, key=serdes.text, value=serdes.text, by_key=False)
+        .to("out")
+    ),
+    "a processor by key": lambda b: (
+        text(b)
+        .process(Passing, key=serdes.text, value=serdes.text, by_key=True)
+        .to("out")
+    ),
     "a global table": lambda b: looking_up(b, "rows"),
     "another global table": lambda b: looking_up(b, "other-rows"),
 }
 
 
 def windowed_counts(builder: StreamsBuilder) -> Any:
-    return text(builder).group_by_key().windowed_by(TimeWindows(minutes=1)).count(store="counts")
+    return (
+        text(builder)
+        .group_by_key()
+        .windowed_by(TimeWindows(minutes=1))
+        .count(store="counts")
+    )
 
 
 def looking_up(builder: StreamsBuilder, topic: str) -> None:
     rows = builder.global_table(topic, key=serdes.text, value=serdes.text, store="rows")
-    text(builder).join(rows, str.__add__, on=lambda k, v: v, value=serdes.text).to("out")
+    text(builder).join(rows, str.__add__, on=lambda k, v: v, value=serdes.text).to(
+        "out"
+    )
 
 
 def test_whatever_makes_a_task_another_one_is_another_fingerprint() -> None:
@@ -170,14 +240,22 @@ def test_functions_are_not_in_it() -> None:
     def program(
         mapper: Callable[[str], str], chooser: Callable[[str, str], bool]
     ) -> Callable[[StreamsBuilder], object]:
-        return lambda b: text(b).map_values(mapper, value=serdes.text).filter(chooser).to("out")
+        return lambda b: (
+            text(b).map_values(mapper, value=serdes.text).filter(chooser).to("out")
+        )
 
-    assert of(program(str.upper, lambda k, v: True)) == of(program(lambda v: v + "!", lambda k, v: v > k))
+    assert of(program(str.upper, lambda k, v: True)) == of(
+        program(lambda v: v + "!", lambda k, v: v > k)
+    )
 
 
 def test_conditions_are_functions() -> None:
     def program(condition: Any) -> Callable[[StreamsBuilder], object]:
-        return lambda b: b.stream("in", key=serdes.text, value=serdes.json).filter(condition).to("out")
+        return lambda b: (
+            b.stream("in", key=serdes.text, value=serdes.json)
+            .filter(condition)
+            .to("out")
+        )
 
     assert of(program(field("amount") > 100)) == of(program(field("amount") > 200))
 
@@ -199,19 +277,30 @@ def test_generated_names_are_not_in_it_but_where_they_name_a_topic() -> None:
         text(builder, "first").peek(print).to("out")
         unnamed(builder)
 
-    assert of(unnamed_behind_another)[1:] != of(unnamed), "its changelog has another name"
+    assert of(unnamed_behind_another)[1:] != of(unnamed), (
+        "its changelog has another name"
+    )
 
 
 def test_where_a_store_is_kept_is_not_in_it() -> None:
     def program(store_type: str | None) -> Callable[[StreamsBuilder], object]:
-        return lambda b: text(b).group_by_key().count(store=Materialized("counts", store_type=store_type))
+        return lambda b: (
+            text(b)
+            .group_by_key()
+            .count(store=Materialized("counts", store_type=store_type))
+        )
 
     assert of(program("in_memory")) == of(program(None))
 
 
 def test_both_sides_of_a_repartition_topic_change_with_its_serde() -> None:
     def program(serde: Any) -> Callable[[StreamsBuilder], object]:
-        return lambda b: text(b).select_key(lambda k, v: v, key=serde).group_by_key().count(store="counts")
+        return lambda b: (
+            text(b)
+            .select_key(lambda k, v: v, key=serde)
+            .group_by_key()
+            .count(store="counts")
+        )
 
     one, other = of(program(serdes.text)), of(program(serdes.json))
     assert len(one) == len(other) == 2
@@ -220,9 +309,9 @@ def test_both_sides_of_a_repartition_topic_change_with_its_serde() -> None:
 
 def test_topics_that_match_a_pattern_now_are_not_in_it_nor_their_partitions() -> None:
     builder = StreamsBuilder("app")
-    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).select_key(lambda k, v: v).group_by_key(
-        key=serdes.text
-    ).count(store="counts")
+    builder.stream(
+        re.compile("orders-.*"), key=serdes.text, value=serdes.text
+    ).select_key(lambda k, v: v).group_by_key(key=serdes.text).count(store="counts")
     built = builder.build()
     early, late = matched(built, []), matched(built, ["orders-a", "orders-b", "others"])
     assert early.subtopologies[0].topics != late.subtopologies[0].topics
@@ -246,7 +335,9 @@ def test_an_optimisation_is_in_it_where_it_changes_what_is_kept() -> None:
         builder = StreamsBuilder("app")
         build(builder)
         topology = builder.build()
-        assert (prints(topology.optimized("all")) == prints(topology.optimized("none"))) is same
+        assert (
+            prints(topology.optimized("all")) == prints(topology.optimized("none"))
+        ) is same
 
 
 class Order(msgspec.Struct):
@@ -303,14 +394,22 @@ def test_it_is_the_same_in_another_process_from_another_path(tmp_path: Path) -> 
         path.parent.mkdir(parents=True)
         run = "import sys; print(fingerprints(topology(), [1, 1]))"
         path.write_text(PROGRAM + (run if module == "__main__" else ""))
-        command = [str(path)] if module == "__main__" else ["-c", f"from {module} import *; {run}"]
+        command = (
+            [str(path)]
+            if module == "__main__"
+            else ["-c", f"from {module} import *; {run}"]
+        )
         environment = os.environ | {
             "PYTHONHASHSEED": str(number),
             "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
         }
         found.add(
             subprocess.run(
-                [sys.executable, *command], env=environment, check=True, capture_output=True, text=True
+                [sys.executable, *command],
+                env=environment,
+                check=True,
+                capture_output=True,
+                text=True,
             ).stdout
         )
     assert len(found) == 1

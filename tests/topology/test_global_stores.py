@@ -35,7 +35,11 @@ def test_a_global_store_is_looked_into_by_every_task(ranges: int) -> None:
         ("names-topic", "y", "Bob"),
         ("in", "b", "y"),
     ]
-    assert [value for _, _, value in outputs(topology, *records, ranges=ranges)] == ["Ann", "?", "Bob"]
+    assert [value for _, _, value in outputs(topology, *records, ranges=ranges)] == [
+        "Ann",
+        "?",
+        "Bob",
+    ]
     assert topology.internal_topics == ()
 
 
@@ -47,7 +51,15 @@ class Longest(Processor[str, str, Any, Any]):
         word = record.value or ""
         assert self.context.metadata is not None
         if len(word) > len((words.get(word[:1]) or [""])[0]):
-            words.put(word[:1], [word, record.timestamp, *self.context.metadata, [name for name, _ in record.headers]])
+            words.put(
+                word[:1],
+                [
+                    word,
+                    record.timestamp,
+                    *self.context.metadata,
+                    [name for name, _ in record.headers],
+                ],
+            )
         if word == "forget":
             for letter, _ in words.all():
                 words.delete(letter)
@@ -58,7 +70,11 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
     class Find(Processor[str, str, str, Any]):
         def process(self, record: Record[str, str]) -> None:
             words: KeyValueStore[str, list[Any]] = self.context.store("longest")
-            self.context.forward(record.with_value([words.get(record.value), [letter for letter, _ in words.all()]]))
+            self.context.forward(
+                record.with_value(
+                    [words.get(record.value), [letter for letter, _ in words.all()]]
+                )
+            )
 
     topology = (
         text_source()
@@ -74,8 +90,13 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
         .build()
     )
     assert '"processor": "longest-of"' in topology.describe("json")
-    with TopologyTestDriver(topology, ranges, partitions={"in": 1, "words": 3}) as driver:
-        words, lines = driver.input("words", serdes.text, serdes.text), driver.input("in", serdes.text, serdes.text)
+    with TopologyTestDriver(
+        topology, ranges, partitions={"in": 1, "words": 3}
+    ) as driver:
+        words, lines = (
+            driver.input("words", serdes.text, serdes.text),
+            driver.input("in", serdes.text, serdes.text),
+        )
         words.send("k", "be", 3)
         words.send("k", "bee", 4, headers=[("h", b"")])
         words.send("k", "b", 5)
@@ -92,21 +113,35 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda context, record: context.forward(record), r"cannot forward\(\), nothing comes after it"),
+        (
+            lambda context, record: context.forward(record),
+            r"cannot forward\(\), nothing comes after it",
+        ),
         (
             lambda context, _: context.schedule(ms(5), "stream_time", print),
             r"cannot schedule\(\), only records call it",
         ),
-        (lambda context, _: context.store("other"), 'has no store "other"; stores= names names'),
+        (
+            lambda context, _: context.store("other"),
+            'has no store "other"; stores= names names',
+        ),
     ],
     ids=["forward", "schedule", "store"],
 )
-def test_what_the_processor_of_a_global_store_cannot_do_is_an_error_that_says_where(act: Any, message: str) -> None:
+def test_what_the_processor_of_a_global_store_cannot_do_is_an_error_that_says_where(
+    act: Any, message: str
+) -> None:
     class Wrong(Processor[str, str, Any, Any]):
         def process(self, record: Record[str, str]) -> None:
             act(self.context, record)
 
-    topology = text_source().add_global_store(key_value_store("names", **TEXT), "names-topic", "wrong", Wrong).build()
+    topology = (
+        text_source()
+        .add_global_store(
+            key_value_store("names", **TEXT), "names-topic", "wrong", Wrong
+        )
+        .build()
+    )
     with pytest.raises(
         ProcessingError,
         match=f'the record at "names-topic" partition 0 offset 0 made a function raise at wrong: .*{message}',
@@ -120,7 +155,9 @@ def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> 
             names: KeyValueStore[str, str] = self.context.store("names")
             if record.value == "write":
                 names.put(record.key, "wrong")
-            self.context.forward(record.with_value(f"{names.get('a')} {names.get('b')}"))
+            self.context.forward(
+                record.with_value(f"{names.get('a')} {names.get('b')}")
+            )
 
     builder = (
         text_source()
@@ -128,7 +165,12 @@ def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> 
         .add_processor("write", Write, "lines", stores=["names"], by_key=False)
     )
     topology = builder.add_sink("out", "out", "write", **TEXT).build()
-    records = [("names-topic", "a", "Ann"), ("in", "a", "write"), ("in", "b", "write"), ("in", "a", "read")]
-    assert outputs(topology, *records, config={"processing.exception.handler": "continue"}) == [
-        ("out", "a", "Ann None")
+    records = [
+        ("names-topic", "a", "Ann"),
+        ("in", "a", "write"),
+        ("in", "b", "write"),
+        ("in", "a", "read"),
     ]
+    assert outputs(
+        topology, *records, config={"processing.exception.handler": "continue"}
+    ) == [("out", "a", "Ann None")]

@@ -59,7 +59,10 @@ class Room(msgspec.Struct):
 STAY = {
     "title": "Stay",
     "type": "object",
-    "properties": {"guest": {"type": "string"}, "nights": {"type": "integer", "minimum": 1}},
+    "properties": {
+        "guest": {"type": "string"},
+        "nights": {"type": "integer", "minimum": 1},
+    },
     "required": ["guest"],
     "additionalProperties": False,
 }
@@ -83,7 +86,10 @@ def test_a_record_is_a_zero_byte_the_schemas_id_and_json() -> None:
 def test_a_schema_is_made_from_a_class() -> None:
     serde = schema_serde(Stay)
     value = Stay("ada", Place("Rome"), {"b": 1, "a": 2})
-    assert serde.serialize(value)[5:] == b'{"guest":"ada","place":{"city":"Rome","zip":null},"tags":{"a":2,"b":1}}'
+    assert (
+        serde.serialize(value)[5:]
+        == b'{"guest":"ada","place":{"city":"Rome","zip":null},"tags":{"a":2,"b":1}}'
+    )
     assert serde.deserialize(serde.serialize(value)) == value
     schema = json.loads(serde.codec.schema.text)
     assert (schema["title"], schema["required"]) == ("Stay", ["guest", "place"])
@@ -100,7 +106,9 @@ def test_the_schema_of_a_class_is_the_same_in_each_version_of_python() -> None:
 
 def test_equal_values_have_equal_bytes_whatever_the_order_of_their_parts() -> None:
     serde = serdes.json_schema(STAY)
-    assert serde.serialize({"guest": "a", "nights": 1}) == serde.serialize({"nights": 1, "guest": "a"})
+    assert serde.serialize({"guest": "a", "nights": 1}) == serde.serialize(
+        {"nights": 1, "guest": "a"}
+    )
 
 
 def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
@@ -112,10 +120,16 @@ def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [({"nights": 1}, "required"), ({"guest": "a", "nights": 0}, "nights: 0 is less"), ({"guest": "a", "x": 1}, "x")],
+    [
+        ({"nights": 1}, "required"),
+        ({"guest": "a", "nights": 0}, "nights: 0 is less"),
+        ({"guest": "a", "x": 1}, "x"),
+    ],
     ids=["missing", "too small", "too much"],
 )
-def test_values_that_do_not_fit_are_neither_written_nor_read(value: dict[str, Any], why: str) -> None:
+def test_values_that_do_not_fit_are_neither_written_nor_read(
+    value: dict[str, Any], why: str
+) -> None:
     serde = serdes.json_schema(STAY)
     with pytest.raises(SerdeError, match=why):
         serde.serialize(value)
@@ -129,14 +143,19 @@ def test_another_class_is_not_written() -> None:
         schema_serde(Stay).serialize({"guest": "a"})
 
 
-@pytest.mark.parametrize("schema", ["{", {"type": "strange"}, "[1]", int, list[int]], ids=str)
+@pytest.mark.parametrize(
+    "schema", ["{", {"type": "strange"}, "[1]", int, list[int]], ids=str
+)
 def test_what_is_no_schema_is_refused_at_once(schema: Any) -> None:
     with pytest.raises(SerdeError, match=r"no JSON Schema|no class"):
         serdes.json_schema(schema)
 
 
 def test_a_newer_writers_version_is_read() -> None:
-    newer = {**STAY, "properties": {"guest": {"type": "string"}, "nights": {"type": "integer"}}}
+    newer = {
+        **STAY,
+        "properties": {"guest": {"type": "string"}, "nights": {"type": "integer"}},
+    }
     number = IN_MEMORY.register("newer", Schema(json.dumps(newer), "JSON"))
     data = b"\0" + number.to_bytes(4, "big") + b'{"guest": "ada"}'
     assert serdes.json_schema(STAY).deserialize(data) == {"guest": "ada"}
@@ -145,7 +164,9 @@ def test_a_newer_writers_version_is_read() -> None:
 def test_a_key_in_another_form_is_another_key_and_goes_to_the_handler() -> None:
     builder = StreamsBuilder("hotel")
     key = serdes.json_schema(Place)
-    builder.stream("stays", key=key, value=serdes.int64).group_by_key().count(store="stays").to_stream().to("out")
+    builder.stream("stays", key=key, value=serdes.int64).group_by_key().count(
+        store="stays"
+    ).to_stream().to("out")
     settings = {"deserialization.exception.handler": "continue"}
     with TopologyTestDriver(builder.build(), config=settings) as driver:
         stays = driver.input("stays", serdes.raw, serdes.int64)
@@ -153,7 +174,10 @@ def test_a_key_in_another_form_is_another_key_and_goes_to_the_handler() -> None:
         for data in (ours, ours[:5] + b'{"zip": 1, "city": "Rome"}', ours):
             stays.send(data, 1)
         assert driver.store("stays").get(Place("Rome", 1)) == 2
-        assert ["is not written as this application writes it" in str(f.error) for f in driver.failures] == [True]
+        assert [
+            "is not written as this application writes it" in str(f.error)
+            for f in driver.failures
+        ] == [True]
     assert parse_key(key, '{"city": "Rome", "zip": 1}') == ours
 
 
@@ -176,21 +200,36 @@ def objects(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]
     ("reader", "writer", "why"),
     [
         ({"type": "number"}, {"type": "integer"}, ""),
-        ({"type": "integer"}, {"type": "number"}, "the value: it may be number, and is read as integer"),
+        (
+            {"type": "integer"},
+            {"type": "number"},
+            "the value: it may be number, and is read as integer",
+        ),
         (objects(a={"type": "string"}), objects(b={"type": "string"}), ""),
         (objects(("a",)), objects(("a",)), ""),
         (objects(("a",)), objects(), "a: it is required, and not always written"),
         (
             objects(x={"type": "array", "items": objects(y={"type": "string"})}),
-            objects(x={"type": "array", "items": objects(y={"type": ["string", "null"]})}),
+            objects(
+                x={"type": "array", "items": objects(y={"type": ["string", "null"]})}
+            ),
             "x[].y: it may be null, and is read as string",
         ),
-        ({"$ref": "#/$defs/N", "$defs": {"N": objects(("n",), n={"$ref": "#/$defs/N"})}}, objects(), "n: it is"),
+        (
+            {
+                "$ref": "#/$defs/N",
+                "$defs": {"N": objects(("n",), n={"$ref": "#/$defs/N"})},
+            },
+            objects(),
+            "n: it is",
+        ),
         ({"$ref": "http://elsewhere"}, objects(), ""),
         (True, objects(), ""),
     ],
 )
-def test_versions_are_compared_by_types_and_required_properties(reader: Any, writer: Any, why: str) -> None:
+def test_versions_are_compared_by_types_and_required_properties(
+    reader: Any, writer: Any, why: str
+) -> None:
     found = why_unreadable(reader, writer)
     assert found.startswith(why)
     assert bool(found) == bool(why)

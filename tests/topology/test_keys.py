@@ -52,14 +52,18 @@ def test_key_hashes_are_frozen(key: bytes) -> None:
 
 
 def test_offset_hashes_are_frozen() -> None:
-    assert [offset_hash(0), offset_hash(1)] == [6597109305806862902, 3776062409821395165]
+    assert [offset_hash(0), offset_hash(1)] == [
+        6597109305806862902,
+        3776062409821395165,
+    ]
 
 
 @given(st.lists(st.none() | st.binary(max_size=8)))
 def test_a_batch_hashes_as_its_records(keys: list[bytes | None]) -> None:
     offsets = range(1000, 1000 + len(keys))
     assert key_hashes(keys, offsets) == [
-        offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)
+        offset_hash(offset) if key is None else key_hash(key)
+        for key, offset in zip(keys, offsets, strict=True)
     ]
 
 
@@ -86,9 +90,13 @@ def test_nothing_splits_finer_than_key_groups(parts: int) -> None:
 
 
 @given(RANGES, st.lists(RANGES, max_size=4), HASHES)
-def test_what_is_left_is_what_the_others_do_not_have(key_range: KeyRange, others: list[KeyRange], hash_: int) -> None:
+def test_what_is_left_is_what_the_others_do_not_have(
+    key_range: KeyRange, others: list[KeyRange], hash_: int
+) -> None:
     left = key_range.minus(others)
-    assert any(hash_ in piece for piece in left) == (hash_ in key_range and not any(hash_ in other for other in others))
+    assert any(hash_ in piece for piece in left) == (
+        hash_ in key_range and not any(hash_ in other for other in others)
+    )
     assert left == sorted(left)
 
 
@@ -119,5 +127,7 @@ def test_a_tiling_with_a_hole_or_an_overlap_is_an_error_that_names_the_place() -
         check_tiling([first, third], "orders-0")
     with pytest.raises(AssignmentError, match="orders-0: no key range has the hashes"):
         check_tiling([first, second], "orders-0")
-    with pytest.raises(AssignmentError, match=r"orders-0: key range .* overlaps the one before it"):
+    with pytest.raises(
+        AssignmentError, match=r"orders-0: key range .* overlaps the one before it"
+    ):
         check_tiling([first, second, third, second], "orders-0")

@@ -32,7 +32,12 @@ def table(builder: StreamsBuilder, topic: str = "rows", key: Any = serdes.text) 
 
 
 def hourly(builder: StreamsBuilder, **more: Any) -> Any:
-    return text(builder).group_by_key().windowed_by(TimeWindows(hours=1, grace=timedelta(hours=1))).count(**more)
+    return (
+        text(builder)
+        .group_by_key()
+        .windowed_by(TimeWindows(hours=1, grace=timedelta(hours=1)))
+        .count(**more)
+    )
 
 
 def both(builder: StreamsBuilder, *operators: Callable[[Any], Any]) -> None:
@@ -53,17 +58,32 @@ def closing(grouped: Any) -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
-    "nothing in it": (lambda b: None, r'the topology "app" is empty: begin with stream\(\.\.\.\) or table\(\.\.\.\)'),
+    "nothing in it": (
+        lambda b: None,
+        r'the topology "app" is empty: begin with stream\(\.\.\.\) or table\(\.\.\.\)',
+    ),
     "no topic": (lambda b: text(b, []), "name at least one topic"),
     "a topic twice": (lambda b: text(b, ["a", "a"]), "a topic is named twice"),
-    "an illegal topic": (lambda b: text(b, "a b"), "the topic 'a b' is not a legal name in Kafka"),
-    "a topic that is no string": (lambda b: text(b, [3]), "the topic must be a string, not 3"),
-    "an illegal sink": (lambda b: text(b).to("a/b"), "the topic 'a/b' is not a legal name"),
+    "an illegal topic": (
+        lambda b: text(b, "a b"),
+        "the topic 'a b' is not a legal name in Kafka",
+    ),
+    "a topic that is no string": (
+        lambda b: text(b, [3]),
+        "the topic must be a string, not 3",
+    ),
+    "an illegal sink": (
+        lambda b: text(b).to("a/b"),
+        "the topic 'a/b' is not a legal name",
+    ),
     "an illegal store": (
         lambda b: text(b).group_by_key().count(store="a b"),
         "the store name 'a b' is not a legal name",
     ),
-    "an illegal node": (lambda b: text(b).peek(print, name="a b"), "the node name 'a b' is not a legal name"),
+    "an illegal node": (
+        lambda b: text(b).peek(print, name="a b"),
+        "the node name 'a b' is not a legal name",
+    ),
     "a serde that is a type": (
         lambda b: text(b, value=str),
         r"value= must be a serde such as serdes\.text .* not <class 'str'>",
@@ -73,22 +93,32 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         r"map_values: value= must be a serde",
     ),
     "two nodes of one name": (
-        lambda b: both(b, lambda s: s.peek(print, name="p"), lambda s: s.filter(max, name="p")),
+        lambda b: both(
+            b, lambda s: s.peek(print, name="p"), lambda s: s.filter(max, name="p")
+        ),
         'two nodes are named "p"',
     ),
     "two stores of one name": (
-        lambda b: both(b, lambda s: s.group_by_key().count(store="n"), lambda s: s.group_by_key().count(store="n")),
+        lambda b: both(
+            b,
+            lambda s: s.group_by_key().count(store="n"),
+            lambda s: s.group_by_key().count(store="n"),
+        ),
         'two stores are named "n". Give one of them another store=',
     ),
     "a store named like the past of another": (
         lambda b: (
             text(b).group_by_key().count(store="n-history"),
-            b.table("rows", key=serdes.text, value=serdes.text, store="n", history=ms(10)),
+            b.table(
+                "rows", key=serdes.text, value=serdes.text, store="n", history=ms(10)
+            ),
         ),
         'two stores are named "n-history".* A store "n" with a history takes that name, too',
     ),
     "two repartitions of one name": (
-        lambda b: both(b, lambda s: s.repartition(name="r"), lambda s: s.repartition(name="r")),
+        lambda b: both(
+            b, lambda s: s.repartition(name="r"), lambda s: s.repartition(name="r")
+        ),
         'two repartition topics are named "r-repartition"',
     ),
     "a repartition with no partitions": (
@@ -103,14 +133,28 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).filter(lambda v: True),
         r"filter calls \(key, value\): .*<lambda> \(line \d+ of .*\) takes \(v\)",
     ),
-    "too many arguments": (lambda b: text(b).map_values(lambda k, v: v), r"map_values calls \(value\)"),
+    "too many arguments": (
+        lambda b: text(b).map_values(lambda k, v: v),
+        r"map_values calls \(value\)",
+    ),
     "an initializer with arguments": (
-        lambda b: text(b).group_by_key().aggregate(lambda k: 0, lambda k, v, a: a, value=serdes.int64),
+        lambda b: (
+            text(b)
+            .group_by_key()
+            .aggregate(lambda k: 0, lambda k, v, a: a, value=serdes.int64)
+        ),
         r"aggregate calls \(\)",
     ),
-    "no function": (lambda b: text(b).peek(None), r"peek calls \(key, value\): None cannot be called"),
+    "no function": (
+        lambda b: text(b).peek(None),
+        r"peek calls \(key, value\): None cannot be called",
+    ),
     "an initial value": (
-        lambda b: text(b).group_by_key().aggregate(0, lambda k, v, a: a + 1, value=serdes.int64),
+        lambda b: (
+            text(b)
+            .group_by_key()
+            .aggregate(0, lambda k, v, a: a + 1, value=serdes.int64)
+        ),
         r"aggregate calls \(\): 0 cannot be called. Give it what makes a new one each time: a class, or `lambda: ...`",
     ),
     "a processor that is made already": (
@@ -121,7 +165,10 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).map_values(later),
         r"map_values calls \(value\): later .* is a coroutine function",
     ),
-    "an extractor of two arguments": (lambda b: text(b, timestamp=lambda k, v: 0), r"timestamp= calls \(record\)"),
+    "an extractor of two arguments": (
+        lambda b: text(b, timestamp=lambda k, v: 0),
+        r"timestamp= calls \(record\)",
+    ),
     "one topic, two serdes": (
         lambda b: (text(b), b.stream("in", key=serdes.text, value=serdes.json)),
         'topic "in" is read twice, once with value=text and once with value=json',
@@ -174,7 +221,10 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).join(text(b), max, windows=JoinWindows()),
         "JoinWindows: give the difference either in",
     ),
-    "join windows that are empty": (lambda b: JoinWindows(before=ms(-2), after=ms(1)), "nothing is in it"),
+    "join windows that are empty": (
+        lambda b: JoinWindows(before=ms(-2), after=ms(1)),
+        "nothing is in it",
+    ),
     "a joiner of the wrong arity": (
         lambda b: text(b).join(table(b), lambda k, v, t: v),
         r"join calls \(value, table_value\)",
@@ -183,7 +233,10 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).left_join_with_key(table(b), lambda v, t: v),
         r"left_join_with_key calls \(key, value, table_value\)",
     ),
-    "join with windows": (lambda b: text(b).join(hourly(b), max), "its keys are windows, a stream's are not"),
+    "join with windows": (
+        lambda b: text(b).join(hourly(b), max),
+        "its keys are windows, a stream's are not",
+    ),
     "keys written differently": (
         lambda b: text(b).join(table(b, key=serdes.json), max),
         "the keys of the stream are written as text, those of the table as json, so equal keys have different bytes "
@@ -210,7 +263,12 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         'the table "kept": suppressed windows come when they expire, and cannot be kept',
     ),
     "a kept view of a view of suppressed windows": (
-        lambda b: hourly(b).suppress(until_window_closes()).filter(max).map_values(int, value=serdes.int64, store="v"),
+        lambda b: (
+            hourly(b)
+            .suppress(until_window_closes())
+            .filter(max)
+            .map_values(int, value=serdes.int64, store="v")
+        ),
         'the table "v": suppressed windows come when they expire, and cannot be kept',
     ),
     "a sink to an internal topic": (
@@ -222,19 +280,27 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         'KSTREAM-SINK-.* uses the topic "app-n-repartition", which is an internal topic',
     ),
     "windows that a silence above their topic cannot close": (
-        lambda b: closing(text(b, idle_advance=MINUTE).group_by(lambda k, v: v, key=serdes.text, name="by")),
+        lambda b: closing(
+            text(b, idle_advance=MINUTE).group_by(
+                lambda k, v: v, key=serdes.text, name="by"
+            )
+        ),
         '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "in" does not advance: .*'
         r"\.repartition\(idle_advance=\.\.\.\) before the operator",
     ),
     "the same, behind an explicit topic and another one": (
         lambda b: closing(
-            text(b, idle_advance=MINUTE).repartition(name="r").group_by(lambda k, v: v, key=serdes.text, name="by")
+            text(b, idle_advance=MINUTE)
+            .repartition(name="r")
+            .group_by(lambda k, v: v, key=serdes.text, name="by")
         ),
         '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "in"',
     ),
     "the same, of a topic whose own silence is said": (
         lambda b: closing(
-            text(b).repartition(name="r", idle_advance=MINUTE).group_by(lambda k, v: v, key=serdes.text, name="by")
+            text(b)
+            .repartition(name="r", idle_advance=MINUTE)
+            .group_by(lambda k, v: v, key=serdes.text, name="by")
         ),
         '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "app-r-repartition"',
     ),
@@ -242,7 +308,13 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: (
             text(b, idle_advance=MINUTE)
             .select_key(lambda k, v: v, key=serdes.text)
-            .left_join(text(b, "other"), max, windows=JoinWindows(seconds=5), value=serdes.text, name="j")
+            .left_join(
+                text(b, "other"),
+                max,
+                windows=JoinWindows(seconds=5),
+                value=serdes.text,
+                name="j",
+            )
             .to("out")
         ),
         '"j.*" waits for the stream time of "app-j.*-repartition", which idle_advance= of "in" does not advance',
@@ -272,7 +344,9 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         r"cogroup\(\) takes a grouped stream and its aggregator, not a KStream\. A stream has \.group_by_key\(\)",
     ),
     "a cogroup without a serde": (
-        lambda b: text(b).group_by_key().cogroup(max_of).aggregate(str, value=None, store="n"),
+        lambda b: (
+            text(b).group_by_key().cogroup(max_of).aggregate(str, value=None, store="n")
+        ),
         'cogroup into "n": how do the aggregates become bytes',
     ),
     "a join by foreign key whose serde is a type": (
@@ -280,7 +354,9 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         r"join with .*: value= must be a serde .* not <class \'str\'>",
     ),
     "a join of streams with a store for a name": (
-        lambda b: text(b).join(text(b, "b"), max, windows=JoinWindows(minutes=1), store=Materialized("s")),
+        lambda b: text(b).join(
+            text(b, "b"), max, windows=JoinWindows(minutes=1), store=Materialized("s")
+        ),
         "the store name must be a string, not Materialized",
     ),
     "a source from a changelog": (
@@ -300,10 +376,18 @@ def test_a_mistake_is_found_while_building(mistake: str) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        lambda idle, _, moved: closing(moved.repartition(name="r", idle_advance=MINUTE).group_by_key()),
-        lambda idle, _, moved: moved.left_join(idle, max, windows=JoinWindows(seconds=5), value=serdes.text),
-        lambda idle, _, moved: moved.join(moved, max, windows=JoinWindows(seconds=5), value=serdes.text),
-        lambda idle, _, moved: moved.group_by_key().windowed_by(TimeWindows(minutes=1)).count(),
+        lambda idle, _, moved: closing(
+            moved.repartition(name="r", idle_advance=MINUTE).group_by_key()
+        ),
+        lambda idle, _, moved: moved.left_join(
+            idle, max, windows=JoinWindows(seconds=5), value=serdes.text
+        ),
+        lambda idle, _, moved: moved.join(
+            moved, max, windows=JoinWindows(seconds=5), value=serdes.text
+        ),
+        lambda idle, _, moved: (
+            moved.group_by_key().windowed_by(TimeWindows(minutes=1)).count()
+        ),
         lambda idle, other, _: closing(other.group_by(lambda k, v: v, key=serdes.text)),
         lambda idle, *_: (
             idle.to_table()
@@ -312,12 +396,23 @@ def test_a_mistake_is_found_while_building(mistake: str) -> None:
             .suppress(until_time_limit(ms(5)))
         ),
     ],
-    ids=["its own silence", "one side of a join", "an inner join", "no result waits", "another stream", "a table"],
+    ids=[
+        "its own silence",
+        "one side of a join",
+        "an inner join",
+        "no result waits",
+        "another stream",
+        "a table",
+    ],
 )
 def test_a_silence_that_need_not_pass_a_topic_is_no_mistake(program: Any) -> None:
     def attach(builder: StreamsBuilder) -> None:
         idle = text(builder, idle_advance=MINUTE)
-        program(idle, text(builder, "other"), idle.select_key(lambda k, v: v, key=serdes.text))
+        program(
+            idle,
+            text(builder, "other"),
+            idle.select_key(lambda k, v: v, key=serdes.text),
+        )
 
     assert built(attach).subtopologies
 
@@ -330,19 +425,25 @@ def test_an_illegal_application_id_is_found_at_once(application_id: Any) -> None
 
 def test_builtins_and_classes_are_functions_too() -> None:
     builder = StreamsBuilder("app")
-    text(builder).map_values(str.split).map_values(len).map_values(float).group_by_key().aggregate(
-        dict, lambda k, v, a: a, value=serdes.json
-    )
+    text(builder).map_values(str.split).map_values(len).map_values(
+        float
+    ).group_by_key().aggregate(dict, lambda k, v, a: a, value=serdes.json)
     assert len(builder.build().subtopologies) == 1
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="such a name must be quoted, and nothing looks it up")
+@pytest.mark.skipif(
+    sys.version_info < (3, 14),
+    reason="such a name must be quoted, and nothing looks it up",
+)
 def test_annotations_may_name_what_only_type_checkers_import() -> None:
     program: dict[str, Any] = {}
     lines = "def large(key: str, order: Order) -> bool: return True\ndef wrong(order: Order) -> bool: return True\n"
     exec(compile(lines, "orders.py", "exec", dont_inherit=True), program)
     text(StreamsBuilder("app")).filter(program["large"])
-    with pytest.raises(TopologyError, match=r"wrong \(line 2 of orders.py\) takes \(order: Order\) -> bool\. Write"):
+    with pytest.raises(
+        TopologyError,
+        match=r"wrong \(line 2 of orders.py\) takes \(order: Order\) -> bool\. Write",
+    ):
         text(StreamsBuilder("app")).filter(program["wrong"])
 
 

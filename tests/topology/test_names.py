@@ -16,7 +16,11 @@ from coopstreams.topology.windows import TimeWindows
 
 
 def node_names(topology: Topology) -> list[str]:
-    return [node.name for subtopology in topology.subtopologies for node in subtopology.nodes]
+    return [
+        node.name
+        for subtopology in topology.subtopologies
+        for node in subtopology.nodes
+    ]
 
 
 def lines(builder: StreamsBuilder) -> KStream[str, str]:
@@ -32,8 +36,16 @@ def test_every_operator_counts_one() -> None:
         .map(lambda k, v: (k, v))
         .flat_map(lambda k, v: [(k, v)])
     )
-    stream = stream.map_values(lambda v: v).map_values_with_key(lambda k, v: v).flat_map_values(lambda v: [v])
-    stream = stream.flat_map_values_with_key(lambda k, v: [v]).select_key(lambda k, v: k).peek(lambda k, v: None)
+    stream = (
+        stream.map_values(lambda v: v)
+        .map_values_with_key(lambda k, v: v)
+        .flat_map_values(lambda v: [v])
+    )
+    stream = (
+        stream.flat_map_values_with_key(lambda k, v: [v])
+        .select_key(lambda k, v: k)
+        .peek(lambda k, v: None)
+    )
     stream.foreach(lambda k, v: None)
     stream.merge(stream).to("out", key=serdes.text, value=serdes.text)
     assert node_names(builder.build()) == [
@@ -74,7 +86,9 @@ def test_a_store_without_a_name_counts_one_before_its_node() -> None:
 
 def test_a_named_store_names_the_repartition_and_its_nodes() -> None:
     builder = StreamsBuilder("app")
-    lines(builder).group_by(lambda k, v: v, key=serdes.text).reduce(lambda a, b: b, store="last")
+    lines(builder).group_by(lambda k, v: v, key=serdes.text).reduce(
+        lambda a, b: b, store="last"
+    )
     topology = builder.build()
     assert node_names(topology) == [
         "KSTREAM-SOURCE-0000000000",
@@ -84,22 +98,34 @@ def test_a_named_store_names_the_repartition_and_its_nodes() -> None:
         "last-repartition-source",
         "KSTREAM-REDUCE-0000000002",
     ]
-    assert [topic.name for topic in topology.internal_topics] == ["app-last-repartition", "app-last-changelog"]
+    assert [topic.name for topic in topology.internal_topics] == [
+        "app-last-repartition",
+        "app-last-changelog",
+    ]
 
 
 def test_a_named_group_names_the_repartition_instead() -> None:
     builder = StreamsBuilder("app")
-    lines(builder).group_by(lambda k, v: v, key=serdes.text, name="by-word").count(store="counts")
+    lines(builder).group_by(lambda k, v: v, key=serdes.text, name="by-word").count(
+        store="counts"
+    )
     topology = builder.build()
-    assert [topic.name for topic in topology.internal_topics] == ["app-by-word-repartition", "app-counts-changelog"]
+    assert [topic.name for topic in topology.internal_topics] == [
+        "app-by-word-repartition",
+        "app-counts-changelog",
+    ]
     assert node_names(topology)[1] == "by-word"
 
 
 def test_a_table_counts_its_store_source_and_itself() -> None:
     builder = StreamsBuilder("app")
     table = builder.table("rows", key=serdes.text, value=serdes.text)
-    table.filter(lambda k, v: True).map_values(str.upper).to_stream().to("out", value=serdes.text)
-    named = builder.table("named", key=serdes.text, value=serdes.text, store="kept", name="mine")
+    table.filter(lambda k, v: True).map_values(str.upper).to_stream().to(
+        "out", value=serdes.text
+    )
+    named = builder.table(
+        "named", key=serdes.text, value=serdes.text, store="kept", name="mine"
+    )
     named.filter_not(lambda k, v: True)
     assert node_names(builder.build()) == [
         "KSTREAM-SOURCE-0000000001",
@@ -139,8 +165,12 @@ def test_an_explicit_repartition_is_named_by_the_user_or_the_counter() -> None:
 
 def test_the_window_of_a_store_is_not_part_of_its_name() -> None:
     builder = StreamsBuilder("app")
-    lines(builder).group_by_key().windowed_by(TimeWindows(hours=1)).count(store="hourly")
-    assert [topic.name for topic in builder.build().internal_topics] == ["app-hourly-changelog"]
+    lines(builder).group_by_key().windowed_by(TimeWindows(hours=1)).count(
+        store="hourly"
+    )
+    assert [topic.name for topic in builder.build().internal_topics] == [
+        "app-hourly-changelog"
+    ]
 
 
 @given(st.lists(st.sampled_from(["KSTREAM-FILTER-", "KSTREAM-MAP-"]), max_size=50))
@@ -149,13 +179,19 @@ def test_generated_names_are_all_different(prefixes: list[str]) -> None:
     assert len({names.node(prefix) for prefix in prefixes}) == len(prefixes)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "wörter", "a" * 250, "a\n", "a:b"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a b", "a/b", "wörter", "a" * 250, "a\n", "a:b"]
+)
 def test_a_name_that_kafka_refuses_is_refused_here(name: str) -> None:
     with pytest.raises(TopologyError, match="the topic"):
         check_name(name, "the topic")
 
 
-@given(st.text("abcXYZ019._-", min_size=1, max_size=249).filter(lambda name: name not in {".", ".."}))
+@given(
+    st.text("abcXYZ019._-", min_size=1, max_size=249).filter(
+        lambda name: name not in {".", ".."}
+    )
+)
 def test_a_name_that_kafka_takes_is_taken(name: str) -> None:
     assert check_name(name, "the topic") == name
 

@@ -53,45 +53,84 @@ def numbers(stream: Any, value: Any) -> Any:
 
 FLOWS: dict[str, Build] = {
     "count": lambda stream, _: stream.group_by_key().count(store="s"),
-    "count of some": lambda stream, _: stream.filter(lambda _, number: number).group_by_key().count(store="s"),
-    "count of more": lambda stream, other: stream.merge(other).group_by_key().count(store="s"),
-    "count of several": lambda stream, _: (
-        stream.flat_map_values(lambda number: [number] * (1 + (number is None))).group_by_key().count(store="s")
+    "count of some": lambda stream, _: (
+        stream.filter(lambda _, number: number).group_by_key().count(store="s")
     ),
-    "tumbling count": lambda stream, _: stream.group_by_key().windowed_by(TUMBLING).count(store="s"),
-    "hopping count": lambda stream, _: stream.group_by_key().windowed_by(HOPPING).count(store="s"),
+    "count of more": lambda stream, other: (
+        stream.merge(other).group_by_key().count(store="s")
+    ),
+    "count of several": lambda stream, _: (
+        stream.flat_map_values(lambda number: [number] * (1 + (number is None)))
+        .group_by_key()
+        .count(store="s")
+    ),
+    "tumbling count": lambda stream, _: (
+        stream.group_by_key().windowed_by(TUMBLING).count(store="s")
+    ),
+    "hopping count": lambda stream, _: (
+        stream.group_by_key().windowed_by(HOPPING).count(store="s")
+    ),
     "sum": lambda stream, _: numbers(stream, INT).reduce(operator.add, store="s"),
-    "float sum": lambda stream, _: numbers(stream, FLOAT).reduce(operator.add, store="s"),
+    "float sum": lambda stream, _: numbers(stream, FLOAT).reduce(
+        operator.add, store="s"
+    ),
     "least": lambda stream, _: numbers(stream, INT).reduce(min, store="s"),
     "greatest": lambda stream, _: numbers(stream, INT).reduce(max, store="s"),
     "least float": lambda stream, _: numbers(stream, FLOAT).reduce(min, store="s"),
     "greatest float": lambda stream, _: numbers(stream, FLOAT).reduce(max, store="s"),
     "mean": lambda stream, _: numbers(stream, INT).mean(store="s"),
     "mean of what may be too large": lambda stream, _: (
-        stream.map_values(lambda number: 10**400 if number == 9 else number, value=INT).group_by_key().mean(store="s")
+        stream.map_values(lambda number: 10**400 if number == 9 else number, value=INT)
+        .group_by_key()
+        .mean(store="s")
     ),
-    "hopping float mean": lambda stream, _: numbers(stream, FLOAT).windowed_by(HOPPING).mean(store="s"),
-    "mean part": lambda stream, _: stream.map_values(field("a"), value=INT).group_by_key().mean(store="s"),
-    "part": lambda stream, _: stream.map_values(field("a"), value=INT).group_by_key().reduce(operator.add, store="s"),
+    "hopping float mean": lambda stream, _: (
+        numbers(stream, FLOAT).windowed_by(HOPPING).mean(store="s")
+    ),
+    "mean part": lambda stream, _: (
+        stream.map_values(field("a"), value=INT).group_by_key().mean(store="s")
+    ),
+    "part": lambda stream, _: (
+        stream.map_values(field("a"), value=INT)
+        .group_by_key()
+        .reduce(operator.add, store="s")
+    ),
     "greatest part": lambda stream, _: (
-        stream.map_values(field("a"), value=INT).group_by_key().windowed_by(HOPPING).reduce(max, store="s")
+        stream.map_values(field("a"), value=INT)
+        .group_by_key()
+        .windowed_by(HOPPING)
+        .reduce(max, store="s")
     ),
     "float part": lambda stream, _: (
-        stream.map_values(field("a"), value=FLOAT).group_by_key().windowed_by(TUMBLING).reduce(operator.add, store="s")
+        stream.map_values(field("a"), value=FLOAT)
+        .group_by_key()
+        .windowed_by(TUMBLING)
+        .reduce(operator.add, store="s")
     ),
     "part of some": lambda stream, _: (
-        stream.filter(field("b") != 1).map_values(field("a"), value=INT).group_by_key().reduce(operator.add, store="s")
+        stream.filter(field("b") != 1)
+        .map_values(field("a"), value=INT)
+        .group_by_key()
+        .reduce(operator.add, store="s")
     ),
-    "part count": lambda stream, _: stream.filter(field("a")).group_by_key().count(store="s"),
-    "tumbling sum": lambda stream, _: numbers(stream, INT).windowed_by(TUMBLING).reduce(operator.add, store="s"),
-    "hopping float sum": lambda stream, _: numbers(stream, FLOAT).windowed_by(HOPPING).reduce(operator.add, store="s"),
+    "part count": lambda stream, _: (
+        stream.filter(field("a")).group_by_key().count(store="s")
+    ),
+    "tumbling sum": lambda stream, _: (
+        numbers(stream, INT).windowed_by(TUMBLING).reduce(operator.add, store="s")
+    ),
+    "hopping float sum": lambda stream, _: (
+        numbers(stream, FLOAT).windowed_by(HOPPING).reduce(operator.add, store="s")
+    ),
 }
 """Operators on two streams."""
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "sink": lambda table: table.to_stream().to("out"),
     "sinks": lambda table: (table.to_stream().to("out"), table.to_stream().to("copy")),
-    "mapped": lambda table: table.to_stream().map_values(lambda number: number, value=serdes.json).to("out"),
+    "mapped": lambda table: (
+        table.to_stream().map_values(lambda number: number, value=serdes.json).to("out")
+    ),
     "alone": lambda _: None,
 }
 """Receivers of the updates of a table."""
@@ -100,7 +139,10 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
 @cache
 def program(flow: str, shape: str, native: bool = True) -> Program:
     builder = StreamsBuilder("app")
-    streams = [builder.stream(topic, key=serdes.raw, value=serdes.json) for topic in ("in", "more")]
+    streams = [
+        builder.stream(topic, key=serdes.raw, value=serdes.json)
+        for topic in ("in", "more")
+    ]
     SHAPES[shape](FLOWS[flow](*streams))
     if flow != "count of more":
         streams[1].to("in-any-case")
@@ -141,14 +183,30 @@ class Run:
 
     def open(self) -> None:
         """Open the task at the last commit."""
-        tables = native_tables(self.part, CONFIG, caching=self.caching) if self.native else NO_TABLES
+        tables = (
+            native_tables(self.part, CONFIG, caching=self.caching)
+            if self.native
+            else NO_TABLES
+        )
         assert not self.native or tables or not self.caching
-        self.state = TaskState(self.database, self.part.stores, WHOLE, self.buffer, tables)
-        self.bound = self.program.bind(self.state.stores, self.fail, caching=self.caching, shared=self.shared)
+        self.state = TaskState(
+            self.database, self.part.stores, WHOLE, self.buffer, tables
+        )
+        self.bound = self.program.bind(
+            self.state.stores, self.fail, caching=self.caching, shared=self.shared
+        )
         self.bound.resume(IN, self.time)
 
     def fail(self, failure: Failure) -> None:
-        self.seen.append((failure.phase, failure.node, repr(failure.error), failure.offset, failure.key))
+        self.seen.append(
+            (
+                failure.phase,
+                failure.node,
+                repr(failure.error),
+                failure.offset,
+                failure.key,
+            )
+        )
 
     def step(self, step: Step) -> None:
         if isinstance(step, Batch):
@@ -161,7 +219,12 @@ class Run:
         else:
             self.state.full  # noqa: B018 it removes rows
             table = self.state.stores["s"]
-            self.seen.append([(key, entry.value, entry.timestamp) for key, entry in table.scan(None, None)])
+            self.seen.append(
+                [
+                    (key, entry.value, entry.timestamp)
+                    for key, entry in table.scan(None, None)
+                ]
+            )
 
     def process(self, batch: Batch) -> None:
         if batch.topic not in self.part.topics:
@@ -202,13 +265,32 @@ class Run:
 
     def take_outputs(self) -> None:
         for output in self.bound.outputs.values():
-            self.seen.append((output.topic, [*output.keys], [*output.values], [*output.timestamps], output.headers))
+            self.seen.append(
+                (
+                    output.topic,
+                    [*output.keys],
+                    [*output.values],
+                    [*output.timestamps],
+                    output.headers,
+                )
+            )
             output.clear()
 
 
-def check(flow: str, shape: str, steps: list[Step], *, buffer: int, caching: bool, shared: bool) -> None:
+def check(
+    flow: str,
+    shape: str,
+    steps: list[Step],
+    *,
+    buffer: int,
+    caching: bool,
+    shared: bool,
+) -> None:
     """Compare both planes."""
-    runs = [Run(program(flow, shape, native), native, buffer, caching, shared) for native in (False, True)]
+    runs = [
+        Run(program(flow, shape, native), native, buffer, caching, shared)
+        for native in (False, True)
+    ]
     for step in [*steps, "commit", "full"]:
         for run in runs:
             run.step(step)
@@ -217,7 +299,9 @@ def check(flow: str, shape: str, steps: list[Step], *, buffer: int, caching: boo
 
 def known(flow: str, shape: str = "sink", *, caching: bool = True) -> bool:
     """Whether a flow's store has native rows."""
-    return bool(native_tables(program(flow, shape).subtopology, CONFIG, caching=caching))
+    return bool(
+        native_tables(program(flow, shape).subtopology, CONFIG, caching=caching)
+    )
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -225,12 +309,18 @@ def test_the_flows_of_these_tests_are_known_folds(flow: str) -> None:
     assert known(flow)
     assert known(flow, "mapped")
     assert known(flow, caching=False) == ("count" in flow)
-    assert not known(flow, "mapped", caching=False), "what stands below would run behind the batch"
+    assert not known(flow, "mapped", caching=False), (
+        "what stands below would run behind the batch"
+    )
 
 
 OTHERS: dict[str, Build] = {
-    "another function": lambda stream, _: numbers(stream, INT).reduce(lambda one, other: one + other, store="s"),
-    "another serde": lambda stream, _: numbers(stream, serdes.json).reduce(operator.add, store="s"),
+    "another function": lambda stream, _: numbers(stream, INT).reduce(
+        lambda one, other: one + other, store="s"
+    ),
+    "another serde": lambda stream, _: numbers(stream, serdes.json).reduce(
+        operator.add, store="s"
+    ),
     "of a table": lambda stream, _: (
         stream.group_by_key()
         .count(store="t")
@@ -238,18 +328,32 @@ OTHERS: dict[str, Build] = {
         .count(store="s")
     ),
     "on close": lambda stream, _: (
-        stream.group_by_key().windowed_by(TUMBLING).emit_strategy("on_window_close").count(store="s")
+        stream.group_by_key()
+        .windowed_by(TUMBLING)
+        .emit_strategy("on_window_close")
+        .count(store="s")
     ),
     "suppressed": lambda stream, _: (
-        stream.group_by_key().windowed_by(TUMBLING).count(store="s").suppress(until_window_closes())
+        stream.group_by_key()
+        .windowed_by(TUMBLING)
+        .count(store="s")
+        .suppress(until_window_closes())
     ),
     "joined": lambda stream, other: (
         other.group_by_key()
         .count(store="s")
-        .join(stream.group_by_key().count(store="t"), lambda one, two: one + two, value=INT)
+        .join(
+            stream.group_by_key().count(store="t"),
+            lambda one, two: one + two,
+            value=INT,
+        )
     ),
-    "filtered": lambda stream, _: stream.group_by_key().count(store="s").filter(lambda _, count: count > 1),
-    "a filtered mean": lambda stream, _: numbers(stream, INT).mean(store="s").filter(lambda _, mean: mean > 1),
+    "filtered": lambda stream, _: (
+        stream.group_by_key().count(store="s").filter(lambda _, count: count > 1)
+    ),
+    "a filtered mean": lambda stream, _: (
+        numbers(stream, INT).mean(store="s").filter(lambda _, mean: mean > 1)
+    ),
 }
 """Aggregations that are used by another node, or are no known fold."""
 
@@ -257,7 +361,10 @@ OTHERS: dict[str, Build] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_aggregations_stay_live_objects(other: str) -> None:
     builder = StreamsBuilder("app")
-    streams = [builder.stream(topic, key=serdes.raw, value=serdes.json) for topic in ("in", "more")]
+    streams = [
+        builder.stream(topic, key=serdes.raw, value=serdes.json)
+        for topic in ("in", "more")
+    ]
     OTHERS[other](*streams).to_stream().to("out")
     streams[1].to("in-any-case")
     for part in builder.build().subtopologies:
@@ -267,8 +374,12 @@ def test_other_aggregations_stay_live_objects(other: str) -> None:
 def test_a_window_that_ends_behind_the_last_moment_there_is_is_never_closed() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=INT)
-    stream.group_by_key().windowed_by(TimeWindows(seconds=5)).count(store="s").to_stream().to("out")
-    found = outputs(builder.build(), *(("in", key, 1, (1 << 63) - 1) for key in ("a", "b")))
+    stream.group_by_key().windowed_by(TimeWindows(seconds=5)).count(
+        store="s"
+    ).to_stream().to("out")
+    found = outputs(
+        builder.build(), *(("in", key, 1, (1 << 63) - 1) for key in ("a", "b"))
+    )
     assert [value for _, value, _ in found] == [1, 1]
 
 
@@ -292,7 +403,9 @@ def value_of(dice: Random, flow: str, buffer: int) -> bytes | None:
 
 def number_of(dice: Random, flow: str, buffer: int) -> bytes | None:
     if dice.random() < 0.55:
-        return serdes.json.encode(dice.choice(FLOATS) if "float" in flow else dice.randint(-9, 9))
+        return serdes.json.encode(
+            dice.choice(FLOATS) if "float" in flow else dice.randint(-9, 9)
+        )
     if dice.random() < 0.3 and "float" not in flow:
         return serdes.json.encode(dice.choice(LARGE))
     return dice.choice(NO_NUMBERS if buffer == TIGHT else NO_NUMBERS + CONVERTED)
@@ -328,7 +441,13 @@ def step_of(dice: Random, flow: str, buffer: int) -> Step:
     shared=st.booleans(),
 )
 def test_rows_in_native_memory_give_what_live_objects_give(
-    flow: str, seed: int, length: int, shape: str, buffer: int, caching: bool, shared: bool
+    flow: str,
+    seed: int,
+    length: int,
+    shape: str,
+    buffer: int,
+    caching: bool,
+    shared: bool,
 ) -> None:
     """The records are drawn from a seed: Hypothesis took four times as long to draw them as the test runs."""
     dice = Random(seed)
@@ -340,14 +459,24 @@ def test_rows_in_native_memory_give_what_live_objects_give(
 @pytest.mark.parametrize("flow", ["count", "hopping count", "sum", "mean"])
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_many_keys_of_any_length_are_found_again_among_those_that_were_evicted(flow: str, seed: int) -> None:
+def test_many_keys_of_any_length_are_found_again_among_those_that_were_evicted(
+    flow: str, seed: int
+) -> None:
     """Short places lie in their rows, long ones beside; eviction frees places among hundreds."""
     dice = Random(seed)
-    keys = [dice.randbytes(dice.choice((0, 1, 8, 20, 21, 22, 28, 29, 30, 60))) for _ in range(1500)]
+    keys = [
+        dice.randbytes(dice.choice((0, 1, 8, 20, 21, 22, 28, 29, 30, 60)))
+        for _ in range(1500)
+    ]
 
     def batch(begin: int) -> Batch:
         records = [
-            (dice.choice(keys), b"%d" % dice.randint(-9, 9), dice.randint(begin, begin + 30)) for _ in range(800)
+            (
+                dice.choice(keys),
+                b"%d" % dice.randint(-9, 9),
+                dice.randint(begin, begin + 30),
+            )
+            for _ in range(800)
         ]
         return Batch("in", [(*record, -1, None) for record in records])
 

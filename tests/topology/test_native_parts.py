@@ -31,19 +31,57 @@ from tests.conftest import needs_native
 pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]
 
 
-def columns(names: list[str], values: Sequence[bytes | None]) -> list[tuple[list[Any], type | None]]:
+def columns(
+    names: list[str], values: Sequence[bytes | None]
+) -> list[tuple[list[Any], type | None]]:
     make = native_parts()
     assert make is not None
     return make(names).columns(values, unread)
 
 
 PLAIN = (
-    *(b"0", b"7", b"-7", b"2.5", b"-0.5", b"1e5", b"1E-3", b"12345678901234567890", b"9223372036854775807", b"true"),
-    *(b"false", b"null", b'""', b'"x"', b'"\xc3\xbc"', b'"\xf0\x9f\x98\x80"', b'"a b/c"', b"0.1", b"5e-324", b"1e308"),
-    *(b"-9223372036854775808", b"18446744073709551615", b"123456.789012345678901234567890", b"0.30000000000000004"),
+    *(
+        b"0",
+        b"7",
+        b"-7",
+        b"2.5",
+        b"-0.5",
+        b"1e5",
+        b"1E-3",
+        b"12345678901234567890",
+        b"9223372036854775807",
+        b"true",
+    ),
+    *(
+        b"false",
+        b"null",
+        b'""',
+        b'"x"',
+        b'"\xc3\xbc"',
+        b'"\xf0\x9f\x98\x80"',
+        b'"a b/c"',
+        b"0.1",
+        b"5e-324",
+        b"1e308",
+    ),
+    *(
+        b"-9223372036854775808",
+        b"18446744073709551615",
+        b"123456.789012345678901234567890",
+        b"0.30000000000000004",
+    ),
 )
 ODD = (
-    *(b"-0", b"-0.0", b"-1e-400", b"18446744073709551616", b"-9223372036854775809", b"1e309", b"-1e999", b"1" * 400),
+    *(
+        b"-0",
+        b"-0.0",
+        b"-1e-400",
+        b"18446744073709551616",
+        b"-9223372036854775809",
+        b"1e309",
+        b"-1e999",
+        b"1" * 400,
+    ),
     *(
         b"01",
         b"1.",
@@ -69,10 +107,45 @@ ODD = (
         rb'"\ud800\u0041"',
         rb'"\x"',
     ),
-    *(rb'"\u00"', rb'"\u0000"', b'"\x00"', b'"\x1f"', b'"\x7f"', b'"\n"', b'"\xff"', b'"\xc3"', b'"\xed\xa0\x80"'),
-    *(b'"\xf4\x90\x80\x80"', b'"\xc0\x80"', b'"open', b"[]", b"{}", b"[1,[2]]", b'{"a":1}', b"[1,]", b"[,1]", b"[1 2]"),
-    *(b'{"a":1,}', b'{"a"}', b"{1:2}", b"[1e400]", rb'["\ud800"]', b'{"a":"\xff"}', b"[" * 126 + b"]" * 126, b"/**/1"),
-    *(b"[" * 127 + b"]" * 127, b"[" * 1023 + b"]" * 1023, b"[" * 1024 + b"]" * 1024, b"[" * 2000 + b"]" * 2000),
+    *(
+        rb'"\u00"',
+        rb'"\u0000"',
+        b'"\x00"',
+        b'"\x1f"',
+        b'"\x7f"',
+        b'"\n"',
+        b'"\xff"',
+        b'"\xc3"',
+        b'"\xed\xa0\x80"',
+    ),
+    *(
+        b'"\xf4\x90\x80\x80"',
+        b'"\xc0\x80"',
+        b'"open',
+        b"[]",
+        b"{}",
+        b"[1,[2]]",
+        b'{"a":1}',
+        b"[1,]",
+        b"[,1]",
+        b"[1 2]",
+    ),
+    *(
+        b'{"a":1,}',
+        b'{"a"}',
+        b"{1:2}",
+        b"[1e400]",
+        rb'["\ud800"]',
+        b'{"a":"\xff"}',
+        b"[" * 126 + b"]" * 126,
+        b"/**/1",
+    ),
+    *(
+        b"[" * 127 + b"]" * 127,
+        b"[" * 1023 + b"]" * 1023,
+        b"[" * 1024 + b"]" * 1024,
+        b"[" * 2000 + b"]" * 2000,
+    ),
 )
 NAMES = (b'"a"', b'"b"', b'"c"')
 ODD_NAMES = (
@@ -88,7 +161,21 @@ ODD_NAMES = (
     b"1",
     b"null",
 )
-SPACES = (b" ", b"\n", b"\t\r", b"\x0b", b"\x0c", b"\xa0", b"\x00", b"\xef\xbb\xbf", b"//\n", b"x", b",", b"}", b"{")
+SPACES = (
+    b" ",
+    b"\n",
+    b"\t\r",
+    b"\x0b",
+    b"\x0c",
+    b"\xa0",
+    b"\x00",
+    b"\xef\xbb\xbf",
+    b"//\n",
+    b"x",
+    b",",
+    b"}",
+    b"{",
+)
 
 
 def text_of(dice: Random, *, oddness: float) -> bytes:
@@ -100,11 +187,17 @@ def text_of(dice: Random, *, oddness: float) -> bytes:
     def gap() -> bytes:
         return one_of((b"", b"", b"", b" "), SPACES)
 
-    names = [*dice.sample(NAMES, 3), *([one_of(NAMES, ODD_NAMES)] if dice.random() < 0.3 else [])]
+    names = [
+        *dice.sample(NAMES, 3),
+        *([one_of(NAMES, ODD_NAMES)] if dice.random() < 0.3 else []),
+    ]
     if dice.random() < oddness:
         names.pop(0)
     dice.shuffle(names)
-    parts = [gap() + one_of((name,), ODD_NAMES) + gap() + b":" + gap() + one_of(PLAIN, ODD) for name in names]
+    parts = [
+        gap() + one_of((name,), ODD_NAMES) + gap() + b":" + gap() + one_of(PLAIN, ODD)
+        for name in names
+    ]
     text = (
         gap()
         + one_of((b"{",), (b"[", b"", b"{{"))
@@ -115,7 +208,11 @@ def text_of(dice: Random, *, oddness: float) -> bytes:
     )
     if dice.random() < oddness:
         at = dice.randrange(len(text) + 1)
-        text = text[:at] + bytes([dice.randrange(256)] * dice.randrange(2)) + text[at + dice.randrange(2) :]
+        text = (
+            text[:at]
+            + bytes([dice.randrange(256)] * dice.randrange(2))
+            + text[at + dice.randrange(2) :]
+        )
     return text
 
 
@@ -130,32 +227,49 @@ def read_by_orjson(text: bytes | None) -> Any:
 @given(seed=st.integers(0, 2**32 - 1), oddness=st.sampled_from([0.02, 0.1, 0.3]))
 def test_a_part_is_what_orjson_reads(seed: int, oddness: float) -> None:
     dice = Random(seed)
-    texts = [None if dice.random() < 0.05 else text_of(dice, oddness=oddness) for _ in range(100)]
+    texts = [
+        None if dice.random() < 0.05 else text_of(dice, oddness=oddness)
+        for _ in range(100)
+    ]
     (a, _), (b, _) = columns(["a", "b"], texts)
     for text, one, other in zip(texts, a, b, strict=True):
         assert (one is unread) == (other is unread)
         if one is not unread:
             value = read_by_orjson(text)
             assert (type(one), repr(one)) == (type(value["a"]), repr(value["a"])), text
-            assert (type(other), repr(other)) == (type(value["b"]), repr(value["b"])), text
+            assert (type(other), repr(other)) == (type(value["b"]), repr(value["b"])), (
+                text
+            )
 
 
 @pytest.mark.parametrize("part", PLAIN)
 def test_plain_parts_are_read(part: bytes) -> None:
-    ((column, _),) = columns(["a"], [b'{"c":%s, "b":[{"a":"x"}], "a":%s}' % (part, part)])
+    ((column, _),) = columns(
+        ["a"], [b'{"c":%s, "b":[{"a":"x"}], "a":%s}' % (part, part)]
+    )
     assert repr(column) == repr([orjson.loads(part)])
 
 
 @pytest.mark.parametrize("part", ODD)
 def test_odd_parts_are_read_by_orjson_or_as_orjson_does(part: bytes) -> None:
-    for text in (b'{"a":%s}' % part, b'{"a":1,"c":%s}' % part, b'{"a":1}%s' % part, part):
+    for text in (
+        b'{"a":%s}' % part,
+        b'{"a":1,"c":%s}' % part,
+        b'{"a":1}%s' % part,
+        part,
+    ):
         ((column, _),) = columns(["a"], [text])
         if column != [unread]:
             assert repr(column[0]) == repr(read_by_orjson(text)["a"]), text
 
 
 def test_the_later_of_two_parts_of_one_name_counts() -> None:
-    texts = [b'{"a":1,"a":"x"}', b'{"a":[],"a":2}', b'{"a":2,"a":[]}', rb'{"a":1,"\u0061":3}']
+    texts = [
+        b'{"a":1,"a":"x"}',
+        b'{"a":[],"a":2}',
+        b'{"a":2,"a":[]}',
+        rb'{"a":1,"\u0061":3}',
+    ]
     assert columns(["a"], texts) == [(["x", 2, unread, 3], None)]
 
 
@@ -163,7 +277,11 @@ def test_a_column_of_one_class_says_so() -> None:
     names = ["a", "b", "c"]
     texts = [b'{"a":1,"b":1.5,"c":true}', b'{"a":12345678901234567890,"b":2e3,"c":2}']
     assert [class_ for _, class_ in columns(names, texts)] == [int, float, None]
-    assert [class_ for _, class_ in columns(names, [*texts, None])] == [None, None, None]
+    assert [class_ for _, class_ in columns(names, [*texts, None])] == [
+        None,
+        None,
+        None,
+    ]
     assert columns(["a"], ["text", bytearray(b"{}")]) == [([unread, unread], None)]  # type: ignore[list-item]
 
 
@@ -183,20 +301,31 @@ def deep(stream: KStream[Any, Any]) -> None:
 
 FLOWS: dict[str, Flow] = {
     "a part": lambda stream: stream.map_values(field("a"), value=serdes.json).to("out"),
-    "a condition as a value": lambda stream: stream.map_values(field("a") > 1, value=serdes.json).to("out"),
+    "a condition as a value": lambda stream: stream.map_values(
+        field("a") > 1, value=serdes.json
+    ).to("out"),
     "filters": lambda stream: (
         stream.filter((field("a") > 1) & ~(field("b") == "x") | field("c"))
         .map_values(field("c"), value=serdes.json)
         .to("out")
     ),
-    "a filter and the same bytes": lambda stream: stream.filter(field("a") != 0).to("out"),
+    "a filter and the same bytes": lambda stream: stream.filter(field("a") != 0).to(
+        "out"
+    ),
     "a new key": carried,
     "a key, and a part": lambda stream: (
-        stream.select_key(field("b"), key=serdes.json).map_values(field("a"), value=serdes.json).to("out")
+        stream.select_key(field("b"), key=serdes.json)
+        .map_values(field("a"), value=serdes.json)
+        .to("out")
     ),
-    "a count of some": lambda stream: stream.filter(field("a")).group_by_key().count(store="s").to_stream().to("out"),
+    "a count of some": lambda stream: (
+        stream.filter(field("a")).group_by_key().count(store="s").to_stream().to("out")
+    ),
     "a function of the part": lambda stream: (
-        stream.map_values(field("a")).filter(lambda _, part: part > 1).map_values(str, value=serdes.text).to("out")
+        stream.map_values(field("a"))
+        .filter(lambda _, part: part > 1)
+        .map_values(str, value=serdes.text)
+        .to("out")
     ),
     "a deep condition": deep,
 }
@@ -204,11 +333,15 @@ FLOWS: dict[str, Flow] = {
 
 
 @cache
-def compiled(flow: Flow, *, native: bool, value: serdes.Serde[Any] = serdes.json) -> Program:
+def compiled(
+    flow: Flow, *, native: bool, value: serdes.Serde[Any] = serdes.json
+) -> Program:
     builder = StreamsBuilder("app")
     flow(builder.stream("in", key=serdes.raw, value=value))
     topology = builder.build()
-    return compile_subtopology(topology, topology.subtopologies[0], parts=native_parts() if native else None)
+    return compile_subtopology(
+        topology, topology.subtopologies[0], parts=native_parts() if native else None
+    )
 
 
 def outcome(program: Program, texts: Sequence[bytes | None]) -> list[Any]:
@@ -216,14 +349,25 @@ def outcome(program: Program, texts: Sequence[bytes | None]) -> list[Any]:
     failures = list[Any]()
 
     def fail(failure: Failure) -> None:
-        failures.append((failure.phase, failure.node, repr(failure.error), failure.offset, failure.value))
+        failures.append(
+            (
+                failure.phase,
+                failure.node,
+                repr(failure.error),
+                failure.offset,
+                failure.value,
+            )
+        )
 
     stores = program.subtopology.stores
     state = TaskState(Database(Memory(), stores), stores, WHOLE, 1 << 20)
     bound = program.bind(state.stores, fail, caching=False)
     offsets = list(range(len(texts)))
     keys = [b"%d" % (offset % 3) if offset % 7 else None for offset in offsets]
-    bound.process(TopicPartition("in", 0), Columns(keys, texts, offsets, offsets, list(accumulate(offsets, max))))
+    bound.process(
+        TopicPartition("in", 0),
+        Columns(keys, texts, offsets, offsets, list(accumulate(offsets, max))),
+    )
     out = bound.outputs["out"]
     return [failures, out.keys, out.values, out.timestamps, bound.dropped]
 
@@ -231,11 +375,18 @@ def outcome(program: Program, texts: Sequence[bytes | None]) -> list[Any]:
 @pytest.mark.parametrize("flow", FLOWS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), oddness=st.sampled_from([0.0, 0.02, 0.2]))
-def test_a_program_does_with_parts_what_it_does_with_dicts(flow: str, seed: int, oddness: float) -> None:
+def test_a_program_does_with_parts_what_it_does_with_dicts(
+    flow: str, seed: int, oddness: float
+) -> None:
     dice = Random(seed)
-    texts = [None if dice.random() < oddness else text_of(dice, oddness=oddness) for _ in range(30)]
+    texts = [
+        None if dice.random() < oddness else text_of(dice, oddness=oddness)
+        for _ in range(30)
+    ]
     note(f"{texts}")
-    assert outcome(compiled(FLOWS[flow], native=True), texts) == outcome(compiled(FLOWS[flow], native=False), texts)
+    assert outcome(compiled(FLOWS[flow], native=True), texts) == outcome(
+        compiled(FLOWS[flow], native=False), texts
+    )
 
 
 def source(flow: Flow, value: serdes.Serde[Any] = serdes.json) -> str:
@@ -244,7 +395,9 @@ def source(flow: Flow, value: serdes.Serde[Any] = serdes.json) -> str:
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_values_of_these_programs_do_not_become_dicts(flow: str) -> None:
-    assert "part_a is not unread" in source(FLOWS[flow]) or "part_b is not unread" in source(FLOWS[flow])
+    assert "part_a is not unread" in source(
+        FLOWS[flow]
+    ) or "part_b is not unread" in source(FLOWS[flow])
 
 
 class Name(StrEnum):
@@ -264,10 +417,14 @@ class Name(StrEnum):
 )
 def test_a_field_may_have_any_name(name: str, text: bytes) -> None:
     def flow(stream: KStream[Any, Any]) -> None:
-        stream.filter(field(name) == 1).map_values(field("a"), value=serdes.json).to("out")
+        stream.filter(field(name) == 1).map_values(field("a"), value=serdes.json).to(
+            "out"
+        )
 
     texts = [b'{"a":1,%s:%d}' % (text, number) for number in (0, 1)]
-    assert outcome(compiled(flow, native=True), texts) == outcome(compiled(flow, native=False), texts)
+    assert outcome(compiled(flow, native=True), texts) == outcome(
+        compiled(flow, native=False), texts
+    )
 
 
 def several(stream: KStream[Any, Any]) -> None:
@@ -277,15 +434,25 @@ def several(stream: KStream[Any, Any]) -> None:
 
 WHOLE_VALUES: dict[str, Flow] = {
     "by a function": lambda stream: (
-        stream.filter(field("a")).map_values(lambda value: value["a"], value=serdes.json).to("out")
+        stream.filter(field("a"))
+        .map_values(lambda value: value["a"], value=serdes.json)
+        .to("out")
     ),
     "by a function before": lambda stream: (
-        stream.peek(lambda _, value: print(value)).map_values(field("a"), value=serdes.json).to("out")
+        stream.peek(lambda _, value: print(value))
+        .map_values(field("a"), value=serdes.json)
+        .to("out")
     ),
     "by two streams": several,
-    "by an aggregation": lambda stream: stream.filter(field("a")).group_by_key().reduce(lambda one, _: one).to_stream(),
-    "by another serde": lambda stream: stream.filter(field("a")).to("out", value=serdes.json(dict[str, int])),
-    "by a partitioner": lambda stream: stream.filter(field("a")).to("out", partitioner=lambda *_: 0),
+    "by an aggregation": lambda stream: (
+        stream.filter(field("a")).group_by_key().reduce(lambda one, _: one).to_stream()
+    ),
+    "by another serde": lambda stream: stream.filter(field("a")).to(
+        "out", value=serdes.json(dict[str, int])
+    ),
+    "by a partitioner": lambda stream: stream.filter(field("a")).to(
+        "out", partitioner=lambda *_: 0
+    ),
 }
 
 

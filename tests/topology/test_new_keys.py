@@ -26,7 +26,9 @@ def joining() -> Topology:
     builder = StreamsBuilder("app")
     table = builder.global_table("rows", key=NUMBER, value=serdes.text, store="rows")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.join(table, lambda _, row: row, on=lambda _, value: value, value=serdes.text).to("out")
+    stream.join(
+        table, lambda _, row: row, on=lambda _, value: value, value=serdes.text
+    ).to("out")
     return builder.build()
 
 

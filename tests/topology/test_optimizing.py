@@ -33,7 +33,9 @@ def reused(topology: Topology, optimization: str = "all") -> dict[str, str]:
 
 def people(builder: StreamsBuilder) -> None:
     table = builder.table("people", key=serdes.text, value=serdes.json, store="people")
-    table.group_by(lambda name, age: (age, name), key=serdes.text, value=serdes.json).count(store="ages")
+    table.group_by(
+        lambda name, age: (age, name), key=serdes.text, value=serdes.json
+    ).count(store="ages")
 
 
 def test_the_table_of_a_topic_needs_no_changelog() -> None:
@@ -51,25 +53,45 @@ def test_the_table_of_a_topic_needs_no_changelog() -> None:
 
 
 def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
-    assert reused(built(lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(store="kept"))) == {
-        "kept": "t"
-    }
+    assert reused(
+        built(
+            lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(
+                store="kept"
+            )
+        )
+    ) == {"kept": "t"}
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", timestamp=lambda record: record.value),
-        lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", history=ms(1000)),
-        lambda b: b.table("t", key=serdes.text, value=serdes.json).filter(lambda key, value: value, store="s"),
-        lambda b: b.stream(["t", "u"], key=serdes.text, value=serdes.json).to_table(store="s"),
-        lambda b: b.stream(re.compile("t+"), key=serdes.text, value=serdes.json).to_table(store="s"),
+        lambda b: b.table(
+            "t",
+            key=serdes.text,
+            value=serdes.json,
+            store="s",
+            timestamp=lambda record: record.value,
+        ),
+        lambda b: b.table(
+            "t", key=serdes.text, value=serdes.json, store="s", history=ms(1000)
+        ),
+        lambda b: b.table("t", key=serdes.text, value=serdes.json).filter(
+            lambda key, value: value, store="s"
+        ),
+        lambda b: b.stream(["t", "u"], key=serdes.text, value=serdes.json).to_table(
+            store="s"
+        ),
+        lambda b: b.stream(
+            re.compile("t+"), key=serdes.text, value=serdes.json
+        ).to_table(store="s"),
         lambda b: (
             b.stream("t", key=serdes.text, value=serdes.json)
             .map_values(lambda v: v, value=serdes.json)
             .to_table(store="s")
         ),
-        lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(value=serdes.json(list[int]), store="s"),
+        lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(
+            value=serdes.json(list[int]), store="s"
+        ),
         lambda b: (
             b.stream("t", key=serdes.text, value=serdes.json)
             .select_key(lambda k, v: v, key=serdes.text)
@@ -79,7 +101,11 @@ def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
             b.table("t", key=serdes.text, value=serdes.json, store="s"),
             b.stream("t", key=serdes.text, value=serdes.json).to("out"),
         ),
-        lambda b: b.stream("t", key=serdes.text, value=serdes.json).group_by_key().count(store="s"),
+        lambda b: (
+            b.stream("t", key=serdes.text, value=serdes.json)
+            .group_by_key()
+            .count(store="s")
+        ),
     ],
     ids=[
         "timestamp=",
@@ -100,7 +126,9 @@ def test_whatever_is_not_a_topic_as_it_is_keeps_its_changelog(write: Write) -> N
     assert "app-s-changelog" in {topic.name for topic in topology.internal_topics}
 
 
-@pytest.mark.parametrize("optimization", ["none", "merge.repartition.topics", "single.store.self.join"])
+@pytest.mark.parametrize(
+    "optimization", ["none", "merge.repartition.topics", "single.store.self.join"]
+)
 def test_what_is_not_asked_for_is_not_done(optimization: str) -> None:
     topology = built(people)
     assert topology.optimized(optimization) == topology
@@ -108,18 +136,39 @@ def test_what_is_not_asked_for_is_not_done(optimization: str) -> None:
 
 def test_drawings_show_where_a_store_is_restored_from() -> None:
     topology = built(people).optimized("all")
-    stores = [store for part in json.loads(topology.describe("json"))["subtopologies"] for store in part["stores"]]
-    assert {store["name"]: store["changelog"] for store in stores} == {"people": "people", "ages": "app-ages-changelog"}
+    stores = [
+        store
+        for part in json.loads(topology.describe("json"))["subtopologies"]
+        for store in part["stores"]
+    ]
+    assert {store["name"]: store["changelog"] for store in stores} == {
+        "people": "people",
+        "ages": "app-ages-changelog",
+    }
     assert '"topic:people" -> "store:people" [dir=none];' in topology.describe("dot")
 
 
-@pytest.mark.parametrize("words", ["none", "all", *OPTIMIZATIONS, " , ".join(OPTIMIZATIONS)])
+@pytest.mark.parametrize(
+    "words", ["none", "all", *OPTIMIZATIONS, " , ".join(OPTIMIZATIONS)]
+)
 def test_the_setting_takes_the_words_of_kafka_streams(words: str) -> None:
-    assert Config.of({"bootstrap.servers": "x", "topology.optimization": words})["topology.optimization"] == words
+    assert (
+        Config.of({"bootstrap.servers": "x", "topology.optimization": words})[
+            "topology.optimization"
+        ]
+        == words
+    )
 
 
 @pytest.mark.parametrize(
-    "words", ["", "everything", "all,none", "all,single.store.self.join", "merge.repartition.topic"]
+    "words",
+    [
+        "",
+        "everything",
+        "all,none",
+        "all,single.store.self.join",
+        "merge.repartition.topic",
+    ],
 )
 def test_other_words_are_an_error_that_says_which_there_are(words: str) -> None:
     with pytest.raises(
@@ -132,8 +181,15 @@ def test_other_words_are_an_error_that_says_which_there_are(words: str) -> None:
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_results_do_not_depend_on_it(ranges: int) -> None:
     def results(optimization: str) -> list[tuple[object, object]]:
-        with TopologyTestDriver(built(people), ranges, {"topology.optimization": optimization}) as driver:
-            for name, age in (("ann", "young"), ("bob", "old"), ("ann", "old"), ("bob", None)):
+        with TopologyTestDriver(
+            built(people), ranges, {"topology.optimization": optimization}
+        ) as driver:
+            for name, age in (
+                ("ann", "young"),
+                ("bob", "old"),
+                ("ann", "old"),
+                ("bob", None),
+            ):
                 driver.input("people", serdes.text, serdes.json).send(name, age)
             driver.commit()
             return [(driver.store("people").all(), driver.store("ages").all())]

@@ -40,26 +40,46 @@ OBJECTS = objects()
         ("KTable", "to", ".to_stream().to(...)"),
         ("KTable", "foreach", ".to_stream().foreach(...)"),
         ("KTable", "toStream", "to_stream"),
-        ("KTable", "windowed_by", "it in front of the aggregation that makes the table"),
+        (
+            "KTable",
+            "windowed_by",
+            "it in front of the aggregation that makes the table",
+        ),
         ("KTable", "final", ".suppress(until_window_closes()).to_stream()"),
         ("KStream", "count", ".group_by_key(), or .group_by(...), then .count(...)"),
         ("KStream", "mapValues", "map_values"),
         ("KStream", "flatTransformValues", ".process_values(...)"),
-        ("KStream", "tumbling_window", ".group_by_key().windowed_by(TimeWindows(minutes=1))"),
+        (
+            "KStream",
+            "tumbling_window",
+            ".group_by_key().windowed_by(TimeWindows(minutes=1))",
+        ),
         ("KStream", "to_topic", ".to(...)"),
         ("KGroupedStream", "windowedBy", "windowed_by"),
         ("KGroupedStream", "sum", ".reduce(operator.add)"),
-        ("TimeWindowedKStream", "to_stream", ".count(), .reduce(...) or .aggregate(...), then .to_stream()"),
+        (
+            "TimeWindowedKStream",
+            "to_stream",
+            ".count(), .reduce(...) or .aggregate(...), then .to_stream()",
+        ),
         ("KGroupedTable", "windowed_by", "windows of a stream"),
         ("StreamsBuilder", "globalTable", "global_table"),
         ("StreamsBuilder", "dataframe", '.stream("topic", key=..., value=...)'),
-        ("StreamsBuilder", "addStateStore", "stream.process(..., stores=[key_value_store(...)])"),
+        (
+            "StreamsBuilder",
+            "addStateStore",
+            "stream.process(..., stores=[key_value_store(...)])",
+        ),
     ],
 )
-def test_a_name_of_another_library_says_what_to_write(of: str, name: str, written: str) -> None:
+def test_a_name_of_another_library_says_what_to_write(
+    of: str, name: str, written: str
+) -> None:
     with pytest.raises(AttributeError) as missing:
         getattr(OBJECTS[of], name)
-    assert str(missing.value).startswith(f"'{of}' object has no attribute '{name}': write {written}")
+    assert str(missing.value).startswith(
+        f"'{of}' object has no attribute '{name}': write {written}"
+    )
 
 
 def test_other_names_are_told_as_ever_and_similar_ones_by_python() -> None:
@@ -73,15 +93,33 @@ def test_other_names_are_told_as_ever_and_similar_ones_by_python() -> None:
 
 def test_each_answer_is_one() -> None:
     """No name that is told is an operator of the class itself, and what is to be written exists."""
-    known = {name for one in OBJECTS.values() for name in dir(one)} | {"count", "left_join", "branch", "run", "build"}
-    functions = {"TimeWindows", "SlidingWindows", "JoinWindows", "TopologyBuilder", "CoopStreams", "timedelta"}
+    known = {name for one in OBJECTS.values() for name in dir(one)} | {
+        "count",
+        "left_join",
+        "branch",
+        "run",
+        "build",
+    }
+    functions = {
+        "TimeWindows",
+        "SlidingWindows",
+        "JoinWindows",
+        "TopologyBuilder",
+        "CoopStreams",
+        "timedelta",
+    }
     functions |= {"until_window_closes", "key_value_store"}
     builder = {"add_global_store", "add_processor", "add_sink", "add_source"}
     for one in OBJECTS.values():
         assert isinstance(one, OtherNames)
         for name, written in one._written.items():
-            assert not hasattr(type(one), name), f"{name} is an operator of {type(one).__name__}"
-            assert set(re.findall(r"([a-zA-Z_]\w*)\(", written)) <= known | functions | builder, written
+            assert not hasattr(type(one), name), (
+                f"{name} is an operator of {type(one).__name__}"
+            )
+            assert (
+                set(re.findall(r"([a-zA-Z_]\w*)\(", written))
+                <= known | functions | builder
+            ), written
 
 
 @pytest.mark.parametrize(
@@ -95,7 +133,9 @@ def test_each_answer_is_one() -> None:
     ],
 )
 def test_a_serde_of_another_name_says_what_to_write(name: str, written: str) -> None:
-    with pytest.raises(AttributeError, match=rf"has no attribute '{name}': write {written}$"):
+    with pytest.raises(
+        AttributeError, match=rf"has no attribute '{name}': write {written}$"
+    ):
         getattr(serdes, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'jsn'$"):
         getattr(serdes, "jsn")  # noqa: B009
@@ -103,7 +143,9 @@ def test_a_serde_of_another_name_says_what_to_write(name: str, written: str) -> 
 
 def test_a_builder_in_the_place_of_its_topology_says_so() -> None:
     builder: Any = StreamsBuilder("app")
-    with pytest.raises(AttributeError, match=r"write builder\.build\(\), which returns the topology"):
+    with pytest.raises(
+        AttributeError, match=r"write builder\.build\(\), which returns the topology"
+    ):
         TopologyTestDriver(builder)
 
 

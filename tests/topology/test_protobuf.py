@@ -34,8 +34,13 @@ def changed(change: Callable[[FileDescriptorProto], None]) -> tuple[Any, int]:
     change(file)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    number = IN_MEMORY.register("elsewhere", Schema(base64.b64encode(file.SerializeToString()).decode(), "PROTOBUF"))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("post.Parcel")), number
+    number = IN_MEMORY.register(
+        "elsewhere",
+        Schema(base64.b64encode(file.SerializeToString()).decode(), "PROTOBUF"),
+    )
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("post.Parcel")
+    ), number
 
 
 def head(number: int) -> bytes:
@@ -55,7 +60,12 @@ def test_a_message_within_another_has_the_indexes_that_lead_to_it() -> None:
     """As Confluent's serializer writes them: the length of the path and the path, as zigzag varints."""
     assert schema_serde(Depot).serialize(Depot())[5:] == b"\x02\x02"
     assert schema_serde(Depot.Key).serialize(Depot.Key(number=1))[5:7] == b"\x04\x02"
-    assert schema_serde(Depot.Key).deserialize(schema_serde(Depot.Key).serialize(Depot.Key(number=1))).number == 1
+    assert (
+        schema_serde(Depot.Key)
+        .deserialize(schema_serde(Depot.Key).serialize(Depot.Key(number=1)))
+        .number
+        == 1
+    )
 
 
 def test_equal_messages_have_equal_bytes_whatever_the_order_of_their_maps() -> None:
@@ -69,16 +79,24 @@ def test_equal_messages_have_equal_bytes_whatever_the_order_of_their_maps() -> N
 
 def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
     assert serdes.protobuf(Parcel) is serdes.protobuf(Parcel)
-    assert pickle.loads(pickle.dumps(serdes.protobuf(Parcel))) == serdes.protobuf(Parcel)
+    assert pickle.loads(pickle.dumps(serdes.protobuf(Parcel))) == serdes.protobuf(
+        Parcel
+    )
 
 
 def test_a_writers_other_version_is_read_by_the_numbers_of_fields() -> None:
     def more(file: FileDescriptorProto) -> None:
         file.message_type[0].field[1].name = "town"
-        file.message_type[0].field.add(name="note", number=9, type=FieldDescriptorProto.TYPE_STRING, label=1)
+        file.message_type[0].field.add(
+            name="note", number=9, type=FieldDescriptorProto.TYPE_STRING, label=1
+        )
 
     other, number = changed(more)
-    data = head(number) + b"\0" + other(grams=5, town="Hof", note="fragile").SerializeToString()
+    data = (
+        head(number)
+        + b"\0"
+        + other(grams=5, town="Hof", note="fragile").SerializeToString()
+    )
     value = schema_serde(Parcel).deserialize(data)
     assert (value.grams, value.city) == (5, "Hof")
 
@@ -96,9 +114,16 @@ def test_a_file_that_moved_the_message_is_read_by_its_name() -> None:
         file.message_type.extend(messages)
 
     other, number = changed(moved)
-    assert schema_serde(Parcel).deserialize(head(number) + b"\x02\x02" + other(grams=7).SerializeToString()).grams == 7
+    assert (
+        schema_serde(Parcel)
+        .deserialize(head(number) + b"\x02\x02" + other(grams=7).SerializeToString())
+        .grams
+        == 7
+    )
     with pytest.raises(SerdeError, match=r"it is a post\.Depot"):
-        schema_serde(Parcel).deserialize(head(number) + b"\0" + other(grams=7).SerializeToString())
+        schema_serde(Parcel).deserialize(
+            head(number) + b"\0" + other(grams=7).SerializeToString()
+        )
 
 
 def test_a_file_that_a_registry_has_as_text_is_read_by_the_names_of_messages() -> None:
@@ -111,14 +136,30 @@ def test_a_file_that_a_registry_has_as_text_is_read_by_the_names_of_messages() -
         message Parcel { int64 grams = 1 [deprecated = true]; }
     """
     number = IN_MEMORY.register("text", Schema(text, "PROTOBUF"))
-    assert schema_serde(Parcel).deserialize(head(number) + b"\x02\x02" + Parcel(grams=2).SerializeToString()).grams == 2
-    with pytest.raises(SerdeError, match=r"it is a post\.Cancelled, not a post\.Parcel"):
-        schema_serde(Parcel).deserialize(head(number) + b"\0" + Parcel(grams=2).SerializeToString())
+    assert (
+        schema_serde(Parcel)
+        .deserialize(head(number) + b"\x02\x02" + Parcel(grams=2).SerializeToString())
+        .grams
+        == 2
+    )
+    with pytest.raises(
+        SerdeError, match=r"it is a post\.Cancelled, not a post\.Parcel"
+    ):
+        schema_serde(Parcel).deserialize(
+            head(number) + b"\0" + Parcel(grams=2).SerializeToString()
+        )
 
 
 def test_a_file_that_cannot_be_read_here_is_read_at_the_same_index() -> None:
-    number = IN_MEMORY.register("text", Schema("message of {some later} syntax;", "PROTOBUF"))
-    assert schema_serde(Parcel).deserialize(head(number) + b"\0" + Parcel(grams=2).SerializeToString()).grams == 2
+    number = IN_MEMORY.register(
+        "text", Schema("message of {some later} syntax;", "PROTOBUF")
+    )
+    assert (
+        schema_serde(Parcel)
+        .deserialize(head(number) + b"\0" + Parcel(grams=2).SerializeToString())
+        .grams
+        == 2
+    )
     with pytest.raises(SerdeError, match=r"it is a message \[1\] of its file"):
         schema_serde(Parcel).deserialize(head(number) + b"\x02\x02")
 
@@ -126,9 +167,15 @@ def test_a_file_that_cannot_be_read_here_is_read_at_the_same_index() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("package post; message Parcel { required sint64 grams = 1; }", "grams: it is written as a zigzag varint"),
+        (
+            "package post; message Parcel { required sint64 grams = 1; }",
+            "grams: it is written as a zigzag varint",
+        ),
         ("package post; message Parcel { optional Elsewhere grams = 1; }", ""),
-        ("package mail; message Parcel { required int64 grams = 1; }", "the value: there is no message post.Parcel"),
+        (
+            "package mail; message Parcel { required int64 grams = 1; }",
+            "the value: there is no message post.Parcel",
+        ),
         ("message of", ""),
     ],
 )
@@ -143,11 +190,16 @@ def test_versions_that_a_registry_has_as_text_are_compared(text: str, why: str) 
     [
         (b"\x08\x01", "the first byte must be 0"),
         (head(2147483647) + b"\0", "no schema with id 2147483647"),
-        (head(IN_MEMORY.register("avro", Schema('"long"', "AVRO"))) + b"\0", "is of type AVRO"),
+        (
+            head(IN_MEMORY.register("avro", Schema('"long"', "AVRO"))) + b"\0",
+            "is of type AVRO",
+        ),
     ],
     ids=["plain", "unknown id", "avro"],
 )
-def test_what_no_schema_of_protobuf_wrote_is_refused_with_the_reason(data: bytes, why: str) -> None:
+def test_what_no_schema_of_protobuf_wrote_is_refused_with_the_reason(
+    data: bytes, why: str
+) -> None:
     with pytest.raises(SerdeError, match=why):
         schema_serde(Parcel).deserialize(data)
 
@@ -181,17 +233,23 @@ def test_a_key_in_another_form_is_another_key_and_refused() -> None:
     key = serde.serialize(Parcel(fees={"a": 1, "b": 2}))
     assert serde.check_key is not None
     serde.check_key(key)
-    entries = [bytes([26, 5, 10, 1, name, 16, number]) for name, number in ((97, 1), (98, 2))]
+    entries = [
+        bytes([26, 5, 10, 1, name, 16, number]) for name, number in ((97, 1), (98, 2))
+    ]
     assert key[6:] == b"".join(entries)
     for other in (key[:6] + b"".join(reversed(entries)), key[:5] + b"\x02\0" + key[6:]):
         assert serde.deserialize(other) == serde.deserialize(key)
-        with pytest.raises(SerdeError, match="not written as this application writes it"):
+        with pytest.raises(
+            SerdeError, match="not written as this application writes it"
+        ):
             serde.check_key(other)
 
 
 def test_indexes_of_the_deprecated_format_are_refused() -> None:
     with pytest.raises(SerdeError, match="deprecated format"):
-        schema_serde(Depot).deserialize(schema_serde(Depot).serialize(Depot())[:5] + b"\x01\x01\x10\x05")
+        schema_serde(Depot).deserialize(
+            schema_serde(Depot).serialize(Depot())[:5] + b"\x01\x01\x10\x05"
+        )
 
 
 def set_type(field: int, type_: Any) -> Callable[[FileDescriptorProto], None]:
@@ -206,10 +264,24 @@ def set_type(field: int, type_: Any) -> Callable[[FileDescriptorProto], None]:
     [
         (set_type(0, FieldDescriptorProto.TYPE_INT32), ""),
         (set_type(1, FieldDescriptorProto.TYPE_BYTES), ""),
-        (set_type(0, FieldDescriptorProto.TYPE_SINT64), "grams: it is written as a zigzag varint (field grams)"),
-        (set_type(1, FieldDescriptorProto.TYPE_INT64), "city: it is written as a varint"),
-        (lambda file: setattr(file.message_type[0].nested_type[0].field[1], "type", 2), "fees.value: "),
-        (lambda file: setattr(file, "package", "mail"), "the value: there is no message post.Parcel"),
+        (
+            set_type(0, FieldDescriptorProto.TYPE_SINT64),
+            "grams: it is written as a zigzag varint (field grams)",
+        ),
+        (
+            set_type(1, FieldDescriptorProto.TYPE_INT64),
+            "city: it is written as a varint",
+        ),
+        (
+            lambda file: setattr(
+                file.message_type[0].nested_type[0].field[1], "type", 2
+            ),
+            "fees.value: ",
+        ),
+        (
+            lambda file: setattr(file, "package", "mail"),
+            "the value: there is no message post.Parcel",
+        ),
         (lambda file: file.message_type[0].field.pop(), ""),
     ],
     ids=["narrower", "bytes", "zigzag", "number", "in a map", "elsewhere", "less"],
@@ -246,7 +318,9 @@ def test_the_driver_and_queries_take_messages(ranges: int) -> None:
     )
     with TopologyTestDriver(builder.build(), ranges=ranges) as driver:
         for number in range(6):
-            driver.input("parcels").send(Depot.Key(number=number % 2), Parcel(grams=number))
+            driver.input("parcels").send(
+                Depot.Key(number=number % 2), Parcel(grams=number)
+            )
         row = driver.store("depots").get(Depot.Key(number=1))
         assert row.grams == 9
     stored = serdes.protobuf(Depot).serialize(row)

@@ -59,7 +59,9 @@ def test_choices_enums_and_lists_are_written() -> None:
 
 
 def test_labels_defaults_and_reserved_names_are_written() -> None:
-    file = FileDescriptorProto(name="old.proto", syntax="proto2", dependency=["google/protobuf/any.proto"])
+    file = FileDescriptorProto(
+        name="old.proto", syntax="proto2", dependency=["google/protobuf/any.proto"]
+    )
     message = file.message_type.add(name="Old", reserved_name=["gone"])
     message.reserved_range.add(start=5, end=7)
     message.field.add(name="a", number=1, label=2, type=5)
@@ -77,7 +79,9 @@ def test_a_field_that_may_be_absent_is_optional() -> None:
     file = FileDescriptorProto(name="n.proto", syntax="proto3")
     message = file.message_type.add(name="N")
     message.oneof_decl.add(name="_n")
-    message.field.add(name="n", number=1, label=1, type=5, proto3_optional=True, oneof_index=0)
+    message.field.add(
+        name="n", number=1, label=1, type=5, proto3_optional=True, oneof_index=0
+    )
     assert "  optional int32 n = 1;\n}" in source_of(file)
 
 
@@ -92,19 +96,28 @@ def test_a_message_behind_a_map_keeps_its_index() -> None:
     message.nested_type.add(name="Key")
     message.field.add(name="a", number=1, label=1, type=5)
     message.field.add(name="fees", number=2, label=3, type=11, type_name=".N.FeesEntry")
-    assert "  map<int32, int32> fees = 2;\n  message Key {\n  }\n  int32 a = 1;\n}" in source_of(file)
-    assert [inner.name for inner in parsed(source_of(file)).message_type[0].nested_type] == ["FeesEntry", "Key"]
+    assert (
+        "  map<int32, int32> fees = 2;\n  message Key {\n  }\n  int32 a = 1;\n}"
+        in source_of(file)
+    )
+    assert [
+        inner.name for inner in parsed(source_of(file)).message_type[0].nested_type
+    ] == ["FeesEntry", "Key"]
 
 
 def test_a_default_with_quotes_is_escaped() -> None:
     file = FileDescriptorProto(name="q.proto", syntax="proto2")
-    file.message_type.add(name="Q").field.add(name="q", number=1, label=1, type=9, default_value='say "a\\b"\n')
+    file.message_type.add(name="Q").field.add(
+        name="q", number=1, label=1, type=9, default_value='say "a\\b"\n'
+    )
     assert r'optional string q = 1 [default = "say \"a\\b\"\n"];' in source_of(file)
 
 
 def test_what_cannot_be_written_is_said() -> None:
     file = FileDescriptorProto(name="g.proto")
-    file.message_type.add(name="G").field.add(name="g", number=1, label=1, type=FieldDescriptorProto.TYPE_GROUP)
+    file.message_type.add(name="G").field.add(
+        name="g", number=1, label=1, type=FieldDescriptorProto.TYPE_GROUP
+    )
     with pytest.raises(ValueError, match="the field g is a group"):
         source_of(file)
     with pytest.raises(ValueError, match="edition"):

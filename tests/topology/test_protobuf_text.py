@@ -39,7 +39,10 @@ message Last { optional int32 message = 1; optional string option = 2; optional 
 """
 
 
-@pytest.mark.parametrize("message", [struct_pb2.Value, any_pb2.Any, duration_pb2.Duration, wrappers_pb2.BoolValue])
+@pytest.mark.parametrize(
+    "message",
+    [struct_pb2.Value, any_pb2.Any, duration_pb2.Duration, wrappers_pb2.BoolValue],
+)
 def test_the_text_of_a_descriptor_reads_as_the_descriptor(message: type) -> None:
     described = FileDescriptorProto.FromString(message.DESCRIPTOR.file.serialized_pb)  # type: ignore[attr-defined]
     assert plain(parsed(source_of(described))) == plain(described)
@@ -52,13 +55,17 @@ def test_maps_and_optional_fields_read_as_the_descriptor() -> None:
     message.oneof_decl.add(name="which")
     message.oneof_decl.add(name="_n")
     message.field.add(name="a", number=4, label=1, type=5, oneof_index=0)
-    message.field.add(name="n", number=1, label=1, type=5, proto3_optional=True, oneof_index=1)
+    message.field.add(
+        name="n", number=1, label=1, type=5, proto3_optional=True, oneof_index=1
+    )
     assert plain(parsed(source_of(file))) == plain(file)
 
 
 def test_what_is_not_on_the_wire_is_passed_over() -> None:
     file = parsed(ODD)
-    assert [message_at(file, path) for path in ((0,), (0, 0), (0, 1), (0, 2), (1,), (2,))] == [
+    assert [
+        message_at(file, path) for path in ((0,), (0, 0), (0, 1), (0, 2), (1,), (2,))
+    ] == [
         "a.b.Out",
         "a.b.Out.Grp",
         "a.b.Out.NestOf2thingsEntry",
@@ -67,14 +74,24 @@ def test_what_is_not_on_the_wire_is_passed_over() -> None:
         None,
     ]
     out, last = file.message_type
-    assert [(field.name, field.number, field.type, field.type_name) for field in out.field] == [
+    assert [
+        (field.name, field.number, field.type, field.type_name) for field in out.field
+    ] == [
         ("in", 1, FieldDescriptorProto.TYPE_ENUM, ".a.b.In"),
         ("grp", 2, FieldDescriptorProto.TYPE_GROUP, ".a.b.Out.Grp"),
         ("n", 3, FieldDescriptorProto.TYPE_SINT32, ""),
-        ("nest_of_2things", 4, FieldDescriptorProto.TYPE_MESSAGE, ".a.b.Out.NestOf2thingsEntry"),
+        (
+            "nest_of_2things",
+            4,
+            FieldDescriptorProto.TYPE_MESSAGE,
+            ".a.b.Out.NestOf2thingsEntry",
+        ),
         ("a", 10, FieldDescriptorProto.TYPE_STRING, ""),
     ]
-    assert [(field.name, field.type_name, field.HasField("type")) for field in out.nested_type[2].field] == [
+    assert [
+        (field.name, field.type_name, field.HasField("type"))
+        for field in out.nested_type[2].field
+    ] == [
         ("o", ".a.b.Out", True),
         ("n", ".a.b.Out.Nest", True),
         ("s", "", True),
@@ -82,10 +99,22 @@ def test_what_is_not_on_the_wire_is_passed_over() -> None:
         ("i", ".a.b.Out.Nest.In", True),
     ]
     assert [field.name for field in last.field] == ["message", "option", "reserved"]
-    assert [(value.name, value.number) for value in file.enum_type[0].value] == [("LOW", 0), ("C", -1), ("D", 0)]
+    assert [(value.name, value.number) for value in file.enum_type[0].value] == [
+        ("LOW", 0),
+        ("C", -1),
+        ("D", 0),
+    ]
 
 
-@pytest.mark.parametrize("text", ["message A", "message A { int32 a }", "message A { int32 a = x; }", "syntax proto3;"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "message A",
+        "message A { int32 a }",
+        "message A { int32 a = x; }",
+        "syntax proto3;",
+    ],
+)
 def test_what_is_no_source_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"ends|expected|invalid literal"):
         parsed(text)

@@ -46,19 +46,27 @@ def order_of(places: str = PLACES, orders: str = ORDERS) -> SchemaSerde[Any]:
     files[1].dependency.append("common/places.proto")
     for file in files:
         pool.Add(file)
-    serde = serdes.protobuf(message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.v1.Order")))
+    serde = serdes.protobuf(
+        message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.v1.Order"))
+    )
     assert isinstance(serde, SchemaSerde)
     return serde
 
 
 def order(serde: SchemaSerde[Any]) -> Any:
     """Return an Order of the class of a serde."""
-    return serde.from_json(b'{"to": {"city": "Ulm", "kind": "BOX"}, "lines": [{"cents": 3}], "kind": "BOX"}')
+    return serde.from_json(
+        b'{"to": {"city": "Ulm", "kind": "BOX"}, "lines": [{"cents": 3}], "kind": "BOX"}'
+    )
 
 
 def files(places: str = PLACES, orders: str = ORDERS) -> Schema:
     """Return the schema of files as others have registered them."""
-    return Schema(orders, "PROTOBUF", (Reference("common/places.proto", Schema(places, "PROTOBUF")),))
+    return Schema(
+        orders,
+        "PROTOBUF",
+        (Reference("common/places.proto", Schema(places, "PROTOBUF")),),
+    )
 
 
 def test_a_file_names_what_it_imports_and_its_messages_go_round() -> None:
@@ -72,16 +80,23 @@ def test_a_file_names_what_it_imports_and_its_messages_go_round() -> None:
     assert serde.deserialize(data) == order(serde)
 
 
-def test_a_message_of_a_file_that_others_registered_is_found_and_keys_have_its_id() -> None:
+def test_a_message_of_a_file_that_others_registered_is_found_and_keys_have_its_id() -> (
+    None
+):
     """With names relative to the package, comments and options, the files say the same."""
-    text = ORDERS.replace("package shop.v1;", 'package shop.v1; // as Java has it\noption java_package = "x";')
+    text = ORDERS.replace(
+        "package shop.v1;",
+        'package shop.v1; // as Java has it\noption java_package = "x";',
+    )
     serde, theirs, registry = order_of(), files(orders=text), InMemoryRegistry()
     number = registry.register("orders-key", theirs)
     with serde.codec.bound(registry, ["orders-key"]):
         key = serde.serialize(order(serde))
         assert int.from_bytes(key[1:5], "big") == number
         assert serde.deserialize(key) == order(serde)
-        with pytest.raises(SerdeError, match=r"it is a shop\.v1\.Line, not a shop\.v1\.Order"):
+        with pytest.raises(
+            SerdeError, match=r"it is a shop\.v1\.Line, not a shop\.v1\.Order"
+        ):
             serde.deserialize(key[:5] + b"\0")
 
 
@@ -89,16 +104,41 @@ def test_a_message_of_a_file_that_others_registered_is_found_and_keys_have_its_i
     ("places", "orders", "why", "same"),
     [
         (PLACES, ORDERS, "", True),
-        (PLACES.replace("message Place", "message Other {} message Place"), ORDERS, "", True),
+        (
+            PLACES.replace("message Place", "message Other {} message Place"),
+            ORDERS,
+            "",
+            True,
+        ),
         (PLACES.replace("city = 1;", "city = 1; string zip = 3;"), ORDERS, "", False),
-        (PLACES.replace("string city", "int64 city"), ORDERS, "to.city: it is written as a varint", False),
+        (
+            PLACES.replace("string city", "int64 city"),
+            ORDERS,
+            "to.city: it is written as a varint",
+            False,
+        ),
         (PLACES.replace("BOX = 1;", "BOX = 1; TUBE = 2;"), ORDERS, "", False),
-        (PLACES, ORDERS.replace("int64 cents", "double cents"), "lines.cents: it is written as a double", False),
+        (
+            PLACES,
+            ORDERS.replace("int64 cents", "double cents"),
+            "lines.cents: it is written as a double",
+            False,
+        ),
         ("message of", ORDERS, "", False),
     ],
-    ids=["same", "another message", "more there", "another type there", "more of an enum", "here", "not read"],
+    ids=[
+        "same",
+        "another message",
+        "more there",
+        "another type there",
+        "more of an enum",
+        "here",
+        "not read",
+    ],
 )
-def test_versions_are_compared_with_what_they_import(places: str, orders: str, why: str, same: bool) -> None:
+def test_versions_are_compared_with_what_they_import(
+    places: str, orders: str, why: str, same: bool
+) -> None:
     serde, theirs = order_of(), files(places, orders)
     found = serde.codec.why_unreadable(theirs)
     assert found.startswith(why)
@@ -111,7 +151,9 @@ def test_the_description_of_a_program_has_what_a_file_imports() -> None:
     was = order_of().described
     assert json.loads(json.dumps(was)) == was
     now = order_of(PLACES.replace("string city", "int64 city")).described
-    assert why_unreadable(now, was).startswith("to.city: it is written as a string or bytes")
+    assert why_unreadable(now, was).startswith(
+        "to.city: it is written as a string or bytes"
+    )
     assert why_other_bytes(now, was)
     assert why_unreadable(was, was) == why_other_bytes(was, was) == ""
 
@@ -122,7 +164,10 @@ PLACE = {
     "namespace": "common",
     "fields": [
         {"name": "city", "type": "string"},
-        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["STREET", "BOX"]}},
+        {
+            "name": "kind",
+            "type": {"type": "enum", "name": "Kind", "symbols": ["STREET", "BOX"]},
+        },
     ],
 }
 TOUR = {
@@ -150,12 +195,16 @@ VALUE = {
 
 def avro_of(schema: Any, *named: tuple[str, Schema]) -> Schema:
     """Return a schema that names others."""
-    return Schema(json.dumps(schema), "AVRO", tuple(Reference(name, each) for name, each in named))
+    return Schema(
+        json.dumps(schema), "AVRO", tuple(Reference(name, each) for name, each in named)
+    )
 
 
 PLACE_SCHEMA = avro_of(PLACE)
 ORDER_SCHEMA = avro_of(
-    ORDER, ("common.Tour", avro_of(TOUR, ("common.Place", PLACE_SCHEMA))), ("common.Place", PLACE_SCHEMA)
+    ORDER,
+    ("common.Tour", avro_of(TOUR, ("common.Place", PLACE_SCHEMA))),
+    ("common.Place", PLACE_SCHEMA),
 )
 
 
@@ -172,21 +221,41 @@ def written(schema: Any, named: Sequence[Any], value: Any) -> bytes:
 def test_values_of_an_avro_schema_that_names_others_are_read() -> None:
     serde = serdes.avro(whole(ORDER_SCHEMA))
     number = IN_MEMORY.register("orders", ORDER_SCHEMA)
-    assert serde.deserialize(b"\0" + number.to_bytes(4, "big") + written(ORDER, (PLACE, TOUR), VALUE)) == VALUE
+    assert (
+        serde.deserialize(
+            b"\0" + number.to_bytes(4, "big") + written(ORDER, (PLACE, TOUR), VALUE)
+        )
+        == VALUE
+    )
     assert isinstance(serde, SchemaSerde)
     assert serde.codec.why_unreadable(ORDER_SCHEMA) == ""
     city = {"name": "city", "type": "long"}
-    other = serdes.avro({**ORDER, "fields": [{"name": "to", "type": {**PLACE, "fields": [city]}}]})
+    other = serdes.avro(
+        {**ORDER, "fields": [{"name": "to", "type": {**PLACE, "fields": [city]}}]}
+    )
     assert isinstance(other, SchemaSerde)
-    assert other.codec.why_unreadable(ORDER_SCHEMA).startswith("to.city: string cannot be read as long")
+    assert other.codec.why_unreadable(ORDER_SCHEMA).startswith(
+        "to.city: string cannot be read as long"
+    )
 
 
 def test_names_are_those_of_the_namespace_and_a_union_may_be_of_names_only() -> None:
-    order = {"type": "record", "name": "Order", "namespace": "common", "fields": [{"name": "to", "type": "Place"}]}
+    order = {
+        "type": "record",
+        "name": "Order",
+        "namespace": "common",
+        "fields": [{"name": "to", "type": "Place"}],
+    }
     schema = avro_of(order, ("common.Place", PLACE_SCHEMA))
-    assert parse_schema(whole(schema)) == parse_schema({**order, "fields": [{"name": "to", "type": PLACE}]})
-    either = whole(avro_of(["common.Place", "common.Kind", "long"], ("common.Place", PLACE_SCHEMA)))
-    assert [branch if isinstance(branch, str) else branch["name"] for branch in either] == [
+    assert parse_schema(whole(schema)) == parse_schema(
+        {**order, "fields": [{"name": "to", "type": PLACE}]}
+    )
+    either = whole(
+        avro_of(["common.Place", "common.Kind", "long"], ("common.Place", PLACE_SCHEMA))
+    )
+    assert [
+        branch if isinstance(branch, str) else branch["name"] for branch in either
+    ] == [
         "Place",
         "common.Kind",
         "long",
@@ -195,7 +264,11 @@ def test_names_are_those_of_the_namespace_and_a_union_may_be_of_names_only() -> 
 
 
 def test_definitions_without_a_namespace_stay_without_one() -> None:
-    plain = {"type": "record", "name": "Plain", "fields": [{"name": "n", "type": "int"}]}
+    plain = {
+        "type": "record",
+        "name": "Plain",
+        "fields": [{"name": "n", "type": "int"}],
+    }
     order = {
         "type": "record",
         "name": "Order",
@@ -204,7 +277,9 @@ def test_definitions_without_a_namespace_stay_without_one() -> None:
     schema = avro_of(order, ("Plain", avro_of(plain)))
     value = {"a": {"n": 1}, "b": {"n": 2}}
     number = IN_MEMORY.register("plain", schema)
-    read = serdes.avro(whole(schema)).deserialize(b"\0" + number.to_bytes(4, "big") + written(order, [plain], value))
+    read = serdes.avro(whole(schema)).deserialize(
+        b"\0" + number.to_bytes(4, "big") + written(order, [plain], value)
+    )
     assert read == value
 
 
@@ -216,11 +291,16 @@ def test_a_registry_gets_what_is_named_first_and_gives_it_back() -> None:
     assert client.lookup("orders-value", schema) is None
     assert client.latest("common/places.proto") is None, "asking registers nothing"
     with pytest.raises(SerdeError, match=r"auto.register.schemas is false"):
-        RegistryClient("mock://references", settings, registers=False).register("orders-value", schema)
+        RegistryClient("mock://references", settings, registers=False).register(
+            "orders-value", schema
+        )
     number = client.register("orders-value", schema)
     assert client.lookup("orders-value", schema) == number
     assert client.latest("common/places.proto") == schema.references[0].schema
     found = client.schema(number)
     assert found == client.latest("orders-value") == schema
-    assert (found.references[0].subject, found.references[0].version) == ("common/places.proto", 1)
+    assert (found.references[0].subject, found.references[0].version) == (
+        "common/places.proto",
+        1,
+    )
     assert client.lookup("orders-value", found) == number

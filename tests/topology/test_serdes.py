@@ -19,8 +19,13 @@ from coopstreams.topology.serdes import Serde, Windowed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLAIN = st.recursive(
-    st.booleans() | INT64 | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner | st.none()) | st.dictionaries(st.text(), inner | st.none()),
+    st.booleans()
+    | INT64
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner | st.none()) | st.dictionaries(st.text(), inner | st.none())
+    ),
     max_leaves=10,
 )
 
@@ -88,7 +93,9 @@ def test_plain_json_comes_back(value: Any) -> None:
 @given(st.text(), st.none() | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_dataclass_comes_back(carrier: str, delay: float | None) -> None:
     serde = serdes.json(Flight)
-    assert serde.deserialize(serde.serialize(Flight(carrier, delay))) == Flight(carrier, delay)
+    assert serde.deserialize(serde.serialize(Flight(carrier, delay))) == Flight(
+        carrier, delay
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,9 @@ def test_typed_json_comes_back(type_: Any, value: Any) -> None:
 
 
 @given(st.text(), st.integers(0, 2**53), st.integers(1, 10**9))
-def test_a_window_key_is_the_key_and_the_start(key: str, start_ms: int, size_ms: int) -> None:
+def test_a_window_key_is_the_key_and_the_start(
+    key: str, start_ms: int, size_ms: int
+) -> None:
     serde = serdes.windowed(serdes.text, size_ms)
     window = Windowed(key, start_ms, start_ms + size_ms)
     assert serde.serialize(window) == key.encode() + start_ms.to_bytes(8, "big")
@@ -128,13 +137,21 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
 @pytest.mark.parametrize(
     ("serde", "value", "message"),
     [
-        (serdes.raw, "text", "serde raw cannot write the str 'text': expected bytes, got str"),
+        (
+            serdes.raw,
+            "text",
+            "serde raw cannot write the str 'text': expected bytes, got str",
+        ),
         (serdes.text, 3, "serde text cannot write the int 3"),
         (serdes.text, "\ud800", "surrogates not allowed"),
         (serdes.int64, "3", "serde int64 cannot write the str '3'"),
         (serdes.int64, 2**63, "serde int64 cannot write the int 9223372036854775808"),
         (serdes.float64, "3", "serde float64 cannot write the str '3'"),
-        (serdes.json, Flight("DL", None), r"Flight is not a plain JSON value. Name its type: serdes.json\(Flight\)"),
+        (
+            serdes.json,
+            Flight("DL", None),
+            r"Flight is not a plain JSON value. Name its type: serdes.json\(Flight\)",
+        ),
         (serdes.json, {1: 2}, "Dict key must be str"),
         (serdes.json, datetime(2013, 1, 1), "datetime is not a plain JSON value"),
         (
@@ -146,20 +163,54 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
         (serdes.json(Row), [("name", "a")], "expected Row, got list"),
         (serdes.json(list[int]), {1, 2}, "got set"),
         (serdes.json(int | str), 1.5, "got float"),
-        (serdes.windowed(serdes.text, 1000), Windowed("a", 0, 5000), "is not 1000 ms long"),
+        (
+            serdes.windowed(serdes.text, 1000),
+            Windowed("a", 0, 5000),
+            "is not 1000 ms long",
+        ),
         (serdes.json, math.nan, r"\$ is nan, which JSON cannot write"),
-        (serdes.json, {"a": [None, (-math.inf,)]}, r"\$\.a\[1\]\[0\] is -inf, which JSON cannot write"),
-        (serdes.json(Flight), Flight("DL", math.nan), r"\$\.delay is nan, which .* the type `float \| None`"),
-        (serdes.json(tuple[str, float]), ("a", math.inf), r"\$\[1\] is inf, which JSON cannot write"),
+        (
+            serdes.json,
+            {"a": [None, (-math.inf,)]},
+            r"\$\.a\[1\]\[0\] is -inf, which JSON cannot write",
+        ),
+        (
+            serdes.json(Flight),
+            Flight("DL", math.nan),
+            r"\$\.delay is nan, which .* the type `float \| None`",
+        ),
+        (
+            serdes.json(tuple[str, float]),
+            ("a", math.inf),
+            r"\$\[1\] is inf, which JSON cannot write",
+        ),
         (serdes.json(Any), {"a": math.nan}, r"\$\.a is nan, which JSON cannot write"),
-        (serdes.json(Flight), NAMELESS, r"at `\$\.carrier`: if it may be null, its type is `str \| None`"),
-        (serdes.json(list[Airline]), [Airline("DL"), None], r"at `\$\[1\]`: .* its type is `object \| None`"),
+        (
+            serdes.json(Flight),
+            NAMELESS,
+            r"at `\$\.carrier`: if it may be null, its type is `str \| None`",
+        ),
+        (
+            serdes.json(list[Airline]),
+            [Airline("DL"), None],
+            r"at `\$\[1\]`: .* its type is `object \| None`",
+        ),
         (serdes.json_schema(Flight), NAMELESS, r"its type is `str \| None`"),
-        (serdes.json_schema(Flight), Flight("DL", math.inf), r"\$\.delay is inf, which JSON cannot write"),
-        (serdes.json_schema({"title": "any"}), {"a": math.nan}, r"\$\.a is nan, which JSON cannot write"),
+        (
+            serdes.json_schema(Flight),
+            Flight("DL", math.inf),
+            r"\$\.delay is inf, which JSON cannot write",
+        ),
+        (
+            serdes.json_schema({"title": "any"}),
+            {"a": math.nan},
+            r"\$\.a is nan, which JSON cannot write",
+        ),
     ],
 )
-def test_a_value_that_does_not_fit_is_an_error(serde: Serde[Any], value: Any, message: str) -> None:
+def test_a_value_that_does_not_fit_is_an_error(
+    serde: Serde[Any], value: Any, message: str
+) -> None:
     with pytest.raises(SerdeError, match=message):
         serde.serialize(value)
 
@@ -167,17 +218,35 @@ def test_a_value_that_does_not_fit_is_an_error(serde: Serde[Any], value: Any, me
 @pytest.mark.parametrize(
     ("serde", "data", "message"),
     [
-        (serdes.text, b"\xff", r"serde text cannot read b'\\xff': .*invalid start byte"),
+        (
+            serdes.text,
+            b"\xff",
+            r"serde text cannot read b'\\xff': .*invalid start byte",
+        ),
         (serdes.int64, b"123", "serde int64 cannot read b'123'"),
         (serdes.float64, b"123456789", "serde float64 cannot read"),
         (serdes.json, b"{", "serde json cannot read b'{'"),
-        (serdes.json(Flight), b'{"carrier": 1, "delay": null}', r"Expected `str`, got `int` - at `\$.carrier`"),
-        (serdes.json(Flight), b'{"carrier": "DL"}', "required field `delay`: if the type got .* give it a default"),
-        (serdes.json(Flight), b'{"carrier": null, "delay": 1}', r"if it may be null, its type is `str \| None`"),
+        (
+            serdes.json(Flight),
+            b'{"carrier": 1, "delay": null}',
+            r"Expected `str`, got `int` - at `\$.carrier`",
+        ),
+        (
+            serdes.json(Flight),
+            b'{"carrier": "DL"}',
+            "required field `delay`: if the type got .* give it a default",
+        ),
+        (
+            serdes.json(Flight),
+            b'{"carrier": null, "delay": 1}',
+            r"if it may be null, its type is `str \| None`",
+        ),
         (serdes.windowed(serdes.text, 1000), b"short", "cannot read b'short'"),
     ],
 )
-def test_bytes_of_another_kind_are_an_error(serde: Serde[Any], data: bytes, message: str) -> None:
+def test_bytes_of_another_kind_are_an_error(
+    serde: Serde[Any], data: bytes, message: str
+) -> None:
     with pytest.raises(SerdeError, match=message) as caught:
         serde.deserialize(data)
     assert caught.value.__cause__ is not None
@@ -201,23 +270,34 @@ class Wrapper:
     inside: Serde[Any]
 
 
-@pytest.mark.parametrize("type_", [Callable[[], int], complex, Wrapper, list[complex], {"no": "type"}])
+@pytest.mark.parametrize(
+    "type_", [Callable[[], int], complex, Wrapper, list[complex], {"no": "type"}]
+)
 def test_a_type_that_json_does_not_know_is_an_error_at_once(type_: Any) -> None:
-    with pytest.raises(SerdeError, match=r"serdes\.json cannot read .* is not one that msgspec knows"):
+    with pytest.raises(
+        SerdeError, match=r"serdes\.json cannot read .* is not one that msgspec knows"
+    ):
         serdes.json(type_)
 
 
 @pytest.mark.parametrize("make", [serdes.json, serdes.json_schema])
-def test_a_name_in_an_annotation_that_is_not_defined_is_an_error_at_once(make: Any) -> None:
+def test_a_name_in_an_annotation_that_is_not_defined_is_an_error_at_once(
+    make: Any,
+) -> None:
     """As a class has that is imported for type checkers only: Python does not look it up."""
     ghost = make_dataclass("Ghost", [("of", "Castle | None")])
-    with pytest.raises(SerdeError, match=r"cannot read .*Ghost.*: an annotation .* name 'Castle' is not defined\. Imp"):
+    with pytest.raises(
+        SerdeError,
+        match=r"cannot read .*Ghost.*: an annotation .* name 'Castle' is not defined\. Imp",
+    ):
         make(ghost)
 
 
 def test_the_same_type_gives_the_same_serde() -> None:
     assert serdes.json(Flight) == serdes.json(Flight)
-    assert serdes.windowed(serdes.json(Flight), 5) == serdes.windowed(serdes.json(Flight), 5)
+    assert serdes.windowed(serdes.json(Flight), 5) == serdes.windowed(
+        serdes.json(Flight), 5
+    )
     assert len({serdes.json(Flight), serdes.json(Flight)}) == 1
 
 
@@ -234,13 +314,18 @@ def test_null_in_json_is_none_and_no_tombstone() -> None:
 
 
 @pytest.mark.parametrize("name", ["window", "start", "end"])
-def test_a_windowed_key_names_what_is_there_instead_of_kafka_streams_window(name: str) -> None:
+def test_a_windowed_key_names_what_is_there_instead_of_kafka_streams_window(
+    name: str,
+) -> None:
     with pytest.raises(
-        AttributeError, match=f"'Windowed' object has no attribute '{name}': a window is key, start_ms and end_ms"
+        AttributeError,
+        match=f"'Windowed' object has no attribute '{name}': a window is key, start_ms and end_ms",
     ):
         getattr(Windowed("a", 0, 10), name)
     assert (
-        copy.deepcopy(Windowed("a", 0, 10)) == pickle.loads(pickle.dumps(Windowed("a", 0, 10))) == Windowed("a", 0, 10)
+        copy.deepcopy(Windowed("a", 0, 10))
+        == pickle.loads(pickle.dumps(Windowed("a", 0, 10)))
+        == Windowed("a", 0, 10)
     )
     assert not hasattr(Windowed("a", 0, 10), "other")
 
@@ -258,16 +343,25 @@ class Length(NamedTuple):
         (Length, Length(1), Length(1.0)),
     ],
 )
-def test_a_key_that_would_be_another_one_than_its_equal_is_refused(type_: Any, whole: Any, same: Any) -> None:
+def test_a_key_that_would_be_another_one_than_its_equal_is_refused(
+    type_: Any, whole: Any, same: Any
+) -> None:
     serde = serdes.json(type_)
     assert whole == same
-    assert serde.serialize(whole) != serde.serialize(same), "values are written as before"
-    for keys in (serde.for_keys(), serdes.windowed(serde, 10).for_keys(), serdes.session_windowed(serde).for_keys()):
+    assert serde.serialize(whole) != serde.serialize(same), (
+        "values are written as before"
+    )
+    for keys in (
+        serde.for_keys(),
+        serdes.windowed(serde, 10).for_keys(),
+        serdes.session_windowed(serde).for_keys(),
+    ):
         windowed = keys.name != serde.name
         key: Any = Windowed(same, 0, 10) if windowed else same
         assert keys.deserialize(keys.serialize(key)) == key
         with pytest.raises(
-            SerdeError, match=r"they would be two keys\. Convert its numbers by float\(\), or write int"
+            SerdeError,
+            match=r"they would be two keys\. Convert its numbers by float\(\), or write int",
         ):
             keys.serialize(Windowed(whole, 0, 10) if windowed else whole)
 

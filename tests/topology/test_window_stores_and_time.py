@@ -18,18 +18,22 @@ def one(key: bytes, timestamp: int) -> Columns:
     return Columns([key], [b"x"], [timestamp], [0], [timestamp])
 
 
-def test_windows_do_not_expire_because_a_joined_table_is_years_ahead_of_the_stream() -> None:
+def test_windows_do_not_expire_because_a_joined_table_is_years_ahead_of_the_stream() -> (
+    None
+):
     builder = StreamsBuilder("app")
     carriers = builder.table("carriers", key=serdes.text, value=serdes.text)
     flights = builder.stream("flights", key=serdes.text, value=serdes.text)
-    flights.join(carriers, lambda flight, carrier: carrier).group_by_key().windowed_by(TimeWindows(hours=1)).count(
-        store="flights-by-hour"
-    )
+    flights.join(carriers, lambda flight, carrier: carrier).group_by_key().windowed_by(
+        TimeWindows(hours=1)
+    ).count(store="flights-by-hour")
     topology = builder.build()
     part = topology.subtopologies[0]
     database = Database(Memory(), part.stores)
     state = TaskState(database, part.stores, WHOLE, 1 << 20)
-    program = compile_subtopology(topology, part).bind(state.stores, lambda failure: None, caching=False)
+    program = compile_subtopology(topology, part).bind(
+        state.stores, lambda failure: None, caching=False
+    )
     program.process(TopicPartition("carriers", 0), one(b"UA", YEARS_AHEAD))
     for hour in range(3):
         program.process(TopicPartition("flights", 0), one(b"UA", hour * HOUR))
@@ -37,4 +41,6 @@ def test_windows_do_not_expire_because_a_joined_table_is_years_ahead_of_the_stre
     state.commit({})
     assert state.stores["flights-by-hour"].observed == 2 * HOUR
     view = KeyRangeView(database, state.stores["flights-by-hour"].spec, [WHOLE])
-    assert [window.start for window in view.fetch(b"UA", 0, YEARS_AHEAD)] == [2 * HOUR]  # retention: one hour, no grace
+    assert [window.start for window in view.fetch(b"UA", 0, YEARS_AHEAD)] == [
+        2 * HOUR
+    ]  # retention: one hour, no grace

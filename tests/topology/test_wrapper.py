@@ -60,16 +60,20 @@ def wide() -> Topology:
     builder = StreamsBuilder("app")
     people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
     orders = builder.stream("orders", key=serdes.text, value=serdes.text)
-    orders.left_join(people, lambda order, name: f"{order}:{name}", value=serdes.text).to("named")
+    orders.left_join(
+        people, lambda order, name: f"{order}:{name}", value=serdes.text
+    ).to("named")
     orders.join(
         orders.map_values(str.upper, value=serdes.text),
         lambda one, other: one + other,
         windows=JoinWindows(milliseconds=10),
         value=serdes.text,
     ).to("pairs")
-    orders.select_key(lambda _, value: value[:1], key=serdes.text).group_by_key().windowed_by(
-        TimeWindows(milliseconds=10)
-    ).count(store="counts").to_stream().to("windows")
+    orders.select_key(
+        lambda _, value: value[:1], key=serdes.text
+    ).group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(
+        store="counts"
+    ).to_stream().to("windows")
     return builder.build()
 
 
@@ -79,12 +83,17 @@ def test_the_answer_is_the_same_as_without(ranges: int, caching: bool) -> None:
     def run(config: dict[str, Any]) -> list[Any]:
         with TopologyTestDriver(wide(), ranges, config, caching=caching) as driver:
             for at in range(60):
-                driver.input("people").send(f"k{at % 7}", f"p{at}" if at % 5 else None, timestamp=at)
+                driver.input("people").send(
+                    f"k{at % 7}", f"p{at}" if at % 5 else None, timestamp=at
+                )
                 driver.input("orders").send(f"k{at % 7}", f"o{at % 3}", timestamp=at)
                 if at % 20 == 0:
                     driver.commit()
             driver.commit()
-            return [sorted(map(repr, driver.output(topic).read())) for topic in ("named", "pairs", "windows")]
+            return [
+                sorted(map(repr, driver.output(topic).read()))
+                for topic in ("named", "pairs", "windows")
+            ]
 
     seen = Seen()
     assert run({"processor.wrapper": seen}) == run({})
@@ -96,11 +105,21 @@ def test_without_a_wrapper_there_is_no_trace_of_it_in_the_code() -> None:
     (part,) = topology.subtopologies
     text = compile_subtopology(topology, part).compiled(False).text
     assert "wrapper" not in text
-    assert compile_subtopology(topology, part, Seen()).compiled(False).text.count("wrapper(") == len(part.nodes) - 1
+    assert (
+        compile_subtopology(topology, part, Seen())
+        .compiled(False)
+        .text.count("wrapper(")
+        == len(part.nodes) - 1
+    )
 
 
 def test_a_wrapper_is_named_like_a_handler() -> None:
-    config = Config.of({"bootstrap.servers": "nowhere:1", "processor.wrapper": f"{__name__}:Seen"}, "app")
+    config = Config.of(
+        {"bootstrap.servers": "nowhere:1", "processor.wrapper": f"{__name__}:Seen"},
+        "app",
+    )
     assert config["processor.wrapper"] is Seen
     with pytest.raises(ConfigError, match=r"package\.module:function"):
-        Config.of({"bootstrap.servers": "nowhere:1", "processor.wrapper": "logged"}, "app")
+        Config.of(
+            {"bootstrap.servers": "nowhere:1", "processor.wrapper": "logged"}, "app"
+        )

@@ -28,7 +28,9 @@ by_hour = orders.group_by_key().windowed_by(TimeWindows(hours=1)).count()
 
 # names that do not exist
 orders.filter(lambda _, order: order.price > 3)  # type: ignore[attr-defined]
-orders.map_values(lambda order: order.amount).filter(lambda _, amount: amount.customer == "")  # type: ignore[attr-defined]
+orders.map_values(lambda order: order.amount).filter(
+    lambda _, amount: amount.customer == ""  # type: ignore[attr-defined]
+)
 
 # functions of the wrong arity
 orders.filter(lambda order: True)  # type: ignore[arg-type, misc]
@@ -44,7 +46,12 @@ orders.merge(by_amount)  # type: ignore[arg-type]
 
 orders.join(by_amount, lambda order, other: other, windows=JoinWindows(milliseconds=5))  # type: ignore[arg-type]
 customers.join(numbers, lambda name, number: number)  # type: ignore[arg-type]
-customers.join(numbers, lambda name, number: number, foreign_key=lambda name: name, value=serdes.text)  # type: ignore[arg-type, return-value]
+customers.join(
+    numbers,
+    lambda name, number: number,
+    foreign_key=lambda name: name,  # type: ignore[arg-type, return-value]
+    value=serdes.text,
+)
 orders.join(everywhere, lambda order, text: text, on=lambda _, order: order.customer)  # type: ignore[arg-type, return-value]
 
 # a number without a unit
@@ -97,6 +104,12 @@ named.add_source(
 )
 named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
 named.add_processor("p", Order, "orders", by_key=False)  # type: ignore[arg-type]
-named.add_sink("copy", lambda key, order: order.amount, "orders", key=serdes.text, value=serdes.json(Order))  # type: ignore[arg-type, return-value]
+named.add_sink(
+    "copy",
+    lambda key, order: order.amount,  # type: ignore[arg-type, return-value]
+    "orders",
+    key=serdes.text,
+    value=serdes.json(Order),
+)
 named.add_sink("copy", "copy", "orders", key=serdes.text, value=str)  # type: ignore[arg-type]
 named.add_state_store("counts", "p")  # type: ignore[arg-type]

@@ -15,7 +15,14 @@ HERE = Path(__file__).resolve().parent
 @pytest.mark.slow  # `make check` runs mypy on them with all other files
 def test_mypy_agrees_with_what_the_programs_say_about_their_types() -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(HERE / "flows.py"), str(HERE / "mistakes.py")],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--follow-imports=silent",
+            str(HERE / "flows.py"),
+            str(HERE / "mistakes.py"),
+        ],
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,

@@ -30,18 +30,33 @@ def why_unreadable(reader: Any, writer: Any) -> str:
     return _why(reader, writer, "", definitions(reader), definitions(writer), set())
 
 
-def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen: set[tuple[str, str]]) -> str:
+def _why(
+    reader: Any,
+    writer: Any,
+    at: str,
+    readers: Named,
+    writers: Named,
+    seen: set[tuple[str, str]],
+) -> str:
     reader, writer = definition(reader, readers), definition(writer, writers)
     if isinstance(writer, list):
         found = [_why(reader, branch, at, readers, writers, seen) for branch in writer]
         return next(filter(None, found), "")
     if isinstance(reader, list):
         found = [_why(branch, writer, at, readers, writers, seen) for branch in reader]
-        return "" if "" in found else f"{at or 'the value'}: {_shown(writer)} is no branch of the union"
+        return (
+            ""
+            if "" in found
+            else f"{at or 'the value'}: {_shown(writer)} is no branch of the union"
+        )
     wanted, written = reader["type"], writer["type"]
     if wanted != written:
         fits = written in _PROMOTED.get(wanted, ())
-        return "" if fits else f"{at or 'the value'}: {_shown(writer)} cannot be read as {_shown(reader)}"
+        return (
+            ""
+            if fits
+            else f"{at or 'the value'}: {_shown(writer)} cannot be read as {_shown(reader)}"
+        )
     if wanted in NAMED and not same_name(reader, writer):
         return f"{at or 'the value'}: it is the {wanted} {writer['name']}, and is read as {reader['name']}"
     if wanted in ("array", "map"):
@@ -49,7 +64,11 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
         return _why(reader[part], writer[part], f"{at}[]", readers, writers, seen)
     if wanted == "fixed" and reader["size"] != writer["size"]:
         return f"{at}: {writer['size']} bytes cannot be read as {reader['size']}"
-    if wanted == "enum" and "default" not in reader and (more := set(writer["symbols"]) - set(reader["symbols"])):
+    if (
+        wanted == "enum"
+        and "default" not in reader
+        and (more := set(writer["symbols"]) - set(reader["symbols"]))
+    ):
         return f"{at}: the enum has no symbol {', '.join(sorted(more))}, and no default"
     pair = reader.get("name", ""), writer.get("name", "")
     if wanted != "record" or pair in seen:
@@ -58,10 +77,19 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
     known = {field["name"]: field for field in writer["fields"]}
     for field in reader["fields"]:
         place = f"{at}.{field['name']}".removeprefix(".")
-        other = next((known[name] for name in (field["name"], *field.get("aliases", ())) if name in known), None)
+        other = next(
+            (
+                known[name]
+                for name in (field["name"], *field.get("aliases", ()))
+                if name in known
+            ),
+            None,
+        )
         if other is None and "default" not in field:
             return f"{place}: it is not written, and has no default"
-        if other is not None and (why := _why(field["type"], other["type"], place, readers, writers, seen)):
+        if other is not None and (
+            why := _why(field["type"], other["type"], place, readers, writers, seen)
+        ):
             return why
     return ""
 
@@ -69,7 +97,9 @@ def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen
 def same_name(reader: Any, writer: Any) -> bool:
     """Whether a type has the name of the reader's, or is one of its aliases. Namespaces may differ."""
     name = writer["name"].rpartition(".")[2]
-    return name == reader["name"].rpartition(".")[2] or bool({name, writer["name"]} & {*reader.get("aliases", ())})
+    return name == reader["name"].rpartition(".")[2] or bool(
+        {name, writer["name"]} & {*reader.get("aliases", ())}
+    )
 
 
 def definitions(schema: Any) -> Named:
@@ -92,7 +122,9 @@ def parts(schema: Any) -> Iterator[Any]:
         yield from schema
     elif isinstance(schema, dict):
         yield from (field["type"] for field in schema.get("fields", ()))
-        yield from (schema[part] for part in ("items", "values", "type") if part in schema)
+        yield from (
+            schema[part] for part in ("items", "values", "type") if part in schema
+        )
 
 
 def _named(schema: Any) -> Iterator[tuple[str, Any]]:

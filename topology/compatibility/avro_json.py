@@ -27,8 +27,16 @@ def from_json(schema: Any, named: dict[str, Read] | None = None) -> Read:
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, dict | list):
         return from_json(kind, named)
-    logical = _LOGICAL.get(schema.get("logicalType", "")) if isinstance(schema, dict) else None
-    found: Read = logical or {"bytes": base64.b64decode, "fixed": base64.b64decode}.get(kind) or _same
+    logical = (
+        _LOGICAL.get(schema.get("logicalType", ""))
+        if isinstance(schema, dict)
+        else None
+    )
+    found: Read = (
+        logical
+        or {"bytes": base64.b64decode, "fixed": base64.b64decode}.get(kind)
+        or _same
+    )
     if kind == "record":
         return _record(schema, named)
     if kind == "array":
@@ -51,7 +59,9 @@ def _record(schema: Mapping[str, Any], named: dict[str, Read]) -> Read:
         return {name: fields.get(name, _same)(item) for name, item in value.items()}
 
     named[schema["name"]] = read
-    fields |= {field["name"]: from_json(field["type"], named) for field in schema["fields"]}
+    fields |= {
+        field["name"]: from_json(field["type"], named) for field in schema["fields"]
+    }
     return read
 
 
@@ -78,7 +88,12 @@ _LOGICAL: Mapping[str, Read] = {
     "decimal": Decimal,
     "uuid": UUID,
     **dict.fromkeys(
-        ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+        (
+            "timestamp-millis",
+            "timestamp-micros",
+            "local-timestamp-millis",
+            "local-timestamp-micros",
+        ),
         datetime.fromisoformat,
     ),
     **dict.fromkeys(("time-millis", "time-micros"), time.fromisoformat),

@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coopstreams.topology.compatibility.avro import NAMED, definition, definitions, same_name
+from coopstreams.topology.compatibility.avro import (
+    NAMED,
+    definition,
+    definitions,
+    same_name,
+)
 
 _OF_LOGICAL = ("logicalType", "precision", "scale")
 
@@ -31,13 +36,27 @@ def _as_read(writer: Any, reader: Any, named: Mapping[str, Any]) -> Any:
     if isinstance(writer, dict) and not isinstance(writer["type"], str):
         return {**writer, "type": _as_read(writer["type"], reader, named)}
     kind = writer["type"] if isinstance(writer, dict) else writer
-    reader = next((found for found in _branches(reader, named) if _is_read_as(writer, kind, found)), None)
+    reader = next(
+        (
+            found
+            for found in _branches(reader, named)
+            if _is_read_as(writer, kind, found)
+        ),
+        None,
+    )
     if reader is None:
         return writer
     if kind == "record":
-        known = {name: field for field in reader["fields"] for name in (field["name"], *field.get("aliases", ()))}
+        known = {
+            name: field
+            for field in reader["fields"]
+            for name in (field["name"], *field.get("aliases", ()))
+        }
         fields = [
-            {**field, "type": _as_read(field["type"], known[field["name"]]["type"], named)}
+            {
+                **field,
+                "type": _as_read(field["type"], known[field["name"]]["type"], named),
+            }
             if field["name"] in known
             else field
             for field in writer["fields"]
@@ -51,11 +70,17 @@ def _as_read(writer: Any, reader: Any, named: Mapping[str, Any]) -> Any:
 
 def _branches(reader: Any, named: Mapping[str, Any]) -> list[Any]:
     found = definition(reader, named)
-    return [definition(branch, named) for branch in found] if isinstance(found, list) else [found]
+    return (
+        [definition(branch, named) for branch in found]
+        if isinstance(found, list)
+        else [found]
+    )
 
 
 def _is_read_as(writer: Any, kind: str, reader: Mapping[str, Any]) -> bool:
-    return bool(kind == reader["type"] and (kind not in NAMED or same_name(reader, writer)))
+    return bool(
+        kind == reader["type"] and (kind not in NAMED or same_name(reader, writer))
+    )
 
 
 def _with_logical(writer: Any, kind: str, reader: Mapping[str, Any]) -> Any:

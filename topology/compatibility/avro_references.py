@@ -19,7 +19,11 @@ def whole(schema: Schema) -> Any:
     own = orjson.loads(schema.text)
     if not schema.references:
         return own
-    others = {name: found for each in _texts(schema) for name, found in _definitions(orjson.loads(each), "")}
+    others = {
+        name: found
+        for each in _texts(schema)
+        for name, found in _definitions(orjson.loads(each), "")
+    }
     return _whole(own, "", others, set())
 
 
@@ -38,12 +42,20 @@ def _definitions(schema: Any, space: str) -> Iterator[tuple[str, Mapping[str, An
         yield from _definitions(inner, space)
 
 
-def _whole(schema: Any, space: str, others: Mapping[str, Any], defined: set[str]) -> Any:
+def _whole(
+    schema: Any, space: str, others: Mapping[str, Any], defined: set[str]
+) -> Any:
     if isinstance(schema, list):
         return [_whole(branch, space, others, defined) for branch in schema]
     if isinstance(schema, str):
-        name = next((each for each in (f"{space}.{schema}", schema) if each in others), None)
-        return schema if name is None or name in defined else _whole(others[name], "", others, defined)
+        name = next(
+            (each for each in (f"{space}.{schema}", schema) if each in others), None
+        )
+        return (
+            schema
+            if name is None or name in defined
+            else _whole(others[name], "", others, defined)
+        )
     if schema["type"] in NAMED:
         space, name = _named(schema, space)
         if name in others and name in defined:
@@ -53,8 +65,15 @@ def _whole(schema: Any, space: str, others: Mapping[str, Any], defined: set[str]
     else:
         made = {**schema, "type": _whole(schema["type"], space, others, defined)}
     if "fields" in made:
-        made["fields"] = [{**field, "type": _whole(field["type"], space, others, defined)} for field in made["fields"]]
-    return made | {part: _whole(made[part], space, others, defined) for part in ("items", "values") if part in made}
+        made["fields"] = [
+            {**field, "type": _whole(field["type"], space, others, defined)}
+            for field in made["fields"]
+        ]
+    return made | {
+        part: _whole(made[part], space, others, defined)
+        for part in ("items", "values")
+        if part in made
+    }
 
 
 def _named(schema: Mapping[str, Any], space: str) -> tuple[str, str]:

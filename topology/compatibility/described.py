@@ -40,12 +40,16 @@ def why_other_bytes(now: Any, was: Any) -> str:
     """Return why equal keys have other bytes with the schema `now` than with `was`; empty if nothing is known."""
     if _kind(now) is None and _kind(was) is None:
         texts = now.get("text"), was.get("text")
-        return json_schema.why_other_bytes(now, was) or (_ANOTHER if None not in texts and len({*texts}) > 1 else "")
+        return json_schema.why_other_bytes(now, was) or (
+            _ANOTHER if None not in texts and len({*texts}) > 1 else ""
+        )
     if _kind(now) != _kind(was) or _schema(now) == _schema(was):
         return ""
     if now[_REGISTRY] == "PROTOBUF":
         ours, theirs = _files(_schema(now)), _files(_schema(was))
-        if not (ours and theirs) or protobuf.parts_of(ours, now["name"]) == protobuf.parts_of(theirs, was["name"]):
+        if not (ours and theirs) or protobuf.parts_of(
+            ours, now["name"]
+        ) == protobuf.parts_of(theirs, was["name"]):
             return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
 
@@ -55,14 +59,22 @@ def changed_values(now: Any, was: Any) -> str:
     pairs = zip(now.schemas, was.schemas, strict=False)
     why = next(filter(None, (why_unreadable(*pair) for pair in pairs)), "")
     read_as = getattr(now, "held", None) or now.value
-    return f"its values are read as {read_as}, whose class has changed: {why}" if why else ""
+    return (
+        f"its values are read as {read_as}, whose class has changed: {why}"
+        if why
+        else ""
+    )
 
 
 def changed_keys(now: Any, was: Any) -> str:
     """Return why the next version writes other bytes for equal keys; empty if nothing is known."""
     pairs = zip(now.key_schemas, was.key_schemas, strict=False)
     why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
-    return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
+    return (
+        f"its keys are written as {now.key}, whose class has changed: {why}"
+        if why
+        else ""
+    )
 
 
 def why_other_rows(now: Any, was: Any) -> str:
@@ -75,13 +87,17 @@ def why_other_rows(now: Any, was: Any) -> str:
         return ""
     if not same_format(now.asked, now.asked_schemas, was.asked, was.asked_schemas):
         return f"its left rows are written as {now.asked}, and were as {was.asked}"
-    pairs = zip(now.asked_schemas, was.asked_schemas, strict=False) if now.computed else ()
+    pairs = (
+        zip(now.asked_schemas, was.asked_schemas, strict=False) if now.computed else ()
+    )
     why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
     changed = f"its left rows, which are in no store, are written as {now.asked}, whose class has changed: {why}"
     return changed if why else ""
 
 
-def same_format(now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]) -> bool:
+def same_format(
+    now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]
+) -> bool:
     """Whether two serdes, given by their names and schemas, write one format: of a registry, the schemas say what may
     be read, and not the names of classes, or the text of a schema without a name.
     """
@@ -91,7 +107,9 @@ def same_format(now: str, schemas: Iterable[Any], was: str, schemas_before: Iter
 def _format(serde: str, schemas: Iterable[Any]) -> str:
     for schema in schemas:
         if kind := _kind(schema):
-            serde = serde.replace(schema["serde"], f"{kind} {'' if kind == 'JSON' else schema['name']}")
+            serde = serde.replace(
+                schema["serde"], f"{kind} {'' if kind == 'JSON' else schema['name']}"
+            )
     return serde
 
 
@@ -100,26 +118,35 @@ def _kind(schema: Any) -> str | None:
 
 
 def _texts(schema: Schema) -> dict[str, Any]:
-    references = [{"name": each.name, **_texts(each.schema)} for each in schema.references]
+    references = [
+        {"name": each.name, **_texts(each.schema)} for each in schema.references
+    ]
     return {"text": schema.text} | ({"references": references} if references else {})
 
 
 def _schema(described: Any, kind: Any = None) -> Schema:
     kind = kind or described[_REGISTRY]
-    references = [Reference(each["name"], _schema(each, kind)) for each in described.get("references", ())]
+    references = [
+        Reference(each["name"], _schema(each, kind))
+        for each in described.get("references", ())
+    ]
     return Schema(described["text"], kind, tuple(references))
 
 
 @cache
 def _why(name: str, now: Schema, was: Schema) -> str:
     if now.kind == "JSON":
-        return json_schema.why_unreadable(orjson.loads(now.text), orjson.loads(was.text))
+        return json_schema.why_unreadable(
+            orjson.loads(now.text), orjson.loads(was.text)
+        )
     if now.kind == "AVRO":
         try:
             from fastavro import parse_schema
         except ImportError:
             return ""
-        return avro.why_unreadable(parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text)))
+        return avro.why_unreadable(
+            parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text))
+        )
     reader, writer = _files(now), _files(was)
     return protobuf.why_unreadable(reader, writer, name) if reader and writer else ""
 

@@ -42,7 +42,11 @@ def compared(schema: Any) -> Any:
     branches = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(branches) == 1:
         schema = {**schema, **branches[0]}
-    found = {name: schema[name] for name in ("$ref", "type", "required", "enum") if name in schema}
+    found = {
+        name: schema[name]
+        for name in ("$ref", "type", "required", "enum")
+        if name in schema
+    }
     for name in ("properties", "$defs"):
         if name in schema:
             found[name] = {key: compared(each) for key, each in schema[name].items()}
@@ -55,36 +59,67 @@ def compared(schema: Any) -> Any:
 
 
 def _why(
-    reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]], *, complete: bool
+    reader: Any,
+    writer: Any,
+    at: str,
+    roots: tuple[Any, Any],
+    seen: set[tuple[int, int]],
+    *,
+    complete: bool,
 ) -> str:
     reader, writer = _followed(reader, roots[0]), _followed(writer, roots[1])
-    if not isinstance(reader, dict) or not isinstance(writer, dict) or (id(reader), id(writer)) in seen:
+    if (
+        not isinstance(reader, dict)
+        or not isinstance(writer, dict)
+        or (id(reader), id(writer)) in seen
+    ):
         return ""
     seen.add((id(reader), id(writer)))
     wanted, written = _types(reader), _types(writer)
     if wanted and written and (more := written - wanted):
-        return (
-            f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
-        )
+        return f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
     if complete and (gone := _gone(reader, writer)):
         return f"{at or 'the value'}: it may be {gone}, which is read no more"
     ours, theirs = reader.get("properties", {}), writer.get("properties", {})
     always = set(theirs if complete else writer.get("required", ()))
     for name in reader.get("required", ()):
         if name not in always:
-            return f"{at}.{name}".removeprefix(".") + ": it is required, and not always written"
+            return (
+                f"{at}.{name}".removeprefix(".")
+                + ": it is required, and not always written"
+            )
     for name in ours.keys() & theirs.keys():
-        if why := _why(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen, complete=complete):
+        if why := _why(
+            ours[name],
+            theirs[name],
+            f"{at}.{name}".removeprefix("."),
+            roots,
+            seen,
+            complete=complete,
+        ):
             return why
     for name in _PARTS:
-        if why := _why(reader.get(name), writer.get(name), f"{at}[]", roots, seen, complete=complete):
+        if why := _why(
+            reader.get(name),
+            writer.get(name),
+            f"{at}[]",
+            roots,
+            seen,
+            complete=complete,
+        ):
             return why
     return ""
 
 
-def _why_other(now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]) -> str:
+def _why_other(
+    now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]
+) -> str:
     now, was = _followed(now, roots[0]), _followed(was, roots[1])
-    if not isinstance(now, dict) or not isinstance(was, dict) or (id(now), id(was)) in seen:
+    if (
+        not isinstance(now, dict)
+        or not isinstance(was, dict)
+        or (id(now), id(was)) in seen
+    ):
         return ""
     seen.add((id(now), id(was)))
     types, before = now.get("type"), was.get("type")
@@ -93,20 +128,33 @@ def _why_other(now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tu
     if gone := _gone(now, was):
         return f"{at or 'the key'}: it is never {gone} any more"
     ours, theirs = now.get("properties", {}), was.get("properties", {})
-    for name in (name for name in [*ours, *theirs] if (name in ours) != (name in theirs)):
-        return f"{at}.{name}".removeprefix(".") + (": it is new" if name in ours else ": it is gone")
+    for name in (
+        name for name in [*ours, *theirs] if (name in ours) != (name in theirs)
+    ):
+        return f"{at}.{name}".removeprefix(".") + (
+            ": it is new" if name in ours else ": it is gone"
+        )
     if list(ours) != list(theirs):
         return f"{at or 'the key'}: its fields have another order"
     for name in ours:
-        if why := _why_other(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen):
+        if why := _why_other(
+            ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen
+        ):
             return why
-    whys = (_why_other(now.get(name), was.get(name), f"{at}[]", roots, seen) for name in _PARTS)
+    whys = (
+        _why_other(now.get(name), was.get(name), f"{at}[]", roots, seen)
+        for name in _PARTS
+    )
     return next(filter(None, whys), "")
 
 
 def _gone(now: dict[str, Any], was: dict[str, Any]) -> str:
     """Return the members that an enum has lost, as JSON; empty if there are none, or one of the two is no enum."""
-    lost = [member for member in was.get("enum", ()) if "enum" in now and member not in now["enum"]]
+    lost = [
+        member
+        for member in was.get("enum", ())
+        if "enum" in now and member not in now["enum"]
+    ]
     return orjson.dumps(lost)[1:-1].decode()
 
 

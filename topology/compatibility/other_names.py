@@ -21,18 +21,28 @@ class OtherNames:
     _written: ClassVar[Mapping[str, str]] = {}
     """What is written here, by the name of elsewhere in small letters with underscores."""
 
-    if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every attribute name
+    if (
+        not TYPE_CHECKING
+    ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that says what to write. Without an answer, Python looks for a similar name."""
             raise missing(self, f"{type(self).__name__!r} object", name, self._written)
 
 
-def missing(of: object, what: str, name: str, written: Mapping[str, str]) -> AttributeError:
+def missing(
+    of: object, what: str, name: str, written: Mapping[str, str]
+) -> AttributeError:
     """Return the error for an attribute that `of` has not; `what` names it, `written` is as of `OtherNames`."""
     told, snake = f"{what} has no attribute {name!r}", _CAPITAL.sub("_", name).lower()
-    here = written.get(snake) or (snake if snake != name and hasattr(of, snake) else None)
-    return AttributeError(told, name=name, obj=of) if here is None else AttributeError(f"{told}: write {here}")
+    here = written.get(snake) or (
+        snake if snake != name and hasattr(of, snake) else None
+    )
+    return (
+        AttributeError(told, name=name, obj=of)
+        if here is None
+        else AttributeError(f"{told}: write {here}")
+    )
 
 
 _TUMBLING = "windowed_by(TimeWindows(minutes=1))"
@@ -82,7 +92,9 @@ _GROUPED_FIRST = ".group_by_key(), or .group_by(...), then ."
 _AGGREGATED_FIRST = ".count(), .reduce(...) or .aggregate(...), then ."
 
 STREAM = {
-    **_behind(_GROUPED_FIRST, "aggregate", "cogroup", "count", "mean", "reduce", "windowed_by"),
+    **_behind(
+        _GROUPED_FIRST, "aggregate", "cogroup", "count", "mean", "reduce", "windowed_by"
+    ),
     **_behind(".group_by_key().count(), or another aggregation, then .", "suppress"),
     **_after(".group_by_key().", _WINDOWED),
     **_after(".group_by_key()", _REDUCED),
@@ -134,7 +146,13 @@ GROUPED_TABLE = {
     "windowed_by": "windows of a stream: .to_stream() of the table, then .group_by(...).windowed_by(...)",
 }
 BUILDER = {
-    **_behind("TopologyBuilder(...).", "add_global_store", "add_processor", "add_sink", "add_source"),
+    **_behind(
+        "TopologyBuilder(...).",
+        "add_global_store",
+        "add_processor",
+        "add_sink",
+        "add_source",
+    ),
     "add_state_store": "stream.process(..., stores=[key_value_store(...)])",
     "agent": '.stream("topic", key=..., value=...), and an operator for each step',
     "application_id": "builder.build(), which returns the topology",

@@ -22,7 +22,9 @@ from coopstreams.topology.compatibility.protobuf_text import parsed, plain
 from coopstreams.topology.compatibility.schema import Schema
 
 _WIRE = {
-    **dict.fromkeys((3, 4, 5, 8, 13, 14), "a varint"),  # int64, uint64, int32, bool, uint32, enum
+    **dict.fromkeys(
+        (3, 4, 5, 8, 13, 14), "a varint"
+    ),  # int64, uint64, int32, bool, uint32, enum
     **dict.fromkeys((17, 18), "a zigzag varint"),  # sint32, sint64
     **dict.fromkeys((6, 16), "8 bytes"),  # fixed64, sfixed64
     **dict.fromkeys((7, 15), "4 bytes"),  # fixed32, sfixed32
@@ -45,9 +47,13 @@ def files_of(schema: Schema) -> tuple[Any, ...]:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
-    others = tuple(chain.from_iterable(files_of(each.schema) for each in schema.references))
+    others = tuple(
+        chain.from_iterable(files_of(each.schema) for each in schema.references)
+    )
     with suppress(binascii.Error, ValueError, DecodeError):
-        return FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True)), *others
+        return FileDescriptorProto.FromString(
+            base64.b64decode(schema.text, validate=True)
+        ), *others
     with suppress(ValueError):
         return parsed(schema.text, others), *others
     return ()
@@ -82,10 +88,17 @@ def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
     while waiting:
         if (each := waiting.pop()) in parts or each not in messages:
             continue
-        parts[each] = [(field.SerializeToString(deterministic=True)) for field in messages[each].field]
+        parts[each] = [
+            (field.SerializeToString(deterministic=True))
+            for field in messages[each].field
+        ]
         parts[each] += [oneof.name for oneof in messages[each].oneof_decl]
         inner = [field.type_name.removeprefix(".") for field in messages[each].field]
-        parts |= {other: enums[other].SerializeToString(deterministic=True) for other in inner if other in enums}
+        parts |= {
+            other: enums[other].SerializeToString(deterministic=True)
+            for other in inner
+            if other in enums
+        }
         waiting += inner
     return plains[0].syntax, path_to(plains[0], name), parts
 
@@ -96,14 +109,19 @@ def path_to(file: Any, name: str) -> tuple[int, ...] | None:
     found, within = file.package, file.message_type
     while found != name or not path:
         names = [f"{found}.{message.name}".removeprefix(".") for message in within]
-        at = next((at for at, each in enumerate(names) if f"{name}.".startswith(f"{each}.")), None)
+        at = next(
+            (at for at, each in enumerate(names) if f"{name}.".startswith(f"{each}.")),
+            None,
+        )
         if at is None:
             return None
         found, within, path = names[at], within[at].nested_type, (*path, at)
     return path
 
 
-def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, seen: set[str]) -> str:
+def _why(
+    name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, seen: set[str]
+) -> str:
     if name in seen:
         return ""
     seen.add(name)
@@ -119,11 +137,13 @@ def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, s
         if not other.HasField("type"):  # it is a type of a file whose text was not read
             continue
         if _WIRE[field.type] != _WIRE[other.type]:
-            return (
-                f"{place}: it is written as {_WIRE[other.type]} (field {other.name}), and read as {_WIRE[field.type]}"
-            )
+            return f"{place}: it is written as {_WIRE[other.type]} (field {other.name}), and read as {_WIRE[field.type]}"
         inner = field.type_name.removeprefix(".")
-        followed = field.type == _MESSAGE and inner in readers and other.type_name.removeprefix(".") == inner
+        followed = (
+            field.type == _MESSAGE
+            and inner in readers
+            and other.type_name.removeprefix(".") == inner
+        )
         if followed and (why := _why(inner, readers, writers, place, seen)):
             return why
     return ""
@@ -132,7 +152,10 @@ def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, s
 def _enums(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the enums of some files by their full names."""
     for file in files:
-        yield from ((f"{file.package}.{enum.name}".removeprefix("."), enum) for enum in file.enum_type)
+        yield from (
+            (f"{file.package}.{enum.name}".removeprefix("."), enum)
+            for enum in file.enum_type
+        )
     for name, message in _messages(files):
         yield from ((f"{name}.{enum.name}", enum) for enum in message.enum_type)
 
@@ -140,7 +163,9 @@ def _enums(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _messages(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the messages of some files by their full names."""
     waiting = [
-        (f"{file.package}.{message.name}".removeprefix("."), message) for file in files for message in file.message_type
+        (f"{file.package}.{message.name}".removeprefix("."), message)
+        for file in files
+        for message in file.message_type
     ]
     while waiting:
         name, message = waiting.pop()

@@ -56,27 +56,44 @@ def source_of(file: Any) -> str:
 def _message(message: Any, syntax: str) -> Iterator[str]:
     if message.extension or message.extension_range:
         raise ValueError(f"{message.name} has extensions")
-    maps = {inner.name: inner for inner in message.nested_type if inner.options.map_entry}
+    maps = {
+        inner.name: inner for inner in message.nested_type if inner.options.map_entry
+    }
     yield f"message {message.name} {{"
     yield from _indented(line for enum in message.enum_type for line in _enum(enum))
-    last = max((at for at, inner in enumerate(message.nested_type) if inner.name not in maps), default=-1)
+    last = max(
+        (at for at, inner in enumerate(message.nested_type) if inner.name not in maps),
+        default=-1,
+    )
     placed = set()
     for at, inner in enumerate(message.nested_type):
         if inner.name not in maps:
             yield from _indented(_message(inner, syntax))
-        elif at < last:  # the entry of a map has an index among the messages, and records have those of messages
-            field = next(field for field in message.field if _entry(field, maps) == inner)
+        elif (
+            at < last
+        ):  # the entry of a map has an index among the messages, and records have those of messages
+            field = next(
+                field for field in message.field if _entry(field, maps) == inner
+            )
             placed.add(field.number)
             yield f"  {_field(field, maps)}"
-    for lowest, highest in ((each.start, each.end - 1) for each in message.reserved_range):
+    for lowest, highest in (
+        (each.start, each.end - 1) for each in message.reserved_range
+    ):
         yield f"  reserved {lowest} to {highest};"
     for name in message.reserved_name:
         yield f'  reserved "{name}";'
     for field in message.field:
-        if field.number not in placed and (field.proto3_optional or not field.HasField("oneof_index")):
+        if field.number not in placed and (
+            field.proto3_optional or not field.HasField("oneof_index")
+        ):
             yield f"  {_label(field, maps, syntax)}{_field(field, maps)}"
     for number, oneof in enumerate(message.oneof_decl):
-        within = [f for f in message.field if f.HasField("oneof_index") and f.oneof_index == number]
+        within = [
+            f
+            for f in message.field
+            if f.HasField("oneof_index") and f.oneof_index == number
+        ]
         within = [field for field in within if not field.proto3_optional]
         if within:
             yield f"  oneof {oneof.name} {{"
@@ -100,7 +117,11 @@ def _field(field: Any, maps: dict[str, Any]) -> str:
     if field.options.HasField("packed"):
         options.append(f"packed = {str(field.options.packed).lower()}")
     entry = _entry(field, maps)
-    type_ = _type(field) if entry is None else f"map<{_type(entry.field[0])}, {_type(entry.field[1])}>"
+    type_ = (
+        _type(field)
+        if entry is None
+        else f"map<{_type(entry.field[0])}, {_type(entry.field[1])}>"
+    )
     beside = f" [{', '.join(options)}]" if options else ""
     return f"{type_} {field.name} = {field.number}{beside};"
 
@@ -114,7 +135,11 @@ def _default(field: Any) -> str:
 
 def _entry(field: Any, maps: dict[str, Any]) -> Any:
     """Return the message of the entries if the field is a map; None: it is not."""
-    return maps.get(field.type_name.rpartition(".")[2]) if field.label == _REPEATED and field.type_name else None
+    return (
+        maps.get(field.type_name.rpartition(".")[2])
+        if field.label == _REPEATED and field.type_name
+        else None
+    )
 
 
 def _type(field: Any) -> str:

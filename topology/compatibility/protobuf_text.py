@@ -73,7 +73,9 @@ class _Tokens:
     """The tokens of a text, without comments."""
 
     def __init__(self, text: str) -> None:
-        self._all = [match[1] for match in _TOKEN.finditer(text) if match[1] is not None]
+        self._all = [
+            match[1] for match in _TOKEN.finditer(text) if match[1] is not None
+        ]
         self._at = 0
 
     def more(self) -> bool:
@@ -144,7 +146,9 @@ def _field(tokens: _Tokens, message: Any, word: str, oneof: int | None = None) -
         value = tokens.take()
         tokens.expect(">")
         field.name = tokens.take()
-        entry = message.nested_type.add(name="".join(map(_capital, field.name.split("_"))) + "Entry")
+        entry = message.nested_type.add(
+            name="".join(map(_capital, field.name.split("_"))) + "Entry"
+        )
         entry.options.map_entry = True
         _set_type(entry.field.add(name="key", number=1, label=1), key)
         _set_type(entry.field.add(name="value", number=2, label=1), value)
@@ -188,7 +192,9 @@ def _enum(tokens: _Tokens, enum: Any) -> None:
         elif word != ";":
             tokens.expect("=")
             sign = tokens.take()
-            enum.value.add(name=word, number=int(sign + tokens.take() if sign == "-" else sign, 0))
+            enum.value.add(
+                name=word, number=int(sign + tokens.take() if sign == "-" else sign, 0)
+            )
             tokens.skip()
 
 
@@ -213,7 +219,11 @@ def _resolve(file: Any, known: dict[str, int]) -> None:
 
 def _types_of(files: Iterable[Any]) -> dict[str, int]:
     """Return the types of the messages and enums of some files, by their full names."""
-    return {name: type_ for file in files for name, type_ in _named(file.package, file.message_type, file.enum_type)}
+    return {
+        name: type_
+        for file in files
+        for name, type_ in _named(file.package, file.message_type, file.enum_type)
+    }
 
 
 def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:
@@ -242,7 +252,10 @@ def _plain_message(bare: Any, message: Any, known: dict[str, int]) -> None:
         bare.options.map_entry = True
     for enum in message.enum_type:
         _plain_enum(bare.enum_type.add(), enum)
-    for inner in sorted(message.nested_type, key=lambda each: each.name if each.options.map_entry else ""):
+    for inner in sorted(
+        message.nested_type,
+        key=lambda each: each.name if each.options.map_entry else "",
+    ):
         _plain_message(bare.nested_type.add(), inner, known)
     synthetic = {field.oneof_index for field in message.field if field.proto3_optional}
     for number, oneof in enumerate(message.oneof_decl):

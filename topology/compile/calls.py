@@ -40,7 +40,16 @@ from coopstreams.topology.windows import TimeWindows
 _BY_KEY = frozenset(
     {
         *RECORD_BY_RECORD,
-        *(Aggregate, AsyncMap, AsyncProcessing, DynamicSink, Late, Sink, StreamGlobalJoin, StreamTableJoin),
+        *(
+            Aggregate,
+            AsyncMap,
+            AsyncProcessing,
+            DynamicSink,
+            Late,
+            Sink,
+            StreamGlobalJoin,
+            StreamTableJoin,
+        ),
         *(TableGroup, TableSource, TableTableJoin, ToStream),
     }
 )
@@ -76,9 +85,12 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
     nodes = [
         node
         for node in subtopology.nodes
-        if node.name in wanted or (isinstance(node, Branch) and wanted.issuperset(node.parents))
+        if node.name in wanted
+        or (isinstance(node, Branch) and wanted.issuperset(node.parents))
     ]
-    read = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
+    read = {
+        topic for node in nodes if isinstance(node, Source) for topic in node.topics
+    }
     topics = tuple(topic for topic in subtopology.topics if topic in read)
     return replace(subtopology, nodes=tuple(nodes), topics=topics, stores=())
 
@@ -97,8 +109,12 @@ def keys_suffice(subtopology: SubTopology) -> bool:
     - tables restored from their source topic, whose state is known by one offset only.
     """
     analysis = Analysis(subtopology)
-    return all(_needs_its_key_only(node, analysis) for node in subtopology.nodes) and not any(
-        store.source is not None or store.history_ms is not None or store.ttl_ms is not None
+    return all(
+        _needs_its_key_only(node, analysis) for node in subtopology.nodes
+    ) and not any(
+        store.source is not None
+        or store.history_ms is not None
+        or store.ttl_ms is not None
         for store in subtopology.stores
     )
 
@@ -121,7 +137,9 @@ def _chosen_by_result(node: Node, analysis: Analysis) -> bool:
     """Return whether the result of a call may decide if a record reaches a node."""
     parents = [analysis.named(name) for name in node.parents]
     return any(
-        _chosen_by_result(parent, analysis) if isinstance(parent, _ONE_FOR_ONE) else _has_result(parent, analysis)
+        _chosen_by_result(parent, analysis)
+        if isinstance(parent, _ONE_FOR_ONE)
+        else _has_result(parent, analysis)
         for parent in parents
         if not isinstance(parent, AsyncMap) or parent.flat
     )
@@ -129,7 +147,9 @@ def _chosen_by_result(node: Node, analysis: Analysis) -> bool:
 
 def _has_result(node: Node, analysis: Analysis) -> bool:
     """Return whether the node gets the result of a call, or is one."""
-    return isinstance(node, Asynchronous) or any(_has_result(analysis.named(name), analysis) for name in node.parents)
+    return isinstance(node, Asynchronous) or any(
+        _has_result(analysis.named(name), analysis) for name in node.parents
+    )
 
 
 class Results:

@@ -21,11 +21,28 @@ from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program
-from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
+from coopstreams.topology.compile.timestamps import (
+    DROPPED,
+    extraction_error,
+    timestamp_column,
+)
 from coopstreams.topology.errors import SerdeError, TopologyError
-from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.aggregate_nodes import (
+    CogroupMerge,
+    Suppress,
+    TableAggregate,
+)
 from coopstreams.topology.graph.join_nodes import TableTableJoin
-from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, TableSource
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Filter,
+    MapValues,
+    Node,
+    Sink,
+    Source,
+    SubTopology,
+    TableSource,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
@@ -68,7 +85,15 @@ OPERATORS = {
 }
 
 
-_Cached: TypeAlias = TableSource | Aggregate | CogroupMerge | TableAggregate | TableTableJoin | Filter | MapValues
+_Cached: TypeAlias = (
+    TableSource
+    | Aggregate
+    | CogroupMerge
+    | TableAggregate
+    | TableTableJoin
+    | Filter
+    | MapValues
+)
 """Tables whose updates the record cache holds back, if they have a store."""
 
 
@@ -91,21 +116,44 @@ def compile_subtopology(
     sources = _sources(subtopology)
     for node in subtopology.nodes:
         if type(node) not in OPERATORS and not isinstance(node, Source):
-            raise TopologyError(f'"{node.name}" is a {type(node).__name__}, which cannot be compiled')
-    sinks = dict.fromkeys(node.topic for node in subtopology.nodes if isinstance(node, Sink))
+            raise TopologyError(
+                f'"{node.name}" is a {type(node).__name__}, which cannot be compiled'
+            )
+    sinks = dict.fromkeys(
+        node.topic for node in subtopology.nodes if isinstance(node, Sink)
+    )
     title = f"{topology.application_id} sub-topology {subtopology.id}"
     first = ahead_of_calls(subtopology)
     return Program(
         subtopology,
         tuple(sinks),
-        {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
-        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper, parts, may_drop)),
+        {
+            topic: timestamp_column(source)
+            for topic, source in sources.items()
+            if source.timestamp is not None
+        },
+        cache(
+            partial(_compiled, title, subtopology, OPERATORS, wrapper, parts, may_drop)
+        ),
         ahead=None
         if first is None
-        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None, None, False))),
+        else Program(
+            first,
+            (),
+            {},
+            cache(
+                partial(
+                    _compiled, f"{title} ahead", first, calls.AHEAD, None, None, False
+                )
+            ),
+        ),
         keys_suffice=first is not None and keys_suffice(subtopology),
         foresees=foresees(subtopology),
-        idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
+        idle_ms={
+            topic: source.idle_ms
+            for topic, source in sources.items()
+            if source.idle_ms is not None
+        },
     )
 
 
@@ -148,24 +196,45 @@ def _compiled(
     for node, store in expiring.expiring(compiler):
         expiring.expire(compiler, node, store)
     functions = {
-        source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
+        source.name: _source_function(compiler, source)
+        for source in subtopology.nodes
+        if isinstance(source, Source)
     }
     unit, flushes = compiler.unit, _flushes(compiler)
-    for source in {source.name: source for source in _sources(subtopology).values()}.values() if shared else ():
+    for source in (
+        {source.name: source for source in _sources(subtopology).values()}.values()
+        if shared
+        else ()
+    ):
         _tell_time(unit, source)
-    text = unit.text({topic: functions[source.name] for topic, source in _sources(subtopology).items()}, flushes)
+    text = unit.text(
+        {
+            topic: functions[source.name]
+            for topic, source in _sources(subtopology).items()
+        },
+        flushes,
+    )
     made = _executed(title, text, unit.constants)["make"]
 
-    def make(process: BoundProgram, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
+    def make(
+        process: BoundProgram,
+        stores: Mapping[str, TableStore],
+        outputs: Mapping[str, Output],
+    ) -> Code:
         return Code(*made(process, stores, outputs))
 
     nodes = subtopology.nodes
     operator_times = {
-        topic: tuple(nodes[unit.operator_times[name].number].name for name in unit.operator_times_of(topic))
+        topic: tuple(
+            nodes[unit.operator_times[name].number].name
+            for name in unit.operator_times_of(topic)
+        )
         for topic in subtopology.topics
     }
     timed = {node.name: operator_of(node, compiler.analysis) for node in nodes}
-    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, timed)
+    return Compiled(
+        text, tuple(unit.sites), tuple(unit.drops), make, operator_times, timed
+    )
 
 
 def _flushes(compiler: Compiler) -> list[str]:
@@ -177,7 +246,9 @@ def _flushes(compiler: Compiler) -> list[str]:
     for node in compiler.analysis.nodes if compiler.caching else ():
         if isinstance(node, Suppress):
             names.append(f"{compiler.unit.identifier('waiting', node.name)}_due")
-        elif isinstance(node, TableTableJoin) and table_joins.waits_for_both(compiler, node):
+        elif isinstance(node, TableTableJoin) and table_joins.waits_for_both(
+            compiler, node
+        ):
             names.append(table_joins.flush(compiler, node))
         elif (cached := _cached(compiler, node)) is not None:
             names.append(compiler.flush(node, *cached))
@@ -193,7 +264,12 @@ def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | No
     """
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
         return None  # another node forwards its updates
-    if isinstance(node, _Cached) and node.store is not None and compiler.caches(node) and compiler.analysis.edges(node):
+    if (
+        isinstance(node, _Cached)
+        and node.store is not None
+        and compiler.caches(node)
+        and compiler.analysis.edges(node)
+    ):
         return node.store, row_key(node, node.store)
     return None
 
@@ -212,7 +288,9 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):
                 function.line(f"{check}(key_bytes)")
-        record = RecordVariables(source.name, "key_bytes", source.key, value_bytes="value_bytes")
+        record = RecordVariables(
+            source.name, "key_bytes", source.key, value_bytes="value_bytes"
+        )
         record.value_serde = source.value
         if (
             compiler.parts is not None
@@ -223,11 +301,22 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             record.parts = function.parts
         compiler.forward(function, source, record)
     folding.settle(compiler, function, source)
-    columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
+    columns = {
+        "key_bytes": "keys",
+        "value_bytes": "values",
+        "timestamp": "timestamps",
+        "stream_time": "stream_times",
+    }
     columns |= {part: f"{part}_column" for part in record.parts.values()}
     # Keys and values are always iterated: the keys' iterator sets the headers, the values' is the cursor.
-    used = [name for name in columns if name in ("key_bytes", "value_bytes") or function.mentions(name)]
-    function.lines[header] = f"    for {', '.join(used)} in zip({', '.join(columns[name] for name in used)}):"
+    used = [
+        name
+        for name in columns
+        if name in ("key_bytes", "value_bytes") or function.mentions(name)
+    ]
+    function.lines[header] = (
+        f"    for {', '.join(used)} in zip({', '.join(columns[name] for name in used)}):"
+    )
     return function.name
 
 
@@ -236,7 +325,11 @@ def _tell_time(unit: Unit, source: Source) -> None:
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return
-    function = next(function for function in unit.functions if function.name == unit.identifier("from", source.name))
+    function = next(
+        function
+        for function in unit.functions
+        if function.name == unit.identifier("from", source.name)
+    )
     function.parameters = (*function.parameters, "operator_times")
     header, *body = function.lines
     before = [f"before_{name}" for name in names]
@@ -244,7 +337,9 @@ def _tell_time(unit: Unit, source: Source) -> None:
         f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in "
         f"zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*operator_times)):",
         *(
-            f"        {name} = {at}" if unit.by_key else f"        if {at} > {name}: move_{name}({at})"
+            f"        {name} = {at}"
+            if unit.by_key
+            else f"        if {at} > {name}: move_{name}({at})"
             for at, name in zip(before, names, strict=True)
         ),
         *body,
@@ -255,8 +350,14 @@ def _tell_time(unit: Unit, source: Source) -> None:
 def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> None:
     """Generate the code for a record without an extracted timestamp; see `timestamps`."""
     unit = compiler.unit
-    why, of = unit.constant("extraction_error", extraction_error), unit.constant("source", source)
-    unread, raised = unit.site("deserialization", source.name), unit.site("processing", source.name)
+    why, of = (
+        unit.constant("extraction_error", extraction_error),
+        unit.constant("source", source),
+    )
+    unread, raised = (
+        unit.site("deserialization", source.name),
+        unit.site("processing", source.name),
+    )
     with function.block("if timestamp < 0:"):
         with function.block(f"if timestamp == {DROPPED}:"):
             function.line(f"dropped[{unit.drop(source.name, 'timestamp')}] += 1")
@@ -272,7 +373,12 @@ def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[st
     """Run the source as a module of its own and return its names."""
     # The hash in the file name keeps different code apart: a traceback must show the code that ran.
     filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (
+        len(text),
+        None,
+        text.splitlines(keepends=True),
+        filename,
+    )
     names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}
     exec(
         compile(text, filename, "exec"), names

@@ -25,7 +25,9 @@ def foresees(subtopology: SubTopology) -> bool:
     """
     processors = [node for node in subtopology.nodes if isinstance(node, Processing)]
     others = [node for node in subtopology.nodes if not isinstance(node, Processing)]
-    expiring = any(store.ttl_ms is not None for node in others for store in stores_of(node))
+    expiring = any(
+        store.ttl_ms is not None for node in others for store in stores_of(node)
+    )
     calls = any(not isinstance(node, AsyncProcessing) for node in processors)
     return calls and not expiring and not any(map(holds_results, others))
 
@@ -51,7 +53,9 @@ class Foreseen:
             chunks.popleft()
         chunks += advances
 
-    def first(self, due_ms: int, reached_ms: Mapping[str, int], place: Place) -> tuple[int, str] | None:
+    def first(
+        self, due_ms: int, reached_ms: Mapping[str, int], place: Place
+    ) -> tuple[int, str] | None:
         """Return the first advance to `due_ms` or later in front of a place: the time, and the topic.
 
         Shape: `reached_ms` is the stream time that each topic has reached.
@@ -62,7 +66,11 @@ class Foreseen:
             for offsets, times in chunks:
                 if times[-1] >= least:
                     at = bisect_left(times, least)
-                    here = topic == place.topic and times[at] == place.now_ms and offsets[at] < place.offset
+                    here = (
+                        topic == place.topic
+                        and times[at] == place.now_ms
+                        and offsets[at] < place.offset
+                    )
                     if times[at] < place.now_ms or here:
                         found.append((times[at], topic))
                     break

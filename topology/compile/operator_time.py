@@ -63,7 +63,11 @@ def operator_time_columns(
     `may_drop`: whether a record that fails may be dropped, so that others go on.
     """
     analysis = Analysis(subtopology)
-    source = next(node for node in subtopology.nodes if isinstance(node, Source) and topic in node.topics)
+    source = next(
+        node
+        for node in subtopology.nodes
+        if isinstance(node, Source) and topic in node.topics
+    )
     reached = [_reaches(source, analysis, name, may_drop=may_drop) for name in nodes]
 
     def columns(records: Columns) -> list[Arrivals]:
@@ -135,7 +139,10 @@ def latest(some: OperatorTimes, others: OperatorTimes) -> OperatorTimes:
 
 
 def before_and_after(
-    timestamps: Sequence[int], operator_time: int, arrives: Arrivals, taken: Sequence[bool] | None = None
+    timestamps: Sequence[int],
+    operator_time: int,
+    arrives: Arrivals,
+    taken: Sequence[bool] | None = None,
 ) -> tuple[list[int], int]:
     """Return an operator time before each of some records, and after all of them.
 
@@ -147,7 +154,10 @@ def before_and_after(
     times, later = [], list[int]()
     for i, timestamp in enumerate(timestamps):
         if later and (taken is None or taken[i]):
-            operator_time, later = _latest_arrival(timestamps, operator_time, arrives, later), []
+            operator_time, later = (
+                _latest_arrival(timestamps, operator_time, arrives, later),
+                [],
+            )
         times.append(operator_time)
         if timestamp > operator_time:
             later.append(i)
@@ -155,7 +165,10 @@ def before_and_after(
 
 
 def _latest_arrival(
-    timestamps: Sequence[int], operator_time: int, arrives: Callable[[int], bool], later: Sequence[int]
+    timestamps: Sequence[int],
+    operator_time: int,
+    arrives: Callable[[int], bool],
+    later: Sequence[int],
 ) -> int:
     """Return the operator time after records that are later than it."""
     for i in sorted(later, key=timestamps.__getitem__, reverse=True):
@@ -164,26 +177,40 @@ def _latest_arrival(
     return operator_time
 
 
-def _reaches(source: Source, analysis: Analysis, name: str, *, may_drop: bool) -> Callable[[Columns], Arrivals]:
+def _reaches(
+    source: Source, analysis: Analysis, name: str, *, may_drop: bool
+) -> Callable[[Columns], Arrivals]:
     """Return the function that gives the arrivals at a node.
 
     On a path through a store, a record counts if it reaches the first node whose output depends on the store.
     """
     ways = list(
-        dict.fromkeys(_deciding(_told(way), may_drop=may_drop) for way in _ways(source, analysis.named(name), analysis))
+        dict.fromkeys(
+            _deciding(_told(way), may_drop=may_drop)
+            for way in _ways(source, analysis.named(name), analysis)
+        )
     )
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
     reading = [(way, _read(way, source, analysis, may_drop=may_drop)) for way in ways]
     check = source.key.check_key if may_drop and not source.internal else None
-    decides = steps or check is not None or any(read.key or read.value for _, read in reading)
+    decides = (
+        steps or check is not None or any(read.key or read.value for _, read in reading)
+    )
     drops_keys = all(_drops_null_keys(way[-1]) for way in ways)
     drops_values = all(_drops_null_values(way[-1]) for way in ways)
 
     def arrivals(records: Columns) -> Arrivals:
         keys, values = records.keys, records.values
-        if not decides and not (drops_keys and None in keys) and not (drops_values and None in values):
+        if (
+            not decides
+            and not (drops_keys and None in keys)
+            and not (drops_values and None in values)
+        ):
             return None
-        return lambda i: any(_arrives(source, way, keys[i], values[i], read, check) for way, read in reading)
+        return lambda i: any(
+            _arrives(source, way, keys[i], values[i], read, check)
+            for way, read in reading
+        )
 
     return arrivals
 
@@ -194,7 +221,11 @@ def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
     for side, parent in enumerate(analysis.named(name) for name in node.parents):
         if not Edge(node, side).carries:
             continue
-        ways += [(node,)] if parent is source else [(*way, node) for way in _ways(source, parent, analysis)]
+        ways += (
+            [(node,)]
+            if parent is source
+            else [(*way, node) for way in _ways(source, parent, analysis)]
+        )
     return ways
 
 
@@ -229,14 +260,20 @@ def _read(way: _Chain, source: Source, analysis: Analysis, *, may_drop: bool) ->
     read, above = Reads(key=False, value=False), cast(Node, source)
     value: Serde[Any] | None = source.value
     for node in way:
-        below = {edge.child.name: analysis.reads(edge, source.key, value) for edge in analysis.edges(above)}
+        below = {
+            edge.child.name: analysis.reads(edge, source.key, value)
+            for edge in analysis.edges(above)
+        }
         if node is not way[-1]:
             read |= _of_source(reads_step(node), value)
         elif may_drop or _drops_null_values(node):
             read |= _of_source(below[node.name], value)
-        if may_drop and not isinstance(above, Split):  # what several children read is deserialised above them
+        if may_drop and not isinstance(
+            above, Split
+        ):  # what several children read is deserialised above them
             several = Reads(
-                sum(each.key for each in below.values()) > 1, sum(each.value for each in below.values()) > 1
+                sum(each.key for each in below.values()) > 1,
+                sum(each.value for each in below.values()) > 1,
             )
             read |= _of_source(several, value)
         above = node
@@ -250,11 +287,15 @@ def _of_source(read: Reads, value: Serde[Any] | None) -> Reads:
 
 
 def _drops_null_keys(node: Node) -> bool:
-    return isinstance(node, Aggregate | TableSource) or (isinstance(node, StreamTableJoin) and not node.left)
+    return isinstance(node, Aggregate | TableSource) or (
+        isinstance(node, StreamTableJoin) and not node.left
+    )
 
 
 def _drops_null_values(node: Node) -> bool:
-    return isinstance(node, StreamTableJoin) or (isinstance(node, Aggregate) and node.drops_null_values)
+    return isinstance(node, StreamTableJoin) or (
+        isinstance(node, Aggregate) and node.drops_null_values
+    )
 
 
 def _arrives(
@@ -277,7 +318,11 @@ def _arrives(
         )
     except Exception:  # noqa: BLE001 the task that owns the record reports it; here it does not arrive
         return False
-    return any(value is not None for value in values) if _drops_null_values(way[-1]) else bool(values)
+    return (
+        any(value is not None for value in values)
+        if _drops_null_values(way[-1])
+        else bool(values)
+    )
 
 
 def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
@@ -286,19 +331,41 @@ def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
     predicates: tuple[Any, ...] = ()
     for node in way:
         if isinstance(node, Filter):
-            values = [value for value in values if bool(node.predicate(key, value)) is not node.negate]
+            values = [
+                value
+                for value in values
+                if bool(node.predicate(key, value)) is not node.negate
+            ]
         elif isinstance(node, MapValues):
-            values = [node.mapper(key, value) if node.with_key else node.mapper(value) for value in values]
+            values = [
+                node.mapper(key, value) if node.with_key else node.mapper(value)
+                for value in values
+            ]
         elif isinstance(node, FlatMapValues):
             values = [
-                new for value in values for new in (node.mapper(key, value) if node.with_key else node.mapper(value))
+                new
+                for value in values
+                for new in (
+                    node.mapper(key, value) if node.with_key else node.mapper(value)
+                )
             ]
         elif isinstance(node, Split):
             predicates = node.predicates
         elif isinstance(node, Branch):
-            values = [value for value in values if _branch(predicates, key, value) == node.number]
+            values = [
+                value
+                for value in values
+                if _branch(predicates, key, value) == node.number
+            ]
     return values
 
 
 def _branch(predicates: tuple[Any, ...], key: Any, value: Any) -> int:
-    return next((number for number, predicate in enumerate(predicates) if predicate(key, value)), len(predicates))
+    return next(
+        (
+            number
+            for number, predicate in enumerate(predicates)
+            if predicate(key, value)
+        ),
+        len(predicates),
+    )

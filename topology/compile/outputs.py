@@ -27,15 +27,26 @@ class Output:
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []
-        self._headers: list[Headers | None] = []  # may be shorter than the others: later records have none
-        self._partitions: list[int] = []  # may be shorter, too: the keys decide for later records
+        self._headers: list[
+            Headers | None
+        ] = []  # may be shorter than the others: later records have none
+        self._partitions: list[
+            int
+        ] = []  # may be shorter, too: the keys decide for later records
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def append_to(self, append: Callable[..., object]) -> None:
         """Append the records by a writer's `append`, all columns of them."""
-        append(self.topic, self.keys, self.values, self.timestamps, partitions=self.partitions, headers=self.headers)
+        append(
+            self.topic,
+            self.keys,
+            self.values,
+            self.timestamps,
+            partitions=self.partitions,
+            headers=self.headers,
+        )
 
     @property
     def headers(self) -> list[Headers | None] | None:
@@ -71,7 +82,13 @@ class Output:
         """Remove all records except those at these indexes, which must ascend."""
         self.give_headers(None)
         self._choose_none_before(len(self.keys))
-        columns: tuple[list[Any], ...] = (self.keys, self.values, self.timestamps, self._headers, self._partitions)
+        columns: tuple[list[Any], ...] = (
+            self.keys,
+            self.values,
+            self.timestamps,
+            self._headers,
+            self._partitions,
+        )
         for column in columns:
             column[:] = [column[row] for row in rows]
 

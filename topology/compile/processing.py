@@ -30,7 +30,14 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.naming import past_name
-from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
+from coopstreams.topology.processors import (
+    Effect,
+    Processor,
+    Punctuation,
+    PunctuationType,
+    Put,
+    RecordMetadata,
+)
 from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.stores import TableStore
 
@@ -84,7 +91,12 @@ class EffectsWork:
         children: Children,
         by_name: Mapping[str, Children],
     ) -> None:
-        self._stores, self._around, self._children, self._by_name = stores, around, children, by_name
+        self._stores, self._around, self._children, self._by_name = (
+            stores,
+            around,
+            children,
+            by_name,
+        )
 
     def run(self, key: bytes, timestamp: int, effects: Iterable[Effect]) -> None:
         """Apply the recorded effects in order: changes of this key's rows, and records for the nodes below."""
@@ -92,8 +104,13 @@ class EffectsWork:
             if isinstance(effect, Put):
                 put_row(self._stores[effect.store], key, effect.value, timestamp)
                 continue
-            record, children = effect.record, self._children if effect.to is None else self._by_name[effect.to]
-            forward = partial(children, None, record.key, record.value, max(0, record.timestamp))
+            record, children = (
+                effect.record,
+                self._children if effect.to is None else self._by_name[effect.to],
+            )
+            forward = partial(
+                children, None, record.key, record.value, max(0, record.timestamp)
+            )
             self._around.pass_on(record.headers or None, forward)
 
 
@@ -108,11 +125,23 @@ class Work:
         children: Children,
         by_name: Mapping[str, Children],
     ) -> None:
-        self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
+        self._node, self._stores, self._around, self._children, self._by_name = (
+            node,
+            stores,
+            around,
+            children,
+            by_name,
+        )
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
-        self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
-        self._expiring: list[Any] = [stores[spec.name] for spec in node.stores if spec.ttl_ms is not None]
+        self._forgetful = [
+            stores[spec.name]
+            for spec in node.stores
+            if spec.kind in ("window", "session")
+        ]
+        self._expiring: list[Any] = [
+            stores[spec.name] for spec in node.stores if spec.ttl_ms is not None
+        ]
         self._processor: Processor[Any, Any, Any, Any] | None = None
 
     @property
@@ -139,10 +168,14 @@ class Work:
                 "process(lambda: Count())."
             )
         self._processor = made
-        made.context = self  # an `init` of the user's may not call that of the base class
+        made.context = (
+            self  # an `init` of the user's may not call that of the base class
+        )
         made.init(self)
 
-    def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:
+    def run(
+        self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int
+    ) -> None:
         """Give the processor a record."""
         before = self._at, self._timestamp
         record = Record(key, value, timestamp, list(self._around.headers or ()))
@@ -182,13 +215,18 @@ class Work:
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
         timestamp = max(0, record.timestamp)
-        self._around.pass_on(record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp))
+        self._around.pass_on(
+            record.headers or None,
+            lambda: children(key_bytes, record.key, record.value, timestamp),
+        )
 
     def store(self, name: str) -> Any:
         """Return a store of the processor."""
         if name not in self._node.store_names:
             names = ", ".join(self._node.store_names) or "none"
-            raise TopologyError(f'"{self._node.name}" has no store "{name}"; stores= names {names}')
+            raise TopologyError(
+                f'"{self._node.name}" has no store "{name}"; stores= names {names}'
+            )
         table = self._stores[name]
         if table.spec.history_ms is not None:
             past: Any = self._stores[past_name(name)]
@@ -208,25 +246,38 @@ class Work:
         rows: KeyValueStore[Any, Any] = (
             KeyValueStore(table, lambda: self._timestamp)
             if table.spec.ttl_ms is None
-            else ExpiringKeyValueStore(table, lambda: self._timestamp, self._around.task_time)
+            else ExpiringKeyValueStore(
+                table, lambda: self._timestamp, self._around.task_time
+            )
         )
         if isinstance(table.spec.value, KeptHeaders):
             return HeadedKeyValueStore(rows, lambda: self._around.headers)
         return rows
 
-    def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
+    def schedule(
+        self,
+        interval: Duration,
+        type_: PunctuationType,
+        function: Callable[[int], object],
+    ) -> Punctuation:
         """Call a function at intervals."""
         interval_ms = duration_ms(interval, f'"{self._node.name}": the interval')
         if interval_ms < 1 or type_ not in self._around.punctuations:
             raise TopologyError(
                 f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms'
             )
-        schedule = Schedule(interval_ms, lambda now_ms: self._punctuate(function, now_ms))
+        schedule = Schedule(
+            interval_ms, lambda now_ms: self._punctuate(function, now_ms)
+        )
         queue, first_ms = self._around.punctuations[type_], 0
         if type_ == "wall_clock":
             queue.look(now_ms := self._around.wall_clock())
             first_ms = now_ms + interval_ms
-        elif self._at is None and self._timestamp == -1 and (reached_ms := self._around.task_time()) >= 0:
+        elif (
+            self._at is None
+            and self._timestamp == -1
+            and (reached_ms := self._around.task_time()) >= 0
+        ):
             # In `init`, where an earlier owner has stopped: what was due until then has been called.
             first_ms = reached_ms - reached_ms % interval_ms + interval_ms
         queue.add(schedule, first_ms)

@@ -38,7 +38,10 @@ class KeyValueStore(Generic[K, V]):
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
-        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
+        self._write, self._read = (
+            table.spec.key.for_keys().serialize,
+            table.spec.key.deserialize,
+        )
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, None if there is none."""
@@ -81,17 +84,28 @@ class KeyValueStore(Generic[K, V]):
         """Return all entries in the order of the serialised keys. They may be changed and deleted during iteration."""
         return self._scan(None, None, reverse=reverse)
 
-    def range(self, first: K | None = None, last: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+    def range(
+        self, first: K | None = None, last: K | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[K, V]]:
         """Return the entries from first to last (inclusive; None: no bound) in the order of the serialised keys."""
         start = None if first is None else self._write(first)
-        return self._scan(start, None if last is None else self._write(last) + b"\x00", reverse=reverse)
+        return self._scan(
+            start,
+            None if last is None else self._write(last) + b"\x00",
+            reverse=reverse,
+        )
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:
         """Return the entries whose serialised keys begin with these bytes, in the order of the serialised keys."""
         return self._scan(prefix, None, reverse=False, prefix=prefix)
 
     def _scan(
-        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool,
+        prefix: bytes = b"",
     ) -> Iterator[tuple[K, V]]:
         found = []
         for key, entry in self._table.scan(start, end):
@@ -109,7 +123,12 @@ class KeyValueStore(Generic[K, V]):
 class ExpiringKeyValueStore(KeyValueStore[K, V]):
     """A store whose rows expire: one that has expired by `stream_time()` is not found, deleted already or not."""
 
-    def __init__(self, table: ExpiringTableStore, now: Callable[[], int], stream_time: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        table: ExpiringTableStore,
+        now: Callable[[], int],
+        stream_time: Callable[[], int],
+    ) -> None:
         super().__init__(table, now)
         self._expiring, self._stream_time = table, stream_time
         self._ttl_ms = table.spec.ttl_ms or 0
@@ -131,13 +150,18 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
         self._expiring.note(data, put_row(self._table, data, value, self._now()))
 
     def _lives(self, entry: Entry) -> bool:
-        return entry.value is not None and entry.timestamp + self._ttl_ms > self._stream_time()
+        return (
+            entry.value is not None
+            and entry.timestamp + self._ttl_ms > self._stream_time()
+        )
 
 
 class HeadedKeyValueStore(KeyValueStore[K, V]):
     """A store whose rows have the headers of the record that wrote them. `at_hand()`: those of the current record."""
 
-    def __init__(self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]) -> None:
+    def __init__(
+        self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]
+    ) -> None:
         super().__init__(rows._table, rows._now)
         self._rows, self._at_hand = rows, at_hand
 
@@ -157,10 +181,17 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
 
     def put(self, key: K, value: V | None) -> None:
         """Set the value of a key, with the headers of the current record; None deletes it."""
-        self._rows.put(key, None if value is None else Headed(value, list(self._at_hand() or ())))
+        self._rows.put(
+            key, None if value is None else Headed(value, list(self._at_hand() or ()))
+        )
 
     def _scan(
-        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool,
+        prefix: bytes = b"",
     ) -> Iterator[tuple[K, V]]:
         found = self._rows._scan(start, end, reverse=reverse, prefix=prefix)
         return ((key, row.value) for key, row in found)
@@ -171,7 +202,10 @@ class WindowStore(Generic[K, V]):
 
     def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
-        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
+        self._write, self._read = (
+            table.spec.key.for_keys().serialize,
+            table.spec.key.deserialize,
+        )
 
     def get(self, key: K, start_ms: int) -> V | None:
         """Return the value of the window of a key that starts at `start_ms`, None if there is none."""
@@ -183,16 +217,30 @@ class WindowStore(Generic[K, V]):
         self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
 
-    def fetch(self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False) -> Iterator[tuple[int, V]]:
+    def fetch(
+        self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False
+    ) -> Iterator[tuple[int, V]]:
         """Return (start, value) of the windows of a key that start from from_ms to to_ms, both inclusive."""
-        rows = self._table.fetch(self._write(key), from_ms, min(to_ms, _LATEST_MS)) if to_ms >= 0 else []
-        found = [(int.from_bytes(row[-8:], "big", signed=True), entry.value) for row, entry in rows]
+        rows = (
+            self._table.fetch(self._write(key), from_ms, min(to_ms, _LATEST_MS))
+            if to_ms >= 0
+            else []
+        )
+        found = [
+            (int.from_bytes(row[-8:], "big", signed=True), entry.value)
+            for row, entry in rows
+        ]
         return iter(found[::-1] if reverse else found)
 
     def all(self) -> Iterator[tuple[tuple[K, int], V]]:
         """Return ((key, start), value) of all windows, in the order of the serialised keys."""
-        found = [(split_window_key(row), entry.value) for row, entry in self._table.scan(None, None)]
-        return iter([((self._read(key), start_ms), value) for (key, start_ms), value in found])
+        found = [
+            (split_window_key(row), entry.value)
+            for row, entry in self._table.scan(None, None)
+        ]
+        return iter(
+            [((self._read(key), start_ms), value) for (key, start_ms), value in found]
+        )
 
 
 class SessionStore(Generic[K, V]):
@@ -203,11 +251,16 @@ class SessionStore(Generic[K, V]):
 
     def __init__(self, table: SessionTableStore) -> None:
         self._table = table
-        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
+        self._write, self._read = (
+            table.spec.key.for_keys().serialize,
+            table.spec.key.deserialize,
+        )
 
     def get(self, key: K, start_ms: int, end_ms: int) -> V | None:
         """Return the value of a session, None if there is none."""
-        value: V | None = self._table.load(session_key(self._write(key), start_ms, end_ms)).value
+        value: V | None = self._table.load(
+            session_key(self._write(key), start_ms, end_ms)
+        ).value
         return value
 
     def put(self, key: K, value: V | None, start_ms: int, end_ms: int) -> None:
@@ -224,16 +277,29 @@ class SessionStore(Generic[K, V]):
 
     def all(self) -> Iterator[tuple[tuple[K, int, int], V]]:
         """Return ((key, start, end), value) of all sessions, in the order of the serialised keys."""
-        found = [(split_session_key(row), entry.value) for row, entry in self._table.scan(None, None)]
-        return iter([((self._read(key), start_ms, end_ms), value) for (key, start_ms, end_ms), value in found])
+        found = [
+            (split_session_key(row), entry.value)
+            for row, entry in self._table.scan(None, None)
+        ]
+        return iter(
+            [
+                ((self._read(key), start_ms, end_ms), value)
+                for (key, start_ms, end_ms), value in found
+            ]
+        )
 
 
 class VersionedStore(Generic[K, V]):
     """The values of a key and when each was valid, within the history. `now()` is stream time."""
 
-    def __init__(self, table: TableStore, past: VersionTableStore, now: Callable[[], int]) -> None:
+    def __init__(
+        self, table: TableStore, past: VersionTableStore, now: Callable[[], int]
+    ) -> None:
         self._table, self._past, self._now = table, past, now
-        self._write, self._history_ms = table.spec.key.for_keys().serialize, table.spec.history_ms or 0
+        self._write, self._history_ms = (
+            table.spec.key.for_keys().serialize,
+            table.spec.history_ms or 0,
+        )
 
     def get(self, key: K) -> V | None:
         """Return the latest value of a key, None if there is none."""
@@ -246,7 +312,9 @@ class VersionedStore(Generic[K, V]):
         None as well if the moment is before the history and the value has changed since.
         """
         data = self._write(key)
-        value: V | None = value_at(self._table.load(data).value, self._past, data, timestamp, self._oldest)
+        value: V | None = value_at(
+            self._table.load(data).value, self._past, data, timestamp, self._oldest
+        )
         return value
 
     def put(self, key: K, value: V | None, timestamp: int) -> bool:
@@ -266,7 +334,9 @@ class VersionedStore(Generic[K, V]):
             )
         data = self._write(key)
         entry = self._table.load(data)
-        put_version(entry, self._past, data, timestamp, value, self._oldest, self._history_ms)
+        put_version(
+            entry, self._past, data, timestamp, value, self._oldest, self._history_ms
+        )
         if not entry.dirty:
             self._table.touch(data, entry)
         return True
@@ -280,6 +350,8 @@ def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> Ent
     """Set the value of a row, and return the row; None deletes it."""
     entry = table.load(key)
     if not entry.dirty:
-        table.touch(key, entry)  # before the change: a global table raises here, and its rows are shared
+        table.touch(
+            key, entry
+        )  # before the change: a global table raises here, and its rows are shared
     entry.value, entry.timestamp = value, timestamp
     return entry

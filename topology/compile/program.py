@@ -21,7 +21,12 @@ from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartit
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.code import Compiled
 from coopstreams.topology.compile.foreseen import Foreseen, Place
-from coopstreams.topology.compile.operator_time import OperatorTimeColumns, OperatorTimes, Part, operator_time_columns
+from coopstreams.topology.compile.operator_time import (
+    OperatorTimeColumns,
+    OperatorTimes,
+    Part,
+    operator_time_columns,
+)
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
@@ -58,13 +63,19 @@ class Program:
     idle_ms: Mapping[str, int] = field(default_factory=dict)
     """The silence after which a topic's stream time advances. With any, whole partitions get operator times, too."""
 
-    def operator_times_of(self, topic: str, *, may_drop: bool = True) -> OperatorTimeColumns | None:
+    def operator_times_of(
+        self, topic: str, *, may_drop: bool = True
+    ) -> OperatorTimeColumns | None:
         """Return the function by which the reader computes a shared topic's operator times; None if it has none.
 
         `may_drop`: whether a record that fails may be dropped, so that others go on.
         """
         nodes = self.compiled(False, True, False).operator_times[topic]
-        return operator_time_columns(self.subtopology, topic, nodes, may_drop=may_drop) if nodes else None
+        return (
+            operator_time_columns(self.subtopology, topic, nodes, may_drop=may_drop)
+            if nodes
+            else None
+        )
 
     def bind(
         self,
@@ -89,7 +100,11 @@ class Program:
         partitioners. `parts`: the parts of the task's range, by topic.
         """
         shared = shared or by_key or bool(self.idle_ms)
-        native = frozenset(name for name, store in stores.items() if getattr(store, "rows", None) is not None)
+        native = frozenset(
+            name
+            for name, store in stores.items()
+            if getattr(store, "rows", None) is not None
+        )
         return BoundProgram(
             self,
             self.compiled(caching, shared, by_key, native),
@@ -126,7 +141,9 @@ class BoundProgram:
         *,
         shared: bool,
     ) -> None:
-        self.outputs: dict[str, Output] = {topic: output(topic) for topic in program.sinks}
+        self.outputs: dict[str, Output] = {
+            topic: output(topic) for topic in program.sinks
+        }
         self._output = output
         self.shared = self.elsewhere = shared
         self._on_failure = on_failure
@@ -155,7 +172,9 @@ class BoundProgram:
         self.applied: list[Applied] = []
         self._code = compiled.make(self, stores, self.outputs)
         order = [node.name for node in program.subtopology.nodes]
-        self._works.sort(key=lambda work: order.index(work.name))  # as Kafka Streams does: parents first
+        self._works.sort(
+            key=lambda work: order.index(work.name)
+        )  # as Kafka Streams does: parents first
 
     def begin(self) -> None:
         """Make the processors, and initialise them: on the thread that runs them, before the first record.
@@ -169,7 +188,13 @@ class BoundProgram:
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
         """How many records were dropped since the binding, by node and reason."""
-        return {drop: count for drop, count in zip(self._compiled.drops, self._code.dropped, strict=True) if count}
+        return {
+            drop: count
+            for drop, count in zip(
+                self._compiled.drops, self._code.dropped, strict=True
+            )
+            if count
+        }
 
     def process(self, source: TopicPartition, columns: Columns) -> None:
         """Run the records through the nodes, one after the other, each to its end.
@@ -183,10 +208,16 @@ class BoundProgram:
         self._source, self._columns = source, columns
         self.held_row = self.ending = None
         nodes = self._compiled.operator_times[source.topic] if self.shared else ()
-        operator_times = (columns.operator_times or [[-1] * len(columns)] * len(nodes),) if nodes else ()
+        operator_times = (
+            (columns.operator_times or [[-1] * len(columns)] * len(nodes),)
+            if nodes
+            else ()
+        )
         values = iter(columns.values)
         self._cursor = values
-        keys: Iterable[bytes | None] = columns.keys if not self._works else self._punctuating(columns)
+        keys: Iterable[bytes | None] = (
+            columns.keys if not self._works else self._punctuating(columns)
+        )
         if columns.headers is not None:
             if not self._headed:
                 self._headed = True
@@ -195,13 +226,20 @@ class BoundProgram:
         try:
             run(keys, values, columns.timestamps, columns.stream_times, *operator_times)
         except BaseException:
-            self._give_headers(self.headers)  # what was written for the record before it failed
+            self._give_headers(
+                self.headers
+            )  # what was written for the record before it failed
             raise
         finally:
             self._columns = self.headers = None
         self.advance(source, columns.stream_times[-1])
 
-    def advance(self, source: TopicPartition, stream_time: int, operator_times: Sequence[int] = ()) -> None:
+    def advance(
+        self,
+        source: TopicPartition,
+        stream_time: int,
+        operator_times: Sequence[int] = (),
+    ) -> None:
         """Advance the partition's stream time, also by records of other key ranges, and forward the results then due.
 
         Windows follow only the topics whose records reach them: a joined table may be years ahead of the stream.
@@ -253,37 +291,61 @@ class BoundProgram:
             for work in reversed(self._works):
                 closing.callback(work.close)
 
-    def resume(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> None:
+    def resume(
+        self,
+        source: TopicPartition,
+        stream_time: int,
+        operator_times: OperatorTimes = (),
+    ) -> None:
         """Set the partition's times to those at which an earlier run stopped, which has forwarded all results due by
         then.
 
         Call it before the first record.
         """
-        self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
+        self._stream_times[source.topic] = max(
+            stream_time, self._stream_times[source.topic]
+        )
         if times := self.resumed(source, stream_time, operator_times):
             self._code.reached[source.topic](times, False)
             self._code.observed()
 
-    def resumed(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> list[int]:
+    def resumed(
+        self,
+        source: TopicPartition,
+        stream_time: int,
+        operator_times: OperatorTimes = (),
+    ) -> list[int]:
         """Return the operator times of a topic's nodes, given the times at which an earlier run stopped."""
-        operators, nodes = self._compiled.operators, self._compiled.operator_times[source.topic]
+        operators, nodes = (
+            self._compiled.operators,
+            self._compiled.operator_times[source.topic],
+        )
         return [operators[node].time(operator_times, stream_time) for node in nodes]
 
     def operator_times(self, topic: str) -> OperatorTimes:
         """Return the times for a commit."""
         if not (nodes := self._compiled.operator_times[topic]):
             return ()
-        times, most = zip(nodes, self._code.times[topic](), strict=True), self._stream_times[topic]
+        times, most = (
+            zip(nodes, self._code.times[topic](), strict=True),
+            self._stream_times[topic],
+        )
         # What is later than the partition comes from another topic. Where all records were dropped, it is 0: without a
         # time, the operator would go on at the partition's.
-        known = [(self._compiled.operators[node], min(time, most)) for node, time in times]
+        known = [
+            (self._compiled.operators[node], min(time, most)) for node, time in times
+        ]
         return tuple(
             sorted(
-                (operator.id, max(0, time)) for operator, time in known if time >= 0 or (operator.follows and most >= 0)
+                (operator.id, max(0, time))
+                for operator, time in known
+                if time >= 0 or (operator.follows and most >= 0)
             )
         )
 
-    def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
+    def parts_of(
+        self, node: str, topics: Sequence[str]
+    ) -> list[list[tuple[KeyRange, int]]]:
         """Return the parts of the task's range on each topic, with the first stream time of each for a node; -1:
         unknown.
         """
@@ -321,7 +383,11 @@ class BoundProgram:
         return output
 
     def begin_work(
-        self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
+        self,
+        node: Processing,
+        stores: Mapping[str, TableStore],
+        children: Children,
+        by_name: Mapping[str, Children],
     ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
         if isinstance(node, AsyncProcessing):
@@ -334,7 +400,9 @@ class BoundProgram:
         """Return the largest timestamp of the records taken in, the current one included; -1 if there is none."""
         known = max(self._stream_times.values())
         return (
-            known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
+            known
+            if self._columns is None
+            else max(known, self._columns.stream_times[self._index(len(self._columns))])
         )
 
     def where(self) -> RecordMetadata | None:
@@ -346,7 +414,9 @@ class BoundProgram:
         source, columns, i = self.at_hand()
         return RecordMetadata(source.topic, source.partition, columns.offsets[i])
 
-    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
+    def under_headers(
+        self, headers: Headers | None, call: Callable[[], object]
+    ) -> None:
         """Make a call; the records that it writes get these headers."""
         if headers == (before := self.headers):
             call()
@@ -371,14 +441,20 @@ class BoundProgram:
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
         """Hand an error of a punctuation to the failure handler."""
-        self._hand_over(Failure("processing", node, error, self._source, None, None, None, now_ms, None))
+        self._hand_over(
+            Failure(
+                "processing", node, error, self._source, None, None, None, now_ms, None
+            )
+        )
 
     def fail(self, site: int, error: Exception) -> None:
         """Hand the current record, or table entry, to the failure handler."""
         if error is self.ending:
             raise error  # the error ends the batch, and passes through a processor
         phase, node = self._compiled.sites[site]
-        record: tuple[TopicPartition, int | None, bytes | None, bytes | None, int, Headers | None]
+        record: tuple[
+            TopicPartition, int | None, bytes | None, bytes | None, int, Headers | None
+        ]
         if self.held_row is not None or self._columns is None:
             key, timestamp = self.held_row or self._flushed()
             record = self._source, None, key, None, timestamp, None
@@ -386,7 +462,14 @@ class BoundProgram:
             source, columns, i = self.at_hand()
             headers = columns.headers[i] if columns.headers is not None else None
             timestamp = as_written(columns.timestamps[i])
-            record = source, columns.offsets[i], columns.keys[i], columns.values[i], timestamp, headers
+            record = (
+                source,
+                columns.offsets[i],
+                columns.keys[i],
+                columns.values[i],
+                timestamp,
+                headers,
+            )
         self._hand_over(Failure(phase, node, error, *record))
 
     def _hand_over(self, failure: Failure) -> None:
@@ -422,7 +505,9 @@ class BoundProgram:
         assert self._columns is not None
         return self._source, self._columns, self._index(len(self._columns))
 
-    def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+    def flushing(
+        self, entries: list[tuple[bytes, Entry]]
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Return an iterator over table entries; the current entry is the one that it returned last."""
         self._entries = entries
         at_hand = iter(entries)
@@ -452,7 +537,9 @@ class BoundProgram:
             yield key
             self._give_headers(self.headers)
 
-    def _giving_their_headers(self, entries: Iterator[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+    def _giving_their_headers(
+        self, entries: Iterator[tuple[bytes, Entry]]
+    ) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries, and after each give its headers to the records that were written for it."""
         self._give_headers(None)
         for key, entry in entries:
@@ -468,7 +555,9 @@ class BoundProgram:
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
         """Yield the keys. Call what other ranges' records have made due before each, what its own has, after it."""
         topic, queue = self._source.topic, self.punctuations["stream_time"]
-        for key, now, offset in zip(columns.keys, columns.stream_times, columns.offsets, strict=True):
+        for key, now, offset in zip(
+            columns.keys, columns.stream_times, columns.offsets, strict=True
+        ):
             if queue.due(now):
                 self._punctuate_before(topic, now, offset)
             yield key
@@ -480,7 +569,9 @@ class BoundProgram:
         """Call the punctuations that records of any key range in front of a place have made due, each at its time."""
         queue, times = self.punctuations["stream_time"], self._stream_times
         while (due := queue.next_ms) is not None and due <= now_ms:
-            if (found := self._foreseen.first(due, times, Place(topic, now_ms, offset))) is None:
+            if (
+                found := self._foreseen.first(due, times, Place(topic, now_ms, offset))
+            ) is None:
                 return
             advanced_ms, where = found
             times[where] = advanced_ms

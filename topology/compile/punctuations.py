@@ -52,7 +52,10 @@ class PunctuationQueue:
         """Note the time of the wall clock. If it was set back, move all due times back with it."""
         if self._now_ms is not None and now_ms < self._now_ms:
             back_ms = self._now_ms - now_ms
-            self._queue = [(due_ms - back_ms, number, schedule) for due_ms, number, schedule in self._queue]
+            self._queue = [
+                (due_ms - back_ms, number, schedule)
+                for due_ms, number, schedule in self._queue
+            ]
         self._now_ms = now_ms
 
     def punctuate(self, now_ms: int) -> bool:
@@ -67,6 +70,11 @@ class PunctuationQueue:
             if schedule.cancelled:
                 continue
             fired = True
-            self.add(schedule, now_ms - (now_ms - due_ms) % schedule.interval_ms + schedule.interval_ms)
+            self.add(
+                schedule,
+                now_ms
+                - (now_ms - due_ms) % schedule.interval_ms
+                + schedule.interval_ms,
+            )
             schedule.function(now_ms)
         return fired

@@ -57,13 +57,22 @@ def as_written(timestamp: int) -> int:
 
 def timestamp_column(source: Source) -> TimestampColumn:
     """Return the timestamp column of a source that has an extractor."""
-    function, read_key, read_value = _extractor(source), source.key.decode, source.value.decode
+    function, read_key, read_value = (
+        _extractor(source),
+        source.key.decode,
+        source.value.decode,
+    )
 
     def column(at: TopicPartition, columns: Columns, stream_time: int) -> list[int]:
         (topic, partition), timestamps = at, []
         headers = columns.headers if columns.headers is not None else repeat(None)
         for key, value, written, offset, header in zip(
-            columns.keys, columns.values, columns.timestamps, columns.offsets, headers, strict=False
+            columns.keys,
+            columns.values,
+            columns.timestamps,
+            columns.offsets,
+            headers,
+            strict=False,
         ):
             try:
                 record: TimestampedRecord[Any, Any] = TimestampedRecord(
@@ -87,7 +96,9 @@ def timestamp_column(source: Source) -> TimestampColumn:
     return column
 
 
-def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: int) -> Exception:
+def extraction_error(
+    source: Source, at: TopicPartition, columns: Columns, i: int
+) -> Exception:
     """Return the error of a record whose timestamp is `failed`, by extracting it once more."""
     key, value = columns.keys[i], columns.values[i]
     written, stream_time = as_written(columns.timestamps[i]), columns.stream_times[i]
@@ -97,15 +108,26 @@ def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: in
         value_object = None if value is None else source.value.deserialize(value)
         offset, function = columns.offsets[i], _extractor(source)
         record: TimestampedRecord[Any, Any] = TimestampedRecord(
-            key_object, value_object, written, at.topic, at.partition, offset, stream_time, headers
+            key_object,
+            value_object,
+            written,
+            at.topic,
+            at.partition,
+            offset,
+            stream_time,
+            headers,
         )
         _checked(function, function(record))
     except Exception as error:  # noqa: BLE001 the error is the answer
         return error
     if isinstance(source.key, SchemaSerde) or isinstance(source.value, SchemaSerde):
         # It has come back since: the reader is to take the timestamp again, which others count on.
-        return RegistryUnavailableError(f'the schema registry did not answer when a record of "{at.topic}" was read')
-    return ProcessingError(f'the timestamp extractor of "{at.topic}" failed, and did not when it was called again')
+        return RegistryUnavailableError(
+            f'the schema registry did not answer when a record of "{at.topic}" was read'
+        )
+    return ProcessingError(
+        f'the timestamp extractor of "{at.topic}" failed, and did not when it was called again'
+    )
 
 
 def _extractor(source: Source) -> Function:

@@ -57,11 +57,22 @@ class TableFlow:
 
     def kept(self, name: str, value: Serde[Any]) -> StoreSpec:
         """Return a store for a table with the keys and windows of this one, and options of its own."""
-        options: dict[str, Any] = {"logged": True, "cached": True, "store_type": None, "ttl_ms": None}
+        options: dict[str, Any] = {
+            "logged": True,
+            "cached": True,
+            "store_type": None,
+            "ttl_ms": None,
+        }
         return replace(self.store, name=name, value=value, history_ms=None, **options)
 
 
-def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None, where: str) -> Grouped:
+def grouped(
+    flow: Flow,
+    name: str | None,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    where: str,
+) -> Grouped:
     """Return the flow with the serdes for a repartition topic, to be aggregated. `where`: the method that groups.
 
     Raises:
@@ -98,7 +109,11 @@ def sink(
 
 
 def sink_of(
-    where: str, topic: str | Function, key: Serde[Any], value: Serde[Any], partitioner: Function | None
+    where: str,
+    topic: str | Function,
+    key: Serde[Any],
+    value: Serde[Any],
+    partitioner: Function | None,
 ) -> Callable[..., Sink | DynamicSink]:
     """Return what makes a sink, given its name and parents.
 
@@ -106,16 +121,24 @@ def sink_of(
         TopologyError: the topic name is not legal, or a function takes other arguments.
     """
     if partitioner is not None:
-        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
+        partitioner = checked(
+            "partitioner=", partitioner, "topic", "key", "value", "partitions"
+        )
     if callable(topic):
-        make: Function = partial(DynamicSink, topic_of=checked(where, topic, "key", "value"))
+        make: Function = partial(
+            DynamicSink, topic_of=checked(where, topic, "key", "value")
+        )
     else:
         make = partial(Sink, topic=check_name(topic, "the topic"))
     return partial(make, key=key, value=value, partitioner=partitioner)
 
 
 def to_table(
-    flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None
+    flow: Flow,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    store: StoreOption,
+    name: str | None,
 ) -> TableFlow:
     """Return the table whose updates are the records.
 
@@ -128,7 +151,13 @@ def to_table(
     given = grouped(flow, None, key, value, where).flow
     flow = keyed(given, name or store_name, where, cure=where)
     spec = kept_as(
-        store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where))
+        store,
+        StoreSpec(
+            store_name,
+            "key_value",
+            flow.needed("key", where, where),
+            flow.needed("value", where, where),
+        ),
     )
     if store is not None:
         graph.needed_stores.add(store_name)
@@ -165,12 +194,17 @@ def merge(left: Flow, right: Flow, name: str | None) -> Flow:
     both = left.then(
         "KSTREAM-MERGE-",
         name,
-        lambda name, parents: Merge(name=name, parents=tuple(dict.fromkeys((*parents, right.node)))),
+        lambda name, parents: Merge(
+            name=name, parents=tuple(dict.fromkeys((*parents, right.node)))
+        ),
     )
 
-    def common(a: Serde[Any] | Unknown, b: Serde[Any] | Unknown) -> Serde[Any] | Unknown:
+    def common(
+        a: Serde[Any] | Unknown, b: Serde[Any] | Unknown
+    ) -> Serde[Any] | Unknown:
         unknown = next(
-            (serde for serde in (a, b) if isinstance(serde, Unknown)), Unknown(f"merge ({both.node}) of {a} and {b}")
+            (serde for serde in (a, b) if isinstance(serde, Unknown)),
+            Unknown(f"merge ({both.node}) of {a} and {b}"),
         )
         return a if a == b else unknown
 

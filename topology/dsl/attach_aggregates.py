@@ -12,22 +12,44 @@ from typing import Any
 
 from coopstreams.topology.dsl.attach import Grouped, TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values
-from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import (
+    FOLLOWS_TABLES,
+    StoreOption,
+    kept_as,
+    name_of,
+)
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.graph.aggregate_nodes import (
+    CogroupMerge,
+    TableAggregate,
+    TableGroup,
+)
 from coopstreams.topology.graph.folding import no_row, of_both, with_number
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.nodes import Aggregate
-from coopstreams.topology.serdes import Serde, changed, session_windowed, windowed, windowed_by
+from coopstreams.topology.serdes import (
+    Serde,
+    changed,
+    session_windowed,
+    windowed,
+    windowed_by,
+)
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows
+from coopstreams.topology.windows import (
+    AnyWindows,
+    SessionWindows,
+    SlidingWindows,
+    TimeWindows,
+)
 
 Function = Callable[..., Any]
 
 _CURE = "the group_by_key(…) or group_by(…) before it"
-_WINDOWS_EXPIRE = "windows expire by themselves; retention= says how long they are kept."
+_WINDOWS_EXPIRE = (
+    "windows expire by themselves; retention= says how long they are kept."
+)
 _AGES_MS = 1 << 62
 """The retention of a window without an end."""
 
@@ -79,10 +101,22 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     value = serde_or_none(kept.value, "value", where) or flow.needed("value", where)
     spec = kept_as(
         kept.store,
-        _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where),
+        _spec(
+            store_name,
+            flow.needed("key", where, _CURE),
+            value,
+            group.windows,
+            kept.retention,
+            where,
+        ),
         no_ttl=None if group.windows is None else _WINDOWS_EXPIRE,
     )
-    if group.emit_on_close and spec.kind == "session" and kept.retention is None and spec.retention_ms is not None:
+    if (
+        group.emit_on_close
+        and spec.kind == "session"
+        and kept.retention is None
+        and spec.retention_ms is not None
+    ):
         spec = replace(
             spec, retention_ms=spec.retention_ms + 1
         )  # a session's end is inclusive: Kafka Streams expires it as it closes, and loses it
@@ -99,11 +133,18 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
             emit_on_close=group.emit_on_close,
         )
     )
-    return TableFlow(Flow(graph, node_name, spec.row_key or spec.key, value), spec, replace(flow, node=node_name))
+    return TableFlow(
+        Flow(graph, node_name, spec.row_key or spec.key, value),
+        spec,
+        replace(flow, node=node_name),
+    )
 
 
 def cogroup(
-    parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept
+    parts: list[tuple[Grouped, Function]],
+    windows: AnyWindows | None,
+    fold: Fold,
+    kept: Kept,
 ) -> tuple[TableFlow, list[Flow]]:
     """Return the table of several grouped streams, each with its own aggregator, and the flow that each takes in.
 
@@ -117,7 +158,9 @@ def cogroup(
     where = f'cogroup into "{store_name}"'
     value = serde_or_none(kept.value, "value", where)
     if value is None:
-        raise TopologyError(f"{where}: how do the aggregates become bytes? Write value=serdes.… there.")
+        raise TopologyError(
+            f"{where}: how do the aggregates become bytes? Write value=serdes.… there."
+        )
     spec: StoreSpec | None = None
     taken: list[Flow] = []
     for number, (group, aggregator) in enumerate(parts):
@@ -136,7 +179,8 @@ def cogroup(
                 "serde for all."
             )
         node = graph.names.node(
-            "COGROUPKSTREAM-AGGREGATE-", None if kept.name is None else f"{kept.name}-cogroup-agg-{number}"
+            "COGROUPKSTREAM-AGGREGATE-",
+            None if kept.name is None else f"{kept.name}-cogroup-agg-{number}",
         )
         make = Aggregate(
             name=node,
@@ -152,12 +196,18 @@ def cogroup(
     assert spec is not None
     graph.needed_stores.add(store_name)
     merge = graph.names.node("COGROUPKSTREAM-MERGE-", kept.name)
-    graph.attach(CogroupMerge(name=merge, parents=tuple(flow.node for flow in taken), store=spec))
+    graph.attach(
+        CogroupMerge(name=merge, parents=tuple(flow.node for flow in taken), store=spec)
+    )
     return TableFlow(Flow(graph, merge, spec.row_key or spec.key, value), spec), taken
 
 
 def group_table(
-    table: TableFlow, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None
+    table: TableFlow,
+    mapper: Function,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    name: str | None,
 ) -> Grouped:
     """Return the flow of a table's updates under other keys: pairs of new and old values, to be aggregated.
 
@@ -184,7 +234,9 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     cure = "the group_by(…) before it"
     grouped_value = group.flow.needed("value", where, cure)
     pairs = replace(group.flow, value=changed(grouped_value))
-    flow = keyed(pairs, group.name or store_name, where, cure=cure, named=group.name is not None)
+    flow = keyed(
+        pairs, group.name or store_name, where, cure=cure, named=group.name is not None
+    )
     value = serde_or_none(kept.value, "value", where) or grouped_value
     spec = kept_as(
         kept.store,
@@ -206,22 +258,38 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
 
 
 def _spec(
-    name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str
+    name: str,
+    key: Serde[Any],
+    value: Serde[Any],
+    windows: AnyWindows | None,
+    retention: Duration | None,
+    where: str,
 ) -> StoreSpec:
     """Return the store of an aggregation, with or without windows."""
     spec = StoreSpec(name, "key_value", key, value)
     if windows is None:
         return spec
     least = _least_retention_ms(windows)
-    spec = replace(spec, kind="window", retention_ms=_retention_ms(least, retention, where))
+    spec = replace(
+        spec, kind="window", retention_ms=_retention_ms(least, retention, where)
+    )
     if isinstance(windows, SessionWindows):
         return replace(spec, kind="session", row_key=session_windowed(key), step_ms=1)
     if isinstance(windows, SlidingWindows):
         length = windows.difference_ms
-        return replace(spec, window_ms=length, row_key=windowed(key, length), step_ms=1, lag_ms=length)
+        return replace(
+            spec,
+            window_ms=length,
+            row_key=windowed(key, length),
+            step_ms=1,
+            lag_ms=length,
+        )
     if isinstance(windows, TimeWindows):
         return replace(
-            spec, window_ms=windows.size_ms, row_key=windowed(key, windows.size_ms), step_ms=windows.advance_ms
+            spec,
+            window_ms=windows.size_ms,
+            row_key=windowed(key, windows.size_ms),
+            step_ms=windows.advance_ms,
         )
     return replace(spec, row_key=windowed_by(key, windows))
 

@@ -36,7 +36,17 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.stores import StoreSpec
 
 _STATELESS = (
-    Branch | DropNullKeys | Filter | FlatMap | FlatMapValues | Map | MapValues | Merge | Peek | SelectKey | Split
+    Branch
+    | DropNullKeys
+    | Filter
+    | FlatMap
+    | FlatMapValues
+    | Map
+    | MapValues
+    | Merge
+    | Peek
+    | SelectKey
+    | Split
 )
 
 
@@ -60,18 +70,28 @@ def async_map(
     how = calling(where, mapper, **options)
     _check_above(flow, where)
     prefix = f"KSTREAM-{'FLAT' if flat else ''}{'MAP' if pairs else 'MAPVALUES'}-ASYNC-"
-    node = partial(AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, flat=flat, calling=how)
+    node = partial(
+        AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, flat=flat, calling=how
+    )
     return flow.then(prefix, name, node)
 
 
 def map_batches(
-    flow: Flow, where: str, mapper: Callable[..., Any], name: str | None, **options: Unpack[BatchOptions]
+    flow: Flow,
+    where: str,
+    mapper: Callable[..., Any],
+    name: str | None,
+    **options: Unpack[BatchOptions],
 ) -> Flow:
     """Return the flow of the results of a function that takes lists of values; see `async_map`."""
     checked_async(where, mapper, "values")
     how = batching(where, mapper, **options)
     _check_above(flow, where)
-    return flow.then("KSTREAM-MAP-BATCHES-", name, partial(AsyncMap, mapper=mapper, with_key=False, calling=how))
+    return flow.then(
+        "KSTREAM-MAP-BATCHES-",
+        name,
+        partial(AsyncMap, mapper=mapper, with_key=False, calling=how),
+    )
 
 
 def process_async(
@@ -103,14 +123,25 @@ def process_async(
         )
     check_list(stores, where)
     for store in stores:
-        if not isinstance(store, StoreSpec) or store.kind != "key_value" or store.history_ms is not None:
+        if (
+            not isinstance(store, StoreSpec)
+            or store.kind != "key_value"
+            or store.history_ms is not None
+        ):
             raise TopologyError(
                 f"{where}: stores= takes stores of its own with a row for each key, key_value_store(...), not {store!r}"
             )
 
     def make(**node: Any) -> AsyncProcessing:
         made = AsyncProcessing(
-            **node, supplier=function, stores=(), store_names=(), key=None, fixed_key=False, by_key=True, calling=how
+            **node,
+            supplier=function,
+            stores=(),
+            store_names=(),
+            key=None,
+            fixed_key=False,
+            by_key=True,
+            calling=how,
         )
         return using(flow.graph, made, stores, where)
 

@@ -17,11 +17,20 @@ from typing import Any
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import (
+    FOLLOWS_TABLES,
+    StoreOption,
+    kept_as,
+    name_of,
+)
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition, serde_or_none
-from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyAnswer,
+    ForeignKeyAsk,
+    ForeignKeyResult,
+)
 from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde, raw
@@ -52,7 +61,9 @@ def join_foreign(
     where = f"{method} with {right.flow.node}"
     left.flow.same_graph(right.flow, where)
     if left.is_windowed or right.is_windowed:
-        raise TopologyError(f"{where}: a foreign key cannot be joined with a windowed table")
+        raise TopologyError(
+            f"{where}: a foreign key cannot be joined with a windowed table"
+        )
     extract = _extractor(where, foreign_key, foreign_key_with_key)
     checked(method, joiner, "value", "other_value")
     value = serde_or_none(value, "value", where)
@@ -62,24 +73,47 @@ def join_foreign(
             "have to keep them."
         )
     key, left_value = left.flow.needed("key", where), left.flow.needed("value", where)
-    other_key, right_value = right.flow.needed("key", where), right.flow.needed("value", where)
+    other_key, right_value = (
+        right.flow.needed("key", where),
+        right.flow.needed("value", where),
+    )
     for table in (left, right):
         ask_for_old_values(graph, table.flow.node, force=True)
         materialize(graph, table.flow.node)
     names = graph.names
-    subscriptions, answers, subscribers = (_name(graph, name, part) for part in ("registration", "response", "store"))
+    subscriptions, answers, subscribers = (
+        _name(graph, name, part) for part in ("registration", "response", "store")
+    )
     asking = left.flow.then(
         f"{_PREFIX}SUBSCRIPTION-SEND-",
         None,
-        partial(ForeignKeyAsk, extract=extract, left=is_left, key=key, value=left_value, foreign_key=other_key),
+        partial(
+            ForeignKeyAsk,
+            extract=extract,
+            left=is_left,
+            key=key,
+            value=left_value,
+            foreign_key=other_key,
+        ),
     )
     asked = _through(asking, subscriptions, other_key, SUBSCRIPTION)
     stored = names.store("", subscribers)
-    spec = StoreSpec(stored, "subscribers", other_key, SUBSCRIBERS, row_key=raw, suffix_bytes=SUBSCRIBER_BYTES)
+    spec = StoreSpec(
+        stored,
+        "subscribers",
+        other_key,
+        SUBSCRIBERS,
+        row_key=raw,
+        suffix_bytes=SUBSCRIBER_BYTES,
+    )
     answering = names.node(f"{_PREFIX}SUBSCRIPTION-PROCESSOR-")
     graph.attach(
         ForeignKeyAnswer(
-            name=answering, parents=(asked, right.flow.node), store=spec, value=right_value, primary_key=key
+            name=answering,
+            parents=(asked, right.flow.node),
+            store=spec,
+            value=right_value,
+            primary_key=key,
         )
     )
     answered = _through(Flow(graph, answering, key, ANSWERS), answers, key, ANSWERS)
@@ -98,7 +132,9 @@ def join_foreign(
     output = names.node(f"{_PREFIX}OUTPUT-", name)
     kept = kept_as(
         store,
-        StoreSpec(names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value),
+        StoreSpec(
+            names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value
+        ),
         no_ttl=FOLLOWS_TABLES,
     )
     if store is not None:
@@ -108,12 +144,16 @@ def join_foreign(
 
 
 def _extractor(
-    where: str, foreign_key: Callable[..., Any] | None, with_key: Callable[..., Any] | None
+    where: str,
+    foreign_key: Callable[..., Any] | None,
+    with_key: Callable[..., Any] | None,
 ) -> Callable[[Any, Any], Any]:
     if with_key is not None and foreign_key is None:
         return checked("foreign_key_with_key=", with_key, "key", "value")
     if foreign_key is None or with_key is not None:
-        raise TopologyError(f"{where}: give it one function, foreign_key=(value) or foreign_key_with_key=(key, value)")
+        raise TopologyError(
+            f"{where}: give it one function, foreign_key=(value) or foreign_key_with_key=(key, value)"
+        )
     extract = checked("foreign_key=", foreign_key, "value")
     return lambda _, value: extract(value)
 
@@ -131,7 +171,11 @@ def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
     """Send the records of a node through a topic; return the name of the topic's source."""
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):
-        raise TopologyError(f'two internal topics are named "{topic}". Give one of the joins another name=.')
-    wanted = Repartition(flow.node, key, value, False, topic, source="", partitions=None, explicit=True)
+        raise TopologyError(
+            f'two internal topics are named "{topic}". Give one of the joins another name=.'
+        )
+    wanted = Repartition(
+        flow.node, key, value, False, topic, source="", partitions=None, explicit=True
+    )
     sink, source = graph.names.node("KTABLE-SINK-"), graph.names.node("KTABLE-SOURCE-")
     return graph.through(flow.node, sink, source, wanted).node

@@ -18,7 +18,12 @@ from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
 from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import (
+    FOLLOWS_TABLES,
+    StoreOption,
+    kept_as,
+    name_of,
+)
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
@@ -63,27 +68,55 @@ def joined(
     """
     if isinstance(other, Flow):
         if grace is not None:
-            raise TopologyError(f"the join with {other.node}: give the grace to the windows, JoinWindows(…, grace=…)")
-        return join_streams(flow, other, windows, joiner, value, store, name, kind=kind, with_key=with_key)
+            raise TopologyError(
+                f"the join with {other.node}: give the grace to the windows, JoinWindows(…, grace=…)"
+            )
+        return join_streams(
+            flow,
+            other,
+            windows,
+            joiner,
+            value,
+            store,
+            name,
+            kind=kind,
+            with_key=with_key,
+        )
     method = _method(kind, with_key=with_key)
     if isinstance(other, GlobalTable):
-        if kind == "outer" or on is None or windows is not None or grace is not None or store is not None:
+        if (
+            kind == "outer"
+            or on is None
+            or windows is not None
+            or grace is not None
+            or store is not None
+        ):
             raise TopologyError(
                 f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to '
                 "look up, a joiner, no more"
             )
-        return join_global(flow, other, on, joiner, value, name, left=kind == "left", with_key=with_key)
+        return join_global(
+            flow, other, on, joiner, value, name, left=kind == "left", with_key=with_key
+        )
     if on is not None:
         raise TopologyError(
             f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key"
         )
     if kind == "outer" or windows is not None or store is not None:
-        what = "outer_join()" if kind == "outer" else "windows=" if windows is not None else "store="
+        what = (
+            "outer_join()"
+            if kind == "outer"
+            else "windows="
+            if windows is not None
+            else "store="
+        )
         raise TopologyError(
             f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at "
             "the moment"
         )
-    return join_table(flow, other, joiner, value, grace, name, left=kind == "left", with_key=with_key)
+    return join_table(
+        flow, other, joiner, value, grace, name, left=kind == "left", with_key=with_key
+    )
 
 
 def join_table(
@@ -119,22 +152,41 @@ def join_table(
             f"key=serdes.{table.flow.key}) before the join."
         )
     # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
-    flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, named=name is not None)
+    flow = keyed(
+        replace(flow, key=table.flow.key),
+        name or flow.node,
+        where,
+        named=name is not None,
+    )
     materialize(flow.graph, table.flow.node)
-    node: dict[str, Any] = {"store": table.store, "joiner": function, "with_key": with_key, "left": left}
+    node: dict[str, Any] = {
+        "store": table.store,
+        "joiner": function,
+        "with_key": with_key,
+        "left": left,
+    }
     make = (
         partial(StreamTableJoin, **node)
         if grace is None
-        else _held(flow, table, node, duration_ms(grace, f"{where}: grace"), name, where)
+        else _held(
+            flow, table, node, duration_ms(grace, f"{where}: grace"), name, where
+        )
     )
     prefix = "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-"
     return flow.then(
-        prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))
+        prefix,
+        name,
+        lambda name, parents: make(name=name, parents=(*parents, table.flow.node)),
     ).with_value(value, method)
 
 
 def _held(
-    flow: Flow, table: TableFlow, node: dict[str, Any], grace_ms: int, name: str | None, where: str
+    flow: Flow,
+    table: TableFlow,
+    node: dict[str, Any],
+    grace_ms: int,
+    name: str | None,
+    where: str,
 ) -> Callable[..., BufferedJoin]:
     history_ms = table.store.history_ms
     if history_ms is None:
@@ -147,9 +199,14 @@ def _held(
             f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of "
             f"{history_ms} ms"
         )
-    key, value = table.flow.needed("key", where), with_headers(flow.needed("value", where))
+    key, value = (
+        table.flow.needed("key", where),
+        with_headers(flow.needed("value", where)),
+    )
     buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
-    spec = StoreSpec(flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value))
+    spec = StoreSpec(
+        flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value)
+    )
     return partial(BufferedJoin, **node, buffer=spec, grace_ms=grace_ms)
 
 
@@ -175,8 +232,17 @@ def join_global(
         raise TopologyError(f"{where}: both must come from the same StreamsBuilder")
     function = _joiner(method, joiner, "table_value", with_key=with_key)
     mapper = checked("on=", on, "key", "value")
-    make = partial(StreamGlobalJoin, store=table.store, mapper=mapper, joiner=function, with_key=with_key, left=left)
-    return flow.then("KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-", name, make).with_value(value, method)
+    make = partial(
+        StreamGlobalJoin,
+        store=table.store,
+        mapper=mapper,
+        joiner=function,
+        with_key=with_key,
+        left=left,
+    )
+    return flow.then(
+        "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-", name, make
+    ).with_value(value, method)
 
 
 def joined_tables(
@@ -195,7 +261,15 @@ def joined_tables(
     if foreign_key is None and foreign_key_with_key is None:
         return join_tables(left, right, joiner, value, store, name, kind=kind)
     return join_foreign(
-        left, right, foreign_key, foreign_key_with_key, joiner, value, store, name, is_left=kind == "left"
+        left,
+        right,
+        foreign_key,
+        foreign_key_with_key,
+        joiner,
+        value,
+        store,
+        name,
+        is_left=kind == "left",
     )
 
 
@@ -229,10 +303,21 @@ def join_tables(
     value = serde_or_none(value, "value", where)
     key = left.flow.needed("key", where)
     node_name = graph.names.node("KTABLE-MERGE-", name)
-    for prefix in ("KTABLE-JOINTHIS-", "KTABLE-JOINOTHER-"):  # Kafka Streams counts three nodes
+    for prefix in (
+        "KTABLE-JOINTHIS-",
+        "KTABLE-JOINOTHER-",
+    ):  # Kafka Streams counts three nodes
         graph.names.node(prefix)
-    retention_ms = max((ms for table in (left, right) if (ms := table.store.retention_ms) is not None), default=None)
-    rows = replace(left, store=replace(left.store, history_ms=None, ttl_ms=None, retention_ms=retention_ms))
+    retention_ms = max(
+        (ms for table in (left, right) if (ms := table.store.retention_ms) is not None),
+        default=None,
+    )
+    rows = replace(
+        left,
+        store=replace(
+            left.store, history_ms=None, ttl_ms=None, retention_ms=retention_ms
+        ),
+    )
     spec = None
     if store is not None:
         if value is None:
@@ -249,7 +334,16 @@ def join_tables(
     if kind == "outer":
         ask_for_old_values(graph, right.flow.node, force=True)
     parents = (left.flow.node, right.flow.node)
-    graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
+    graph.attach(
+        TableTableJoin(
+            name=node_name,
+            parents=parents,
+            kind=kind,
+            joiner=function,
+            key=key,
+            store=spec,
+        )
+    )
     flow = replace(left.flow, node=node_name).with_value(value, method)
     return TableFlow(flow, spec or rows.store)
 
@@ -289,17 +383,21 @@ def join_streams(
     check_same_keys(left, right, where)
     graph, names = left.graph, left.graph.names
     left_topic, right_topic = (
-        f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right))
+        f"{name}-{side}" if name else flow.node
+        for side, flow in (("left", left), ("right", right))
     )
     if left.node == right.node:
         right_topic = left_topic
     left, right = (
-        keyed(flow, topic, where, named=name is not None) for flow, topic in ((left, left_topic), (right, right_topic))
+        keyed(flow, topic, where, named=name is not None)
+        for flow, topic in ((left, left_topic), (right, right_topic))
     )
     for _ in LEFT_AND_RIGHT:
         names.node("KSTREAM-WINDOWED-")
     this = names.node("KSTREAM-OUTERTHIS-" if kind == "outer" else "KSTREAM-JOINTHIS-")
-    other = names.node("KSTREAM-JOINOTHER-" if kind == "inner" else "KSTREAM-OUTEROTHER-")
+    other = names.node(
+        "KSTREAM-JOINOTHER-" if kind == "inner" else "KSTREAM-OUTEROTHER-"
+    )
     node_name = names.node("KSTREAM-MERGE-", name)
     stores = _join_stores(left, right, windows, store, (this, other), kind, where)
     for spec in stores:
@@ -339,12 +437,27 @@ def _join_stores(
         "-outer-this-join" if outer_left else "-this-join",
         "-outer-other-join" if outer_right else "-other-join",
     )
-    names = generated if store is None else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
-    key, values = left.needed("key", where), (left.needed("value", where), right.needed("value", where))
+    names = (
+        generated
+        if store is None
+        else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
+    )
+    key, values = (
+        left.needed("key", where),
+        (left.needed("value", where), right.needed("value", where)),
+    )
     # The store must keep a row for as long as the join may look it up; the join itself checks the exact limit.
-    window = StoreSpec("", "window", key, values_of(values[0]), window_ms=1, retention_ms=windows.retention_ms + 1)
+    window = StoreSpec(
+        "",
+        "window",
+        key,
+        values_of(values[0]),
+        window_ms=1,
+        retention_ms=windows.retention_ms + 1,
+    )
     sides = tuple(
-        replace(window, name=f"{side}-store", value=values_of(value)) for side, value in zip(names, values, strict=True)
+        replace(window, name=f"{side}-store", value=values_of(value))
+        for side, value in zip(names, values, strict=True)
     )
     if kind == "inner" or windows.eager:
         return sides
@@ -358,7 +471,9 @@ def _join_stores(
 
 def _method(kind: JoinKind, *, with_key: bool) -> str:
     """Return the name of the method that the user called."""
-    return f"{'' if kind == 'inner' else f'{kind}_'}join{'_with_key' if with_key else ''}"
+    return (
+        f"{'' if kind == 'inner' else f'{kind}_'}join{'_with_key' if with_key else ''}"
+    )
 
 
 def _joiner(method: str, joiner: Function, other: str, *, with_key: bool) -> Function:
@@ -389,7 +504,9 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
 
     def encode(values: list[Any]) -> bytes:
         written = [inner.encode(value) for value in values]
-        return b"".join(part for data in written for part in (_LENGTH.pack(len(data)), data))
+        return b"".join(
+            part for data in written for part in (_LENGTH.pack(len(data)), data)
+        )
 
     def decode(data: bytes) -> list[Any]:
         values, at = [], 0
@@ -403,22 +520,38 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
 
 
 @cache
-def waiting_of(left: Serde[Any], right: Serde[Any]) -> Serde[list[tuple[int, int, Any]]]:
+def waiting_of(
+    left: Serde[Any], right: Serde[Any]
+) -> Serde[list[tuple[int, int, Any]]]:
     """Return the serde of waiting records (timestamp, side, value).
 
     Shape: for each, timestamp (8 bytes), side (1), length (4), value.
     """
 
     def encode(rows: list[tuple[int, int, Any]]) -> bytes:
-        written = [(at, side, (left, right)[side].encode(value)) for at, side, value in rows]
-        return b"".join(part for at, side, data in written for part in (_WAITING.pack(at, side, len(data)), data))
+        written = [
+            (at, side, (left, right)[side].encode(value)) for at, side, value in rows
+        ]
+        return b"".join(
+            part
+            for at, side, data in written
+            for part in (_WAITING.pack(at, side, len(data)), data)
+        )
 
     def decode(data: bytes) -> list[tuple[int, int, Any]]:
         rows, position = [], 0
         while position < len(data):
             at, side, length = _WAITING.unpack_from(data, position)
             position += _WAITING.size + length
-            rows.append((at, side, (left, right)[side].decode(data[position - length : position])))
+            rows.append(
+                (
+                    at,
+                    side,
+                    (left, right)[side].decode(data[position - length : position]),
+                )
+            )
         return rows
 
-    return Serde(f"waiting({left.name}, {right.name})", encode, decode, parts=(left, right))
+    return Serde(
+        f"waiting({left.name}, {right.name})", encode, decode, parts=(left, right)
+    )

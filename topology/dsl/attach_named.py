@@ -156,7 +156,9 @@ def sink(
     serdes: dict[Part, Serde[Any]] = {"key": key, "value": value}
     for part, serde in serdes.items():
         if serde_or_none(serde, part, where) is None:
-            raise TopologyError(f"{where}: how do {part}s become bytes? Write {part}=serdes.… there.")
+            raise TopologyError(
+                f"{where}: how do {part}s become bytes? Write {part}=serdes.… there."
+            )
     make = sink_of(where, topic, key, value, partitioner)
     _add(graph, make(name=check_name(name, "the node name"), parents=parents))
 
@@ -168,8 +170,13 @@ def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> 
         TopologyError: it is not a store, its name is taken, or a name is not that of a processor.
     """
     if not isinstance(store, StoreSpec):
-        raise TopologyError(f"add_state_store() takes a store such as key_value_store(…), not {store!r}")
-    nodes = [_processor(graph, name, f'add_state_store("{store.name}")') for name in processors]
+        raise TopologyError(
+            f"add_state_store() takes a store such as key_value_store(…), not {store!r}"
+        )
+    nodes = [
+        _processor(graph, name, f'add_state_store("{store.name}")')
+        for name in processors
+    ]
     take_store(graph, store)
     graph.added_stores[store.name] = store
     for node in nodes:
@@ -185,7 +192,9 @@ def connect(graph: Graph, processor: str, stores: tuple[str, ...]) -> None:
     where = f'connect_processor_and_state_stores("{processor}")'
     if not stores:
         raise TopologyError(f"{where}: name at least one store")
-    graph.nodes[processor] = using(graph, _processor(graph, processor, where), stores, where)
+    graph.nodes[processor] = using(
+        graph, _processor(graph, processor, where), stores, where
+    )
 
 
 def global_store(
@@ -204,7 +213,9 @@ def global_store(
             given.
     """
     if not isinstance(store, StoreSpec):
-        raise TopologyError(f"add_global_store() takes a store, key_value_store(…), not {store!r}")
+        raise TopologyError(
+            f"add_global_store() takes a store, key_value_store(…), not {store!r}"
+        )
     if store.kind != "key_value" or store.history_ms is not None:
         raise TopologyError(
             f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
@@ -225,9 +236,18 @@ def global_store(
     read_value = serde_or_none(value, "value", where) or store.value
     update = None
     if supplier is not None and processor is not None:
-        update = GlobalUpdate(check_name(processor, "the node name"), checked(where, supplier), read_key, read_value)
+        update = GlobalUpdate(
+            check_name(processor, "the node name"),
+            checked(where, supplier),
+            read_key,
+            read_value,
+        )
         graph.names.take(update.name)
-    elif supplier is not None or processor is not None or (read_key, read_value) != (store.key, store.value):
+    elif (
+        supplier is not None
+        or processor is not None
+        or (read_key, read_value) != (store.key, store.value)
+    ):
         raise TopologyError(
             f"{where}: records become rows as they are, or a processor makes rows of them: name it and give its "
             "supplier, add_global_store(store, topic, name, supplier, key=…, value=…)."
@@ -243,9 +263,13 @@ def _add(graph: Graph, node: Node) -> None:
 
 def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
     if not parents:
-        raise TopologyError(f"{where}: name at least one parent, a source or processor whose records it gets")
+        raise TopologyError(
+            f"{where}: name at least one parent, a source or processor whose records it gets"
+        )
     if len(set(parents)) < len(parents):
-        raise TopologyError(f"{where}: a parent is named twice in {', '.join(parents)}. Each record comes once.")
+        raise TopologyError(
+            f"{where}: a parent is named twice in {', '.join(parents)}. Each record comes once."
+        )
     for name in parents:
         node = _known(graph, name, where)
         if isinstance(node, Sink | DynamicSink):
@@ -254,8 +278,12 @@ def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
                 f'parents of "{name}".'
             )
         if isinstance(node, Split):
-            raise TopologyError(f'{where}: out of "{name}" come branches. Name one of them.')
-        if not isinstance(node, _STREAMS) or (isinstance(node, Filter | MapValues) and node.table):
+            raise TopologyError(
+                f'{where}: out of "{name}" come branches. Name one of them.'
+            )
+        if not isinstance(node, _STREAMS) or (
+            isinstance(node, Filter | MapValues) and node.table
+        ):
             raise TopologyError(
                 f'{where}: updates of a table come out of "{name}". Write .to_stream(name=…) in the program, and name '
                 "that."
@@ -276,5 +304,11 @@ def _known(graph: Graph, name: str, where: str) -> Node:
     if name in graph.nodes:
         return graph.nodes[name]
     near = get_close_matches(str(name), graph.nodes, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(graph.nodes) or 'none'}."
-    raise TopologyError(f'{where}: there is no node "{name}"; {hint} Nodes are added after their parents.')
+    hint = (
+        f'did you mean "{near[0]}"?'
+        if near
+        else f"there are {', '.join(graph.nodes) or 'none'}."
+    )
+    raise TopologyError(
+        f'{where}: there is no node "{name}"; {hint} Nodes are added after their parents.'
+    )

@@ -50,7 +50,11 @@ def process(
         by_key=by_key,
     )
     prefix = "KSTREAM-PROCESSVALUES-" if fixed_key else "KSTREAM-PROCESSOR-"
-    after = flow.then(prefix, name, lambda **node: using(flow.graph, make(**node), stores, f"{method}()"))
+    after = flow.then(
+        prefix,
+        name,
+        lambda **node: using(flow.graph, make(**node), stores, f"{method}()"),
+    )
     return after if fixed_key else replace(after, rekeyed=True)
 
 
@@ -72,7 +76,9 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
     return by_key
 
 
-def using(graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], where: str) -> AnyProcessing:
+def using(
+    graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], where: str
+) -> AnyProcessing:
     """Return the processor with these stores added: its own, and by name those of others.
 
     Raises:
@@ -84,7 +90,10 @@ def using(graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], 
             raise TopologyError(
                 f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}"
             )
-    specs = [graph.added_stores.get(store, store) if isinstance(store, str) else store for store in stores]
+    specs = [
+        graph.added_stores.get(store, store) if isinstance(store, str) else store
+        for store in stores
+    ]
     own = [store for store in specs if isinstance(store, StoreSpec)]
     for store in own:
         take_store(graph, store)
@@ -104,14 +113,21 @@ def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
         TopologyError: it is not, but for example a single name, or a set, which has another order in each process.
     """
     if isinstance(stores, str) or not isinstance(stores, Sequence):
-        raise TopologyError(f"{where}: stores= takes a list of stores, stores=[...], not {stores!r}")
+        raise TopologyError(
+            f"{where}: stores= takes a list of stores, stores=[...], not {stores!r}"
+        )
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
     """Reserve the name of a store, unless this very store is already added or belongs to another processor."""
     known = [
         *graph.added_stores.values(),
-        *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores),
+        *(
+            store
+            for node in graph.nodes.values()
+            if isinstance(node, Processing)
+            for store in node.stores
+        ),
     ]
     if store not in known:
         for each in (store, store.past):

@@ -22,12 +22,24 @@ from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.attach import TableFlow
-from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import (
+    FOLLOWS_TABLES,
+    StoreOption,
+    kept_as,
+    name_of,
+)
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.join_nodes import TableTableJoin
-from coopstreams.topology.graph.nodes import Aggregate, Filter, Function, MapValues, Node, TableSource
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Filter,
+    Function,
+    MapValues,
+    Node,
+    TableSource,
+)
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.suppressed import Suppressed, held
@@ -35,7 +47,12 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows
 
 
 def filter_rows(
-    table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool
+    table: TableFlow,
+    predicate: Function,
+    store: StoreOption,
+    name: str | None,
+    *,
+    negate: bool,
 ) -> TableFlow:
     """Return the rows that a predicate keeps.
 
@@ -46,7 +63,11 @@ def filter_rows(
     """
     graph, above = table.flow.graph, table.flow.node
     made = _attached(
-        table, "KTABLE-FILTER-", name, store, partial(Filter, predicate=predicate, negate=negate, table=True)
+        table,
+        "KTABLE-FILTER-",
+        name,
+        store,
+        partial(Filter, predicate=predicate, negate=negate, table=True),
     )
     if ask_for_old_values(graph, above, force=False):
         graph.sending_old.add(made.flow.node)
@@ -69,7 +90,14 @@ def map_rows(
     """
     method = "map_values_with_key" if with_key else "map_values"
     make = partial(MapValues, mapper=mapper, with_key=with_key, table=True)
-    return _attached(table, "KTABLE-MAPVALUES-", name, store, make, lambda flow: flow.with_value(value, method))
+    return _attached(
+        table,
+        "KTABLE-MAPVALUES-",
+        name,
+        store,
+        make,
+        lambda flow: flow.with_value(value, method),
+    )
 
 
 def _attached(
@@ -102,7 +130,9 @@ def _is_suppressed(graph: Graph, name: str) -> bool:
     """Whether a table is a suppressed one, or a view of such a table."""
     node = graph.nodes[name]
     view = isinstance(node, Filter | MapValues) and node.store is None
-    return isinstance(node, Suppress) or (view and _is_suppressed(graph, node.parents[0]))
+    return isinstance(node, Suppress) or (
+        view and _is_suppressed(graph, node.parents[0])
+    )
 
 
 def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow:
@@ -112,7 +142,9 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
         TopologyError: the table has no windows that could close, a serde is missing, or a name is taken or not legal.
     """
     if not isinstance(until, Suppressed):
-        raise TopologyError(f"suppress() takes until_window_closes() or until_time_limit(...), not {until!r}")
+        raise TopologyError(
+            f"suppress() takes until_window_closes() or until_time_limit(...), not {until!r}"
+        )
     graph, where = table.flow.graph, f"suppress of {table.flow.node}"
     windows = _windows(graph, table.flow.node) if until.wait_ms is None else None
     if until.wait_ms is None and windows is None:
@@ -121,10 +153,17 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
             "it."
         )
     node_name = graph.names.node("KTABLE-SUPPRESS-", name)
-    store_name = graph.names.store("KTABLE-SUPPRESS-", None if name is None else f"{name}-store")
-    key, value = table.flow.needed("key", where, where), table.flow.needed("value", where, "the operator before it")
+    store_name = graph.names.store(
+        "KTABLE-SUPPRESS-", None if name is None else f"{name}-store"
+    )
+    key, value = (
+        table.flow.needed("key", where, where),
+        table.flow.needed("value", where, "the operator before it"),
+    )
     suffix = {"window": 8, "session": 16}.get(table.store.kind, 0)
-    buffer = StoreSpec(store_name, "buffer", table.store.key, held, row_key=key, suffix_bytes=suffix)
+    buffer = StoreSpec(
+        store_name, "buffer", table.store.key, held, row_key=key, suffix_bytes=suffix
+    )
     node = Suppress(
         name=node_name,
         parents=(table.flow.node,),
@@ -155,13 +194,21 @@ def _windows(graph: Graph, name: str) -> AnyWindows | None:
     node = graph.nodes[name]
     if isinstance(node, Aggregate):
         return node.windows
-    found = [windows for parent in node.parents if (windows := _windows(graph, parent)) is not None]
+    found = [
+        windows
+        for parent in node.parents
+        if (windows := _windows(graph, parent)) is not None
+    ]
     return max(found, key=_wait_ms, default=None)
 
 
 def _wait_ms(windows: AnyWindows) -> int:
     """Return how long after its end a window closes, in stream time."""
-    return windows.grace_ms + windows.gap_ms if isinstance(windows, SessionWindows) else windows.grace_ms
+    return (
+        windows.grace_ms + windows.gap_ms
+        if isinstance(windows, SessionWindows)
+        else windows.grace_ms
+    )
 
 
 def _end_of(windows: AnyWindows) -> Callable[[bytes], int]:
@@ -178,7 +225,9 @@ def materialize(graph: Graph, name: str) -> None:
         assert node.store is not None  # until the graph is cut
         graph.needed_stores.add(node.store.name)
     elif isinstance(node, Suppress):
-        ask_for_old_values(graph, name, force=True)  # look-ups get the old value until the update is emitted
+        ask_for_old_values(
+            graph, name, force=True
+        )  # look-ups get the old value until the update is emitted
         materialize(graph, node.parents[0])
     elif _looks_through(node):
         for parent in node.parents:
@@ -201,7 +250,9 @@ def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
     elif isinstance(node, TableTableJoin | CogroupMerge | Suppress):
         for parent in node.parents:
             ask_for_old_values(graph, parent, force=True)
-    elif _looks_through(node) and not ask_for_old_values(graph, node.parents[0], force=force):
+    elif _looks_through(node) and not ask_for_old_values(
+        graph, node.parents[0], force=force
+    ):
         return False
     graph.sending_old.add(name)
     return True
@@ -209,4 +260,7 @@ def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
 
 def _looks_through(node: Node) -> bool:
     """Return whether the node has no store, so that its rows are computed from those of its parents."""
-    return isinstance(node, Filter | MapValues | TableTableJoin) and getattr(node, "store", None) is None
+    return (
+        isinstance(node, Filter | MapValues | TableTableJoin)
+        and getattr(node, "store", None) is None
+    )

@@ -14,7 +14,9 @@ from coopstreams.topology.graph.nodes import Branch, Function, Split
 from coopstreams.topology.naming import check_name
 
 if TYPE_CHECKING:
-    from coopstreams.topology.dsl.kstream import KStream  # a stream is split and its branches are streams
+    from coopstreams.topology.dsl.kstream import (
+        KStream,
+    )  # a stream is split and its branches are streams
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,7 +36,9 @@ class BranchedKStream(Generic[K, V]):
         self._names: list[str] = []
         self._predicates: list[Function] = []
 
-    def branch(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> BranchedKStream[K, V]:
+    def branch(
+        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+    ) -> BranchedKStream[K, V]:
         """Add a branch for the records for which `predicate(key, value)` is true and no earlier predicate is."""
         self._predicates.append(checked("branch", predicate, "key", "value"))
         self._add(name or str(len(self._predicates)))
@@ -66,9 +70,17 @@ class BranchedKStream(Generic[K, V]):
         from coopstreams.topology.dsl.kstream import KStream
 
         graph = self._flow.graph
-        split = self._flow.then("KSTREAM-BRANCH-", self._name, partial(Split, predicates=tuple(self._predicates)))
+        split = self._flow.then(
+            "KSTREAM-BRANCH-",
+            self._name,
+            partial(Split, predicates=tuple(self._predicates)),
+        )
         branches = {}
         for number, name in enumerate(self._names):
-            node = Branch(name=graph.names.take(split.node + name), parents=(split.node,), number=number)
+            node = Branch(
+                name=graph.names.take(split.node + name),
+                parents=(split.node,),
+                number=number,
+            )
             branches[name] = KStream[K, V](replace(split, node=graph.attach(node)))
         return branches

@@ -71,10 +71,20 @@ class StreamsBuilder(OtherNames):
         now, or "by_duration:PT1H"; without it, where `auto.offset.reset` says.
         """
         if not isinstance(topic, Pattern | Sequence):
-            raise TopologyError(f"stream() takes a topic, a list of topics, or re.compile(…), not {topic!r}")
+            raise TopologyError(
+                f"stream() takes a topic, a list of topics, or re.compile(…), not {topic!r}"
+            )
         pattern = topic if isinstance(topic, Pattern) else None
-        topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
-        node = described("stream", topics, key, value, timestamp, pattern, idle_advance, reset, order)
+        topics = (
+            ()
+            if isinstance(topic, Pattern)
+            else (topic,)
+            if isinstance(topic, str)
+            else tuple(topic)
+        )
+        node = described(
+            "stream", topics, key, value, timestamp, pattern, idle_advance, reset, order
+        )
         source = self._graph.source(name, node)
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
@@ -96,18 +106,26 @@ class StreamsBuilder(OtherNames):
         is by timestamp, a stream record is joined with the row as of the record's timestamp, and versions are kept for
         that long (in stream time). `reset` as of `stream`: rows from before it are not in the table.
         """
-        store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
+        store_name = self._graph.names.store(
+            f"{check_name(topic, 'the topic')}-", name_of(store)
+        )
         source = self._graph.source(
-            name, described("table", (topic,), key, value, timestamp, reset=reset), suffix="-source"
+            name,
+            described("table", (topic,), key, value, timestamp, reset=reset),
+            suffix="-source",
         )
         spec = kept_as(
             store,
             StoreSpec(store_name, "key_value", source.key, source.value),
-            no_ttl=None if history is None else "history= says how long versions are kept.",
+            no_ttl=None
+            if history is None
+            else "history= says how long versions are kept.",
         )
         if history is not None:
             spec = replace(
-                spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history')
+                spec,
+                value=versions_of(source.value),
+                history_ms=checked_ms(history, f'table("{topic}"): the history'),
             )
             self._graph.names.store("", past_name(store_name))
         if store is not None or history is not None:
@@ -125,7 +143,9 @@ class StreamsBuilder(OtherNames):
         streams.
         """
         described("global_table", (topic,), key, value)
-        return GlobalKTable(self._graph, global_table(self._graph, topic, key, value, store))
+        return GlobalKTable(
+            self._graph, global_table(self._graph, topic, key, value, store)
+        )
 
     def build(self) -> Topology:
         """Return the topology as written so far.

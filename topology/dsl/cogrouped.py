@@ -15,10 +15,17 @@ from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+from coopstreams.topology.windows import (
+    AnyWindows,
+    SessionWindows,
+    SlidingWindows,
+    Windows,
+)
 
 if TYPE_CHECKING:
-    from coopstreams.topology.dsl.grouped import KGroupedStream  # a grouped stream begins a cogroup, and joins one
+    from coopstreams.topology.dsl.grouped import (
+        KGroupedStream,
+    )  # a grouped stream begins a cogroup, and joins one
     from coopstreams.topology.dsl.kstream import KStream
 
 K = TypeVar("K")
@@ -34,7 +41,9 @@ class CogroupedKStream(Generic[K, A]):
     def __init__(self, parts: list[tuple[Grouped, Function]]) -> None:
         self._parts = parts
 
-    def cogroup(self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
+    def cogroup(
+        self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]
+    ) -> CogroupedKStream[K, A]:
         """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
         from coopstreams.topology.dsl.grouped import KGroupedStream
 
@@ -44,7 +53,13 @@ class CogroupedKStream(Generic[K, A]):
                 ".group_by_key() and .group_by(…)."
             )
         return CogroupedKStream(
-            [*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))]
+            [
+                *self._parts,
+                (
+                    group._group,
+                    checked("cogroup", aggregator, "key", "value", "aggregate"),
+                ),
+            ]
         )
 
     def aggregate(
@@ -60,13 +75,19 @@ class CogroupedKStream(Generic[K, A]):
         return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
 
     @overload
-    def windowed_by(self, windows: Windows | SlidingWindows) -> TimeWindowedCogroupedKStream[K, A]: ...
+    def windowed_by(
+        self, windows: Windows | SlidingWindows
+    ) -> TimeWindowedCogroupedKStream[K, A]: ...
     @overload
-    def windowed_by(self, windows: SessionWindows) -> SessionWindowedCogroupedKStream[K, A]: ...
+    def windowed_by(
+        self, windows: SessionWindows
+    ) -> SessionWindowedCogroupedKStream[K, A]: ...
     def windowed_by(self, windows: Any) -> Any:
         """Cut the groups into windows of event time."""
         kind: Any = (
-            SessionWindowedCogroupedKStream if isinstance(windows, SessionWindows) else TimeWindowedCogroupedKStream
+            SessionWindowedCogroupedKStream
+            if isinstance(windows, SessionWindows)
+            else TimeWindowedCogroupedKStream
         )
         return kind(self._parts, checked_windows(windows))
 
@@ -76,19 +97,29 @@ class _WindowedCogroupedKStream(Generic[K, A]):
 
     __slots__ = ("_parts", "_taken", "_windows")
 
-    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
+    def __init__(
+        self, parts: list[tuple[Grouped, Function]], windows: AnyWindows
+    ) -> None:
         self._parts, self._windows = parts, windows
         self._taken: list[Flow] = []
 
-    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+    def late(
+        self, group: KGroupedStream[K, V], *, name: str | None = None
+    ) -> KStream[K, V]:
         """Return the records of one of the grouped streams that are late for all of their windows.
 
         Raises:
             TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
         """
-        numbers = [number for number, (part, _) in enumerate(self._parts) if part is getattr(group, "_group", None)]
+        numbers = [
+            number
+            for number, (part, _) in enumerate(self._parts)
+            if part is getattr(group, "_group", None)
+        ]
         if not numbers:
-            raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
+            raise TopologyError(
+                "late(): give one of the grouped streams that are cogrouped here"
+            )
         return late_stream(self._taken[numbers[0]] if self._taken else None, name)
 
     def _aggregated(self, fold: Fold, kept: Kept) -> KTable[Windowed[K], A]:
@@ -136,6 +167,9 @@ class SessionWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and session of all streams; merged sessions become `merger(key, one, other)`."""
         fold = Fold(
-            "aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other")
+            "aggregate",
+            checked("aggregate", initializer),
+            None,
+            checked("aggregate", merger, "key", "one", "other"),
         )
         return self._aggregated(fold, Kept(value, store, name, retention))

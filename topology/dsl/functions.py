@@ -41,10 +41,16 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
     """
     called = _calls(where, arguments)
     if not callable(function):
-        cure = "a function" if arguments else "what makes a new one each time: a class, or `lambda: ...`"
+        cure = (
+            "a function"
+            if arguments
+            else "what makes a new one each time: a class, or `lambda: ...`"
+        )
         raise TopologyError(f"{called}: {function!r} cannot be called. Give it {cure}.")
     if inspect.isasyncgenfunction(function):
-        raise TopologyError(f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values.")
+        raise TopologyError(
+            f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values."
+        )
     try:
         signature = _signature(function)
     except (TypeError, ValueError):

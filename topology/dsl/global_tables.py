@@ -28,10 +28,15 @@ class GlobalKTable(Generic[K, V]):
         self._graph, self._table = graph, table
 
 
-def global_table(graph: Graph, topic: str, key: Serde[Any], value: Serde[Any], store: str | None) -> GlobalTable:
+def global_table(
+    graph: Graph, topic: str, key: Serde[Any], value: Serde[Any], store: str | None
+) -> GlobalTable:
     """Return a new global table of a graph."""
     name = graph.names.store(f"{topic}-", store)
-    for prefix in ("KSTREAM-SOURCE-", "KTABLE-SOURCE-"):  # Kafka Streams counts two nodes
+    for prefix in (
+        "KSTREAM-SOURCE-",
+        "KTABLE-SOURCE-",
+    ):  # Kafka Streams counts two nodes
         graph.names.node(prefix)
     table = GlobalTable(topic, StoreSpec(name, "key_value", key, value, logged=False))
     graph.global_tables.append(table)

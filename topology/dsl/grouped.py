@@ -7,14 +7,29 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
 from coopstreams.topology import serdes
-from coopstreams.topology.compatibility.other_names import GROUPED_STREAM, GROUPED_TABLE, OtherNames
+from coopstreams.topology.compatibility.other_names import (
+    GROUPED_STREAM,
+    GROUPED_TABLE,
+    OtherNames,
+)
 from coopstreams.topology.dsl.attach import Grouped
-from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate, aggregate_table
+from coopstreams.topology.dsl.attach_aggregates import (
+    MEAN,
+    Fold,
+    Kept,
+    aggregate,
+    aggregate_table,
+)
 from coopstreams.topology.dsl.cogrouped import CogroupedKStream
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream, checked_windows, means
+from coopstreams.topology.dsl.windowed import (
+    SessionWindowedKStream,
+    TimeWindowedKStream,
+    checked_windows,
+    means,
+)
 from coopstreams.topology.graph.folding import totals
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, Windows
@@ -38,9 +53,13 @@ class KGroupedStream(OtherNames, Generic[K, V]):
     def __init__(self, group: Grouped) -> None:
         self._group = group
 
-    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, int]:
+    def count(
+        self, *, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, int]:
         """Count the records of each key, as `serdes.int64`."""
-        return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name)))
+        return KTable(
+            aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name))
+        )
 
     def mean(
         self: KGroupedStream[K, int] | KGroupedStream[K, float],
@@ -61,7 +80,11 @@ class KGroupedStream(OtherNames, Generic[K, V]):
     ) -> KTable[K, V]:
         """Combine the values of each key: the first value, then `reducer(aggregate, value)`. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name)))
+        return KTable(
+            aggregate(
+                self._group, Fold("reduce", None, reducer), Kept(value, store, name)
+            )
+        )
 
     def aggregate(
         self,
@@ -78,23 +101,39 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
-        return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator), Kept(value, store, name)))
+        return KTable(
+            aggregate(
+                self._group,
+                Fold("aggregate", initializer, aggregator),
+                Kept(value, store, name),
+            )
+        )
 
-    def cogroup(self, aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
+    def cogroup(
+        self, aggregator: Callable[[K, V, A], A | None]
+    ) -> CogroupedKStream[K, A]:
         """Begin an aggregation of several grouped streams into one table.
 
         `aggregator(key, value, aggregate)` is the aggregator of this stream.
         """
-        return CogroupedKStream([(self._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
+        return CogroupedKStream(
+            [(self._group, checked("cogroup", aggregator, "key", "value", "aggregate"))]
+        )
 
     @overload
-    def windowed_by(self, windows: Windows | SlidingWindows) -> TimeWindowedKStream[K, V]: ...
+    def windowed_by(
+        self, windows: Windows | SlidingWindows
+    ) -> TimeWindowedKStream[K, V]: ...
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream[K, V]: ...
     def windowed_by(self, windows: Any) -> Any:
         """Cut each group into windows of event time."""
         group = replace(self._group, windows=checked_windows(windows))
-        return SessionWindowedKStream(group) if isinstance(windows, SessionWindows) else TimeWindowedKStream(group)
+        return (
+            SessionWindowedKStream(group)
+            if isinstance(windows, SessionWindows)
+            else TimeWindowedKStream(group)
+        )
 
 
 class KGroupedTable(OtherNames, Generic[K, V]):
@@ -112,9 +151,13 @@ class KGroupedTable(OtherNames, Generic[K, V]):
     def __init__(self, group: Grouped) -> None:
         self._group = group
 
-    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, int]:
+    def count(
+        self, *, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, int]:
         """Count the rows of each group, as `serdes.int64`."""
-        return KTable(aggregate_table(self._group, Fold("count"), Kept(serdes.int64, store, name)))
+        return KTable(
+            aggregate_table(self._group, Fold("count"), Kept(serdes.int64, store, name))
+        )
 
     def reduce(
         self,

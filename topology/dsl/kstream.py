@@ -20,7 +20,15 @@ from coopstreams.topology.dsl.stream_calls import StreamCalls
 from coopstreams.topology.dsl.stream_joins import StreamJoins
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
+from coopstreams.topology.graph.nodes import (
+    Filter,
+    FlatMap,
+    FlatMapValues,
+    Map,
+    MapValues,
+    Peek,
+    SelectKey,
+)
 from coopstreams.topology.graph.partitioners import Partitioner
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.serdes import Serde
@@ -49,14 +57,22 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
 
     _written = STREAM
 
-    def filter(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> KStream[K, V]:
+    def filter(
+        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+    ) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is true."""
         make = partial(Filter, predicate=checked("filter", predicate, "key", "value"))
         return KStream(self._flow.then("KSTREAM-FILTER-", name, make))
 
-    def filter_not(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> KStream[K, V]:
+    def filter_not(
+        self, predicate: Callable[[K, V], bool], *, name: str | None = None
+    ) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is false."""
-        make = partial(Filter, predicate=checked("filter_not", predicate, "key", "value"), negate=True)
+        make = partial(
+            Filter,
+            predicate=checked("filter_not", predicate, "key", "value"),
+            negate=True,
+        )
         return KStream(self._flow.then("KSTREAM-FILTER-", name, make))
 
     def map(
@@ -68,7 +84,11 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         name: str | None = None,
     ) -> KStream[K2, V2]:
         """Replace each record by the pair that `mapper(key, value)` returns."""
-        flow = self._flow.then("KSTREAM-MAP-", name, partial(Map, mapper=checked("map", mapper, "key", "value")))
+        flow = self._flow.then(
+            "KSTREAM-MAP-",
+            name,
+            partial(Map, mapper=checked("map", mapper, "key", "value")),
+        )
         return KStream(flow.with_key(key, "map").with_value(value, "map"))
 
     def flat_map(
@@ -81,63 +101,135 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     ) -> KStream[K2, V2]:
         """Replace each record by the pairs that `mapper(key, value)` returns, any number of them."""
         flow = self._flow.then(
-            "KSTREAM-FLATMAP-", name, partial(FlatMap, mapper=checked("flat_map", mapper, "key", "value"))
+            "KSTREAM-FLATMAP-",
+            name,
+            partial(FlatMap, mapper=checked("flat_map", mapper, "key", "value")),
         )
         return KStream(flow.with_key(key, "flat_map").with_value(value, "flat_map"))
 
     def map_values(
-        self, mapper: Callable[[V], V2], *, value: Serde[V2] | None = None, name: str | None = None
+        self,
+        mapper: Callable[[V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> KStream[K, V2]:
         """Replace each value by `mapper(value)`."""
         make = partial(MapValues, mapper=checked("map_values", mapper, "value"))
-        return KStream(self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(value, "map_values"))
+        return KStream(
+            self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(
+                value, "map_values"
+            )
+        )
 
     def map_values_with_key(
-        self, mapper: Callable[[K, V], V2], *, value: Serde[V2] | None = None, name: str | None = None
+        self,
+        mapper: Callable[[K, V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> KStream[K, V2]:
         """Replace each value by `mapper(key, value)`."""
-        make = partial(MapValues, mapper=checked("map_values_with_key", mapper, "key", "value"), with_key=True)
-        return KStream(self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(value, "map_values_with_key"))
+        make = partial(
+            MapValues,
+            mapper=checked("map_values_with_key", mapper, "key", "value"),
+            with_key=True,
+        )
+        return KStream(
+            self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(
+                value, "map_values_with_key"
+            )
+        )
 
     def flat_map_values(
-        self, mapper: Callable[[V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None
+        self,
+        mapper: Callable[[V], Iterable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> KStream[K, V2]:
         """Replace each record by one for each value that `mapper(value)` returns."""
-        make = partial(FlatMapValues, mapper=checked("flat_map_values", mapper, "value"))
-        return KStream(self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(value, "flat_map_values"))
+        make = partial(
+            FlatMapValues, mapper=checked("flat_map_values", mapper, "value")
+        )
+        return KStream(
+            self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(
+                value, "flat_map_values"
+            )
+        )
 
     def flat_map_values_with_key(
-        self, mapper: Callable[[K, V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None
+        self,
+        mapper: Callable[[K, V], Iterable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> KStream[K, V2]:
         """Replace each record by one for each value that `mapper(key, value)` returns."""
-        make = partial(FlatMapValues, mapper=checked("flat_map_values_with_key", mapper, "key", "value"), with_key=True)
+        make = partial(
+            FlatMapValues,
+            mapper=checked("flat_map_values_with_key", mapper, "key", "value"),
+            with_key=True,
+        )
         return KStream(
-            self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(value, "flat_map_values_with_key")
+            self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(
+                value, "flat_map_values_with_key"
+            )
         )
 
     def select_key(
-        self, mapper: Callable[[K, V], K2 | None], *, key: Serde[K2] | None = None, name: str | None = None
+        self,
+        mapper: Callable[[K, V], K2 | None],
+        *,
+        key: Serde[K2] | None = None,
+        name: str | None = None,
     ) -> KStream[K2, V]:
         """Replace each key by `mapper(key, value)`. The next keyed operator repartitions the records."""
         make = partial(SelectKey, mapper=checked("select_key", mapper, "key", "value"))
-        return KStream(self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "select_key"))
-
-    def peek(self, action: Callable[[K, V], object], *, name: str | None = None) -> KStream[K, V]:
-        """Call `action(key, value)` for each record and pass it on. The action must not change key or value."""
         return KStream(
-            self._flow.then("KSTREAM-PEEK-", name, partial(Peek, action=checked("peek", action, "key", "value")))
+            self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
+                key, "select_key"
+            )
         )
 
-    def foreach(self, action: Callable[[K, V], object], *, name: str | None = None) -> None:
-        """Call `action(key, value)` for each record. The stream ends here."""
-        self._flow.then("KSTREAM-FOREACH-", name, partial(Peek, action=checked("foreach", action, "key", "value")))
+    def peek(
+        self, action: Callable[[K, V], object], *, name: str | None = None
+    ) -> KStream[K, V]:
+        """Call `action(key, value)` for each record and pass it on. The action must not change key or value."""
+        return KStream(
+            self._flow.then(
+                "KSTREAM-PEEK-",
+                name,
+                partial(Peek, action=checked("peek", action, "key", "value")),
+            )
+        )
 
-    def print(self, to: Destination = None, *, label: str | None = None, name: str | None = None) -> None:
+    def foreach(
+        self, action: Callable[[K, V], object], *, name: str | None = None
+    ) -> None:
+        """Call `action(key, value)` for each record. The stream ends here."""
+        self._flow.then(
+            "KSTREAM-FOREACH-",
+            name,
+            partial(Peek, action=checked("foreach", action, "key", "value")),
+        )
+
+    def print(
+        self,
+        to: Destination = None,
+        *,
+        label: str | None = None,
+        name: str | None = None,
+    ) -> None:
         """Write a line `[label]: key, value` for each record.
 
         `to`: an object with `write`; the path of a file, to which lines are appended; None: standard output.
         """
-        self._flow.then("KSTREAM-PRINTER-", name, partial(Peek, action=Printer(to, label or self._flow.node)))
+        self._flow.then(
+            "KSTREAM-PRINTER-",
+            name,
+            partial(Peek, action=Printer(to, label or self._flow.node)),
+        )
 
     def split(self, *, name: str | None = None) -> BranchedKStream[K, V]:
         """Begin to split the records into branches.
@@ -175,13 +267,23 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         as in `to`. Then equal keys may be on several partitions, so aggregations, joins and tables below repartition
         the records by their keys. `idle_advance`: as of `StreamsBuilder.stream`.
         """
-        return KStream(repartition(self._flow, name, key, value, partitions, partitioner, idle_advance))
+        return KStream(
+            repartition(
+                self._flow, name, key, value, partitions, partitioner, idle_advance
+            )
+        )
 
     def group_by_key(
-        self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None
+        self,
+        *,
+        key: Serde[K] | None = None,
+        value: Serde[V] | None = None,
+        name: str | None = None,
     ) -> KGroupedStream[K, V]:
         """Group the records by key. `name=` names the repartition topic, which is needed if the key has changed."""
-        return KGroupedStream(attach.grouped(self._flow, name, key, value, "group_by_key()"))
+        return KGroupedStream(
+            attach.grouped(self._flow, name, key, value, "group_by_key()")
+        )
 
     def group_by(
         self,
@@ -193,7 +295,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     ) -> KGroupedStream[K2, V]:
         """Group the records by `mapper(key, value)`, through a repartition topic. A None key drops the record."""
         make = partial(SelectKey, mapper=checked("group_by", mapper, "key", "value"))
-        flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "group_by")
+        flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
+            key, "group_by"
+        )
         return KGroupedStream(attach.grouped(flow, name, None, value, "group_by()"))
 
     def process(
@@ -232,7 +336,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         name: str | None = None,
     ) -> KStream[K, V2]:
         """Give the records to a processor that keeps their keys, so that no repartition follows. See `process`."""
-        flow = process(self._flow, supplier, stores, name, by_key=by_key, fixed_key=True)
+        flow = process(
+            self._flow, supplier, stores, name, by_key=by_key, fixed_key=True
+        )
         return KStream(flow.with_value(value, "process_values"))
 
     def to_table(

@@ -22,8 +22,12 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.suppressed import Suppressed
 
 if TYPE_CHECKING:
-    from coopstreams.topology.dsl.grouped import KGroupedTable  # a table is grouped and a group becomes a table
-    from coopstreams.topology.dsl.kstream import KStream  # a stream joins tables and a table becomes a stream
+    from coopstreams.topology.dsl.grouped import (
+        KGroupedTable,
+    )  # a table is grouped and a group becomes a table
+    from coopstreams.topology.dsl.kstream import (
+        KStream,
+    )  # a stream joins tables and a table becomes a stream
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,23 +51,45 @@ class KTable(OtherNames, Generic[K, V]):
         self._table = table
 
     def filter(
-        self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
+        self,
+        predicate: Callable[[K, V], bool],
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, V]:
         """Keep the rows for which `predicate(key, value)` is true, and delete the others from the view.
 
         `store=` materialises the view under that name.
         """
-        return KTable(filter_rows(self._table, checked("filter", predicate, "key", "value"), store, name, negate=False))
+        return KTable(
+            filter_rows(
+                self._table,
+                checked("filter", predicate, "key", "value"),
+                store,
+                name,
+                negate=False,
+            )
+        )
 
     def filter_not(
-        self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
+        self,
+        predicate: Callable[[K, V], bool],
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, V]:
         """Keep the rows for which `predicate(key, value)` is false, and delete the others from the view.
 
         `store=` materialises the view under that name.
         """
         return KTable(
-            filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True)
+            filter_rows(
+                self._table,
+                checked("filter_not", predicate, "key", "value"),
+                store,
+                name,
+                negate=True,
+            )
         )
 
     def map_values(
@@ -78,7 +104,16 @@ class KTable(OtherNames, Generic[K, V]):
 
         `store=` materialises the view under that name.
         """
-        return KTable(map_rows(self._table, checked("map_values", mapper, "value"), value, store, name, with_key=False))
+        return KTable(
+            map_rows(
+                self._table,
+                checked("map_values", mapper, "value"),
+                value,
+                store,
+                name,
+                with_key=False,
+            )
+        )
 
     def map_values_with_key(
         self,
@@ -94,7 +129,12 @@ class KTable(OtherNames, Generic[K, V]):
         """
         return KTable(
             map_rows(
-                self._table, checked("map_values_with_key", mapper, "key", "value"), value, store, name, with_key=True
+                self._table,
+                checked("map_values_with_key", mapper, "key", "value"),
+                value,
+                store,
+                name,
+                with_key=True,
             )
         )
 
@@ -139,7 +179,11 @@ class KTable(OtherNames, Generic[K, V]):
 
         `store=` materialises the result under that name, for queries.
         """
-        return KTable(joined_tables(self._table, _table_of(other), joiner, kind="inner", **options))
+        return KTable(
+            joined_tables(
+                self._table, _table_of(other), joiner, kind="inner", **options
+            )
+        )
 
     @overload
     def left_join(
@@ -175,7 +219,9 @@ class KTable(OtherNames, Generic[K, V]):
     ) -> KTable[K, V2]: ...
     def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
         """Join each row as `join` does, with None if the other table has no row."""
-        return KTable(joined_tables(self._table, _table_of(other), joiner, kind="left", **options))
+        return KTable(
+            joined_tables(self._table, _table_of(other), joiner, kind="left", **options)
+        )
 
     def outer_join(
         self,
@@ -187,7 +233,11 @@ class KTable(OtherNames, Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]:
         """Join the rows of both tables, with None for a missing one. A row exists while either table has one."""
-        return KTable(join_tables(self._table, _table_of(other), joiner, value, store, name, kind="outer"))
+        return KTable(
+            join_tables(
+                self._table, _table_of(other), joiner, value, store, name, kind="outer"
+            )
+        )
 
     def group_by(
         self,
@@ -203,7 +253,15 @@ class KTable(OtherNames, Generic[K, V]):
         """
         from coopstreams.topology.dsl.grouped import KGroupedTable
 
-        return KGroupedTable(group_table(self._table, checked("group_by", mapper, "key", "value"), key, value, name))
+        return KGroupedTable(
+            group_table(
+                self._table,
+                checked("group_by", mapper, "key", "value"),
+                key,
+                value,
+                name,
+            )
+        )
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
         """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only a row's latest is forwarded."""

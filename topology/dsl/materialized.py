@@ -52,7 +52,9 @@ def name_of(store: StoreOption) -> str | None:
     return store.name if isinstance(store, Materialized) else store
 
 
-def kept_as(store: StoreOption, spec: StoreSpec, *, no_ttl: str | None = None) -> StoreSpec:
+def kept_as(
+    store: StoreOption, spec: StoreSpec, *, no_ttl: str | None = None
+) -> StoreSpec:
     """Return the store with the options that were given. `no_ttl`: why rows of this table cannot expire, and the cure.
 
     Raises:
@@ -61,11 +63,15 @@ def kept_as(store: StoreOption, spec: StoreSpec, *, no_ttl: str | None = None) -
     if not isinstance(store, Materialized):
         return spec
     if store.ttl is not None and no_ttl is not None:
-        raise TopologyError(f'store "{store.name}": ttl= cannot be given here: {no_ttl}')
+        raise TopologyError(
+            f'store "{store.name}": ttl= cannot be given here: {no_ttl}'
+        )
     return replace(
         spec,
         logged=store.logged,
         cached=store.cached,
         store_type=store.store_type,
-        ttl_ms=None if store.ttl is None else duration_ms(store.ttl, f'store "{store.name}": ttl'),
+        ttl_ms=None
+        if store.ttl is None
+        else duration_ms(store.ttl, f'store "{store.name}": ttl'),
     )

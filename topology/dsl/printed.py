@@ -35,7 +35,11 @@ class Printer:
     """
 
     def __init__(self, to: Destination, label: str) -> None:
-        if to is not None and not isinstance(to, str | PathLike) and not callable(getattr(to, "write", None)):
+        if (
+            to is not None
+            and not isinstance(to, str | PathLike)
+            and not callable(getattr(to, "write", None))
+        ):
             raise TopologyError(
                 f"print(): to={to!r} cannot be written to. Give it a path, or an open text file; nothing is standard "
                 "output."
@@ -48,7 +52,9 @@ class Printer:
         """Write a record."""
         line = f"[{self._label}]: {key}, {value}\n"
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with self._path.open(
+                "a", encoding="utf-8", errors="backslashreplace"
+            ) as file:
                 file.write(line)
         else:
             (sys.stdout if self._to is None else self._to).write(line)

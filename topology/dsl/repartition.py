@@ -59,8 +59,20 @@ def keyed(
     if not flow.rekeyed:
         return flow
     key = flow.needed("key", where, cure)
-    value = PRESENT if not values and isinstance(flow.value, Unknown) else flow.needed("value", where, cure)
-    wanted = Repartition(flow.node, key, value, True, repartition_topic(prefix), source="", partitions=None)
+    value = (
+        PRESENT
+        if not values and isinstance(flow.value, Unknown)
+        else flow.needed("value", where, cure)
+    )
+    wanted = Repartition(
+        flow.node,
+        key,
+        value,
+        True,
+        repartition_topic(prefix),
+        source="",
+        partitions=None,
+    )
     for made in flow.graph.repartitions:
         same = made if named else replace(made, topic=wanted.topic)
         if replace(same, source="") == wanted and not made.explicit:
@@ -93,7 +105,9 @@ def repartition(
     )
     wanted = _wanted(flow, where, prefix, key, value, partitions, drop_null_keys=True)
     if partitioner is not None:
-        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
+        partitioner = checked(
+            "partitioner=", partitioner, "topic", "key", "value", "partitions"
+        )
         wanted = replace(wanted, partitioner=partitioner)
     return _through(flow, prefix, wanted, silence_ms(where, idle_advance))
 
@@ -113,8 +127,14 @@ def applied(
     """
     where = f'to_sink(name="{check_name(name, "the name of the sink")}")'
     if not callable(getattr(target, "open", None)):
-        raise TopologyError(f"{where}: {target!r} is no sink: it has no open(partition, begin)")
-    read = _through(flow, name, _wanted(flow, where, name, key, value, partitions, drop_null_keys=False))
+        raise TopologyError(
+            f"{where}: {target!r} is no sink: it has no open(partition, begin)"
+        )
+    read = _through(
+        flow,
+        name,
+        _wanted(flow, where, name, key, value, partitions, drop_null_keys=False),
+    )
     read.then("KSTREAM-SINK-", name, partial(ApplyTo, target=target))
 
 
@@ -134,14 +154,27 @@ def _wanted(
         TopologyError: a serde is missing, or the partition count is not a positive number.
     """
     if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise TopologyError(f"{where}: partitions must be 1 or more, not {partitions!r}")
+        raise TopologyError(
+            f"{where}: partitions must be 1 or more, not {partitions!r}"
+        )
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
     topic = repartition_topic(prefix)
-    return Repartition(flow.node, key, value, drop_null_keys, topic, source="", partitions=partitions, explicit=True)
+    return Repartition(
+        flow.node,
+        key,
+        value,
+        drop_null_keys,
+        topic,
+        source="",
+        partitions=partitions,
+        explicit=True,
+    )
 
 
-def _through(flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:
+def _through(
+    flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None
+) -> Flow:
     graph, topic = flow.graph, wanted.topic
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(
@@ -150,5 +183,13 @@ def _through(flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None =
     drop_name, sink_name, source_name = graph.names.repartition(prefix)
     parent = flow.node
     if wanted.drop_null_keys:
-        parent = graph.attach(DropNullKeys(name=graph.names.take(drop_name), parents=(parent,)))
-    return graph.through(parent, graph.names.take(sink_name), graph.names.take(source_name), wanted, idle_ms)
+        parent = graph.attach(
+            DropNullKeys(name=graph.names.take(drop_name), parents=(parent,))
+        )
+    return graph.through(
+        parent,
+        graph.names.take(sink_name),
+        graph.names.take(source_name),
+        wanted,
+        idle_ms,
+    )

@@ -48,7 +48,9 @@ def described(
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
     if pattern is not None and not isinstance(pattern.pattern, str):
-        raise TopologyError(f"{method}(): topics have names of text, not of bytes: re.compile({pattern.pattern!r})")
+        raise TopologyError(
+            f"{method}(): topics have names of text, not of bytes: re.compile({pattern.pattern!r})"
+        )
     for topic in topics:
         check_name(topic, "the topic")
     if len(set(topics)) < len(topics):
@@ -64,7 +66,9 @@ def described(
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     idle_ms = silence_ms(f"{method}()", idle_advance)
     begins = reset_of(reset, f"{method}()")
-    read = partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
+    read = partial(
+        Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern
+    )
     return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
 
 
@@ -74,4 +78,8 @@ def silence_ms(where: str, idle_advance: Duration | None) -> int | None:
     Raises:
         TopologyError: it is no duration, or shorter than a second.
     """
-    return None if idle_advance is None else checked_ms(idle_advance, f"{where}: idle_advance", SHORTEST_MS)
+    return (
+        None
+        if idle_advance is None
+        else checked_ms(idle_advance, f"{where}: idle_advance", SHORTEST_MS)
+    )

@@ -102,12 +102,21 @@ class StreamCalls(Generic[K, V]):
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
         """Replace each value by the result of `mapper(key, value)`; see `map_values_async`."""
-        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, **options)
+        flow = async_map(
+            self._flow,
+            "map_values_with_key_async",
+            mapper,
+            name,
+            with_key=True,
+            **options,
+        )
         return self._called(flow.with_value(value, "map_values_with_key_async"))
 
     def map_async(
         self,
-        mapper: Callable[[K, V], Awaitable[tuple[K2 | None, V2]] | tuple[K2 | None, V2]],
+        mapper: Callable[
+            [K, V], Awaitable[tuple[K2 | None, V2]] | tuple[K2 | None, V2]
+        ],
         *,
         key: Serde[K2] | None = None,
         value: Serde[V2] | None = None,
@@ -115,8 +124,12 @@ class StreamCalls(Generic[K, V]):
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
         """Replace each record by the pair that `mapper(key, value)` returns; see `map_values_async`."""
-        flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
-        return self._called(flow.with_key(key, "map_async").with_value(value, "map_async"))
+        flow = async_map(
+            self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options
+        )
+        return self._called(
+            flow.with_key(key, "map_async").with_value(value, "map_async")
+        )
 
     def flat_map_values_async(
         self,
@@ -127,7 +140,9 @@ class StreamCalls(Generic[K, V]):
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
         """Replace each record by one for each value that `mapper(value)` returns; see `map_values_async`."""
-        flow = async_map(self._flow, "flat_map_values_async", mapper, name, flat=True, **options)
+        flow = async_map(
+            self._flow, "flat_map_values_async", mapper, name, flat=True, **options
+        )
         return self._called(flow.with_value(value, "flat_map_values_async"))
 
     def flat_map_values_with_key_async(
@@ -140,12 +155,17 @@ class StreamCalls(Generic[K, V]):
     ) -> KStream[K, V2]:
         """Replace each record by one for each value that `mapper(key, value)` returns; see `map_values_async`."""
         where = "flat_map_values_with_key_async"
-        flow = async_map(self._flow, where, mapper, name, with_key=True, flat=True, **options)
+        flow = async_map(
+            self._flow, where, mapper, name, with_key=True, flat=True, **options
+        )
         return self._called(flow.with_value(value, where))
 
     def flat_map_async(
         self,
-        mapper: Callable[[K, V], Awaitable[Iterable[tuple[K2 | None, V2]]] | Iterable[tuple[K2 | None, V2]]],
+        mapper: Callable[
+            [K, V],
+            Awaitable[Iterable[tuple[K2 | None, V2]]] | Iterable[tuple[K2 | None, V2]],
+        ],
         *,
         key: Serde[K2] | None = None,
         value: Serde[V2] | None = None,
@@ -153,8 +173,19 @@ class StreamCalls(Generic[K, V]):
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
         """Replace each record by the pairs that `mapper(key, value)` returns; see `map_values_async`."""
-        flow = async_map(self._flow, "flat_map_async", mapper, name, with_key=True, pairs=True, flat=True, **options)
-        return self._called(flow.with_key(key, "flat_map_async").with_value(value, "flat_map_async"))
+        flow = async_map(
+            self._flow,
+            "flat_map_async",
+            mapper,
+            name,
+            with_key=True,
+            pairs=True,
+            flat=True,
+            **options,
+        )
+        return self._called(
+            flow.with_key(key, "flat_map_async").with_value(value, "flat_map_async")
+        )
 
     def map_batches(
         self,
@@ -201,7 +232,9 @@ class StreamCalls(Generic[K, V]):
                 than of `key_value_store`.
         """
         flow = process_async(self._flow, function, stores, name, **options)
-        return self._called(flow.with_key(key, "process_async").with_value(value, "process_async"))
+        return self._called(
+            flow.with_key(key, "process_async").with_value(value, "process_async")
+        )
 
     def _called(self, flow: Flow) -> KStream[Any, Any]:
         from coopstreams.topology.dsl.kstream import KStream

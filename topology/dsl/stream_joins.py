@@ -202,7 +202,9 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]:
         """Join the records of two streams as `join` does, with None for those unmatched when their window closes."""
-        return self._joined(other, joiner, "outer", windows=windows, value=value, store=store, name=name)
+        return self._joined(
+            other, joiner, "outer", windows=windows, value=value, store=store, name=name
+        )
 
     def outer_join_with_key(
         self,
@@ -215,9 +217,20 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]:
         """Join as `outer_join` does, with `joiner(key, value, other_value)`."""
-        return self._joined(other, joiner, "outer", with_key=True, windows=windows, value=value, store=store, name=name)
+        return self._joined(
+            other,
+            joiner,
+            "outer",
+            with_key=True,
+            windows=windows,
+            value=value,
+            store=store,
+            name=name,
+        )
 
-    def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> KStream[K, Any]:
+    def _joined(
+        self, other: object, joiner: Any, kind: JoinKind, **options: Any
+    ) -> KStream[K, Any]:
         from coopstreams.topology.dsl.kstream import KStream
 
         return KStream(joined(self._flow, _side(other), joiner, kind=kind, **options))

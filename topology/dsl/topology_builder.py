@@ -48,7 +48,9 @@ class TopologyBuilder:
 
     def __init__(self, program: str | StreamsBuilder) -> None:
         self._graph = (
-            program._graph if isinstance(program, StreamsBuilder) else Graph(check_name(program, "the application id"))
+            program._graph
+            if isinstance(program, StreamsBuilder)
+            else Graph(check_name(program, "the application id"))
         )
 
     def add_source(
@@ -78,7 +80,15 @@ class TopologyBuilder:
         attach_named.source(
             self._graph,
             name,
-            described("add_source", names, key, value, timestamp, patterns[0] if patterns else None, reset=reset),
+            described(
+                "add_source",
+                names,
+                key,
+                value,
+                timestamp,
+                patterns[0] if patterns else None,
+                reset=reset,
+            ),
         )
         return self
 
@@ -98,7 +108,15 @@ class TopologyBuilder:
         ranges can be tasks. False: each partition is one task. `fixed_key=True`: the processor keeps the keys of
         records, so that processors below it can be `by_key`, too; forwarding another key is an error.
         """
-        attach_named.processor(self._graph, name, supplier, parents, stores, by_key=by_key, fixed_key=fixed_key)
+        attach_named.processor(
+            self._graph,
+            name,
+            supplier,
+            parents,
+            stores,
+            by_key=by_key,
+            fixed_key=fixed_key,
+        )
         return self
 
     def add_sink(
@@ -126,7 +144,9 @@ class TopologyBuilder:
         attach_named.state_store(self._graph, store, processors)
         return self
 
-    def connect_processor_and_state_stores(self, processor: str, *stores: str) -> TopologyBuilder:
+    def connect_processor_and_state_stores(
+        self, processor: str, *stores: str
+    ) -> TopologyBuilder:
         """Connect a processor to stores by name: of `add_state_store`, other processors, tables, or global ones."""
         attach_named.connect(self._graph, processor, stores)
         return self
@@ -148,7 +168,9 @@ class TopologyBuilder:
         gets every record of the topic, at each start from the beginning, and writes rows; it cannot forward or
         schedule. `key=` and `value=`: the topic's serdes, if they differ from the store's.
         """
-        attach_named.global_store(self._graph, store, topic, processor, supplier, key, value)
+        attach_named.global_store(
+            self._graph, store, topic, processor, supplier, key, value
+        )
         return self
 
     def build(self) -> Topology:

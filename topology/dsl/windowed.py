@@ -18,7 +18,12 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.folding import mean_of, totals
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+from coopstreams.topology.windows import (
+    AnyWindows,
+    SessionWindows,
+    SlidingWindows,
+    Windows,
+)
 
 if TYPE_CHECKING:
     from coopstreams.topology.dsl.kstream import (
@@ -52,14 +57,24 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
             TopologyError: there is no such strategy.
         """
         if strategy not in ("on_window_update", "on_window_close"):
-            raise TopologyError(f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}')
-        return type(self)(replace(self._group, emit_on_close=strategy == "on_window_close"))
+            raise TopologyError(
+                f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}'
+            )
+        return type(self)(
+            replace(self._group, emit_on_close=strategy == "on_window_close")
+        )
 
     def count(
-        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
+        self,
+        *,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
     ) -> KTable[Windowed[K], int]:
         """Count the records of each key and window or session, as `serdes.int64`."""
-        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
+        return KTable(
+            self._kept(Fold("count"), Kept(serdes.int64, store, name, retention))
+        )
 
     def mean(
         self: _WindowedKStream[K, int] | _WindowedKStream[K, float],
@@ -88,7 +103,11 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         The reducer also merges sessions. None deletes the row.
         """
         reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+        return KTable(
+            self._kept(
+                Fold("reduce", None, reducer), Kept(value, store, name, retention)
+            )
+        )
 
     def late(self, *, name: str | None = None) -> KStream[K, V]:
         """Return the records that are late for all of their windows or sessions, unchanged.
@@ -102,7 +121,9 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
 
     def _kept(self, fold: Fold, kept: Kept) -> TableFlow:
         table = aggregate(self._group, fold, kept)
-        self._taken = self._taken or table.taken  # all tables over these windows have the same late records
+        self._taken = (
+            self._taken or table.taken
+        )  # all tables over these windows have the same late records
         return table
 
 
@@ -133,7 +154,12 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
-        return KTable(self._kept(Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
+        return KTable(
+            self._kept(
+                Fold("aggregate", initializer, aggregator),
+                Kept(value, store, name, retention),
+            )
+        )
 
 
 class SessionWindowedKStream(_WindowedKStream[K, V]):
@@ -165,7 +191,10 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")
         return KTable(
-            self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention))
+            self._kept(
+                Fold("aggregate", initializer, aggregator, merger),
+                Kept(value, store, name, retention),
+            )
         )
 
 
@@ -176,13 +205,17 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
         TopologyError: the argument is not windows.
     """
     if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
-        raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
+        raise TopologyError(
+            f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}"
+        )
     return windows
 
 
 def means(rows: TableFlow, name: str | None) -> KTable[Any, float]:
     """Return the view of a table of totals and counts that divides them."""
-    return KTable(rows).map_values(mean_of, value=serdes.float64, name=None if name is None else f"{name}-mean")
+    return KTable(rows).map_values(
+        mean_of, value=serdes.float64, name=None if name is None else f"{name}-mean"
+    )
 
 
 def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:

@@ -44,7 +44,12 @@ class Verdict(StrEnum):
     @property
     def severity(self) -> int:
         """0: no effect; 1: an effect that is easy to notice; 2: wrong results without an error."""
-        return {Verdict.KEEPS: 0, Verdict.NEW: 0, Verdict.EMPTY: 1, Verdict.ORPHANED: 1}.get(self, 2)
+        return {
+            Verdict.KEEPS: 0,
+            Verdict.NEW: 0,
+            Verdict.EMPTY: 1,
+            Verdict.ORPHANED: 1,
+        }.get(self, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +79,32 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
     renamed, causes = _renamed(old, new), _causes(old, new)
     return [
         *([] if _share_anything(old, new) else [_another_program(new)]),
-        *(_kept_store(old, new, store, causes) for store in old.stores.values() if store.name in new.stores),
-        *(_gone_store(store, new, renamed) for store in old.stores.values() if store.name not in new.stores),
+        *(
+            _kept_store(old, new, store, causes)
+            for store in old.stores.values()
+            if store.name in new.stores
+        ),
+        *(
+            _gone_store(store, new, renamed)
+            for store in old.stores.values()
+            if store.name not in new.stores
+        ),
         *(
             _new_store(old, new, store)
             for store in new.stores.values()
             if store.name not in old.stores and store.name not in renamed.values()
         ),
-        *(_repartition(old, new, topic, renamed) for topic in old.repartitions.values()),
+        *(
+            _repartition(old, new, topic, renamed)
+            for topic in old.repartitions.values()
+        ),
         *_positions(old, new),
     ]
 
 
-def weighed(found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]) -> list[TopologyChange]:
+def weighed(
+    found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]
+) -> list[TopologyChange]:
     """Return the changes, corrected by what a cluster holds. `holds`: whether the topic of a change has records.
 
     It is asked only where it matters: a topic whose records would be lost, mixed or misread may be empty, and a store
@@ -107,13 +125,19 @@ def word_of(found: Collection[TopologyChange]) -> str:
     corrected: the digits do not depend on what a cluster holds.
     """
     told = sorted(
-        f"{change.what} {change.name} {change.verdict}: {change.why}" for change in found if change.verdict.severity
+        f"{change.what} {change.name} {change.verdict}: {change.why}"
+        for change in found
+        if change.verdict.severity
     )
     return xxh64_hexdigest("\n".join(told).encode())[:8]
 
 
-def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) -> TopologyChange:
-    if change.topic is None or (change.verdict.severity < 2 and change.verdict is not Verdict.EMPTY):
+def _weighed(
+    change: TopologyChange, holds: Callable[[TopologyChange], bool]
+) -> TopologyChange:
+    if change.topic is None or (
+        change.verdict.severity < 2 and change.verdict is not Verdict.EMPTY
+    ):
         return change
     held = holds(change)
     if change.verdict.severity == 2 and not held:
@@ -122,7 +146,11 @@ def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) ->
     if change.topic_now is not None and holds(replace(change, topic=change.topic_now)):
         left = f"{change.topic_now} has rows of an earlier version, and misses what was processed since"
         cure = f"{change.cure}; or delete {change.topic_now}, and it starts empty"
-        return replace(change, why=f'the same store is named "{change.now}" now, and {left}', cure=cure)
+        return replace(
+            change,
+            why=f'the same store is named "{change.now}" now, and {left}',
+            cure=cure,
+        )
     if change.verdict is Verdict.EMPTY and held:
         return replace(
             change,
@@ -149,7 +177,11 @@ def _another_application(old: Outline, new: Outline) -> TopologyChange:
 
 
 def _share_anything(old: Outline, new: Outline) -> bool:
-    common = (old.stores.keys() & new.stores, old.repartitions.keys() & new.repartitions, old.sinks & new.sinks)
+    common = (
+        old.stores.keys() & new.stores,
+        old.repartitions.keys() & new.repartitions,
+        old.sinks & new.sinks,
+    )
     return any(common) or old.meets(old.sources, new, new.sources)
 
 
@@ -177,7 +209,10 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
     mixed = frozenset(
         now.name
         for now in kept
-        if any(found.verdict is Verdict.MIXED for found in _misfits(old, new, old.stores[now.name], now, ""))
+        if any(
+            found.verdict is Verdict.MIXED
+            for found in _misfits(old, new, old.stores[now.name], now, "")
+        )
     )
     return {now.name: mixed & (now.stores_above | {now.name}) for now in kept}
 
@@ -186,12 +221,18 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
     """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
     if new.stores[store].kind == "versions":
         return f"that of store {store.removesuffix(past_name(''))}, with which it is named and made again"
-    if new.stores[store].kind == "subscribers":  # left rows subscribe only when they change; no rebuild knows the order
+    if (
+        new.stores[store].kind == "subscribers"
+    ):  # left rows subscribe only when they change; no rebuild knows the order
         return "stop all instances and begin anew with `coopstreams reset`; or give the program another application id"
     same = (name for name in causes if name == store or causes[name] & causes[store])
     all_ = [name for name in same if new.stores[name].kind != "versions"]
     others = [name for name in all_ if name != store]
-    logged = [name for name in all_ if new.stores[name].changelog == changelog_topic(new.application_id, name)]
+    logged = [
+        name
+        for name in all_
+        if new.stores[name].changelog == changelog_topic(new.application_id, name)
+    ]
     bare = [name for name in all_ if name not in logged]
     if others:
         cure = f"give it and {', '.join(others)} other names (then they start empty)"
@@ -199,49 +240,85 @@ def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> 
         cure = "give it another name (then it starts empty)"
     if not logged:
         return cure
-    cure += f", or have {'their' if others else 'its'} rows made again: {_rebuild(*logged)}"
-    return f"{cure}, with other names for {', '.join(bare)}, which no rebuild writes" if bare else cure
+    cure += (
+        f", or have {'their' if others else 'its'} rows made again: {_rebuild(*logged)}"
+    )
+    return (
+        f"{cure}, with other names for {', '.join(bare)}, which no rebuild writes"
+        if bare
+        else cure
+    )
 
 
-def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]) -> TopologyChange:
+def _kept_store(
+    old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]
+) -> TopologyChange:
     now, another = new.stores[was.name], _another(new, was.name, causes)
-    found = next(_misfits(old, new, was, now, another), None) or _restored(new, was, now)
+    found = next(_misfits(old, new, was, now, another), None) or _restored(
+        new, was, now
+    )
     if found.verdict is Verdict.KEEPS and causes[was.name]:
         why = (
             f"it is made from store {_words(causes[was.name])}, whose new rows are of another meaning than the old "
             "ones: what comes of both would lie side by side"
         )
-        return TopologyChange("store", was.name, Verdict.MIXED, why, another, was.changelog)
+        return TopologyChange(
+            "store", was.name, Verdict.MIXED, why, another, was.changelog
+        )
     return found
 
 
 def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
     """Return the effect on a store whose rows fit."""
-    effect, moved = partial(TopologyChange, "store", was.name), was.subtopology != now.subtopology
+    effect, moved = (
+        partial(TopologyChange, "store", was.name),
+        was.subtopology != now.subtopology,
+    )
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
-    if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them again
-        moved, where = True, f"its rows {'expire now' if now.expires else 'do not expire any more'}"
+    if (
+        was.expires != now.expires
+    ):  # only then are rows found by their timestamps: the database lists them again
+        moved, where = (
+            True,
+            f"its rows {'expire now' if now.expires else 'do not expire any more'}",
+        )
     if now.changelog is None and was.changelog is not None:
-        return effect(Verdict.EMPTY, "it has no changelog any more: its rows are only where they are on disk now")
+        return effect(
+            Verdict.EMPTY,
+            "it has no changelog any more: its rows are only where they are on disk now",
+        )
     if now.changelog is None:
-        return effect(Verdict.EMPTY, f"{where}, and it has no changelog") if moved else effect(Verdict.KEEPS)
+        return (
+            effect(Verdict.EMPTY, f"{where}, and it has no changelog")
+            if moved
+            else effect(Verdict.KEEPS)
+        )
     if was.changelog is None and now.changelog not in new.sources:
         why = "it gets a changelog, which begins empty: the rows of before are nowhere but on disk"
         return effect(Verdict.EMPTY, why, _rebuild(was.name), now.changelog)
     if was.changelog != now.changelog:
         why = f"it is restored from {now.changelog}, once, and from then on has that for a changelog"
         return effect(Verdict.KEEPS, why)
-    return effect(Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else "")
+    return effect(
+        Verdict.KEEPS,
+        f"{where}: it is restored from its changelog, once" if moved else "",
+    )
 
 
-def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
+def _misfits(
+    old: Outline, new: Outline, was: Store, now: Store, another: str
+) -> Iterator[TopologyChange]:
     """Yield the reasons why the rows of a store do not fit the new store of the same name, the worst first.
 
     `another`: the cure that always works, see `_another`.
     """
     misfit = partial(TopologyChange, "store", was.name, topic=was.changelog)
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
-        yield misfit(Verdict.UNREADABLE, f"it is a {now.kind} store, and was a {was.kind} store", another)
+        yield misfit(
+            Verdict.UNREADABLE,
+            f"it is a {now.kind} store, and was a {was.kind} store",
+            another,
+        )
     if not described.same_format(now.key, now.key_schemas, was.key, was.key_schemas):
         why = (
             f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
@@ -257,7 +334,11 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         why = f"its values are read as {values[1]}, and were written as {values[0]}"
         # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
         never = _has_versions(was) != _has_versions(now)
-        cure = another if never else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
+        cure = (
+            another
+            if never
+            else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
+        )
         yield misfit(Verdict.UNREADABLE, why, cure)
     if changed := described.changed_values(now, was):
         cure = f"give new fields a default, and a field of another type another name; else {another}"
@@ -268,31 +349,45 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         yield misfit(Verdict.MIXED, why, another)
     if None not in (was.left, now.left) and was.left != now.left:
         why = f"it has {'' if now.left else 'no '}rows without a match now: those of before are as they were"
-        yield misfit(Verdict.MIXED, why, f"if they need not be there, accept it; else {another}")
+        yield misfit(
+            Verdict.MIXED, why, f"if they need not be there, accept it; else {another}"
+        )
     if was.first and now.first and not old.meets(was.first, new, now.first):
         why = (
             f"it has a row for each row of {_words(new.outside(now.first))}, and had one for each row of "
             f"{_words(old.outside(was.first))}"
         )
-        yield misfit(Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}")
+        yield misfit(
+            Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}"
+        )
     if was.made_by != now.made_by:
         why = (
             f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "
             "of another meaning"
         )
-        yield misfit(Verdict.MIXED, why, f"if they mean the same, accept it; else {another}")
+        yield misfit(
+            Verdict.MIXED, why, f"if they mean the same, accept it; else {another}"
+        )
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         told = f"it is made from {_words(new.outside(now.reads))}, and was from {_words(old.outside(was.reads))}"
-        yield misfit(Verdict.MIXED, told, f"if these are the same data, accept it; else {another}")
+        yield misfit(
+            Verdict.MIXED,
+            told,
+            f"if these are the same data, accept it; else {another}",
+        )
     before, counts = (version.partitions.get(was.name, {}) for version in (old, new))
-    for grown in (each for each, count in counts.items() if before.get(each, count) != count):
+    for grown in (
+        each for each, count in counts.items() if before.get(each, count) != count
+    ):
         why = f"{grown} has {counts[grown]} partitions, and had {before[grown]}: keys are in other ones than their rows"
         yield misfit(Verdict.MIXED, why, "begin anew (`coopstreams reset`)", topic=None)
-    if was.changelog != now.changelog and was.changelog in old.sources and now.changelog is not None:
+    if (
+        was.changelog != now.changelog
+        and was.changelog in old.sources
+        and now.changelog is not None
+    ):
         why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
-        cure = (
-            f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
-        )
+        cure = f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
         yield misfit(Verdict.LOST, why, cure)
 
 
@@ -311,7 +406,11 @@ def _has_versions(store: Store) -> bool:
 def _shown(store: Store) -> str:
     words = dict(store.windows)
     kind = words.pop("type", "none")
-    return f"{kind}({', '.join(f'{name}={value}' for name, value in words.items())})" if words else str(kind)
+    return (
+        f"{kind}({', '.join(f'{name}={value}' for name, value in words.items())})"
+        if words
+        else str(kind)
+    )
 
 
 def _words(names: Collection[str]) -> str:
@@ -320,12 +419,19 @@ def _words(names: Collection[str]) -> str:
 
 def _renamed(old: Outline, new: Outline) -> dict[str, str]:
     """Return, for each removed store, the new store that holds the same rows, as far as structure shows."""
-    candidates = [store for store in new.stores.values() if store.name not in old.stores]
+    candidates = [
+        store for store in new.stores.values() if store.name not in old.stores
+    ]
     found: dict[str, str] = {}
     for was in old.stores.values():
         if was.name not in new.stores:
             now = next(
-                (now for now in candidates if now.form == was.form and old.meets(was.reads, new, now.reads)), None
+                (
+                    now
+                    for now in candidates
+                    if now.form == was.form and old.meets(was.reads, new, now.reads)
+                ),
+                None,
             )
             if now is not None:
                 candidates.remove(now)
@@ -343,19 +449,36 @@ def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyCh
     now = renamed.get(was.name)
     if now is None:
         left = f"; {was.changelog} stays until you delete it" if was.changelog else ""
-        return TopologyChange("store", was.name, Verdict.ORPHANED, f"the topology has no such store any more{left}")
+        return TopologyChange(
+            "store",
+            was.name,
+            Verdict.ORPHANED,
+            f"the topology has no such store any more{left}",
+        )
     why = f'the same store is named "{now}" now, which starts empty'
-    if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
+    if set(was.made_by) & {
+        "StreamStreamJoin",
+        "ForeignKeyAnswer",
+        "Suppress",
+        "BufferedJoin",
+    }:
         cure = _KEEP_THE_NAME
     else:
         of = was.name.removesuffix(past_name(""))
         cure = f'name it as it was: store="{of if of in renamed else was.name}"'
-    own = None if new.stores[now].changelog in new.sources else new.stores[now].changelog
-    return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now, own)
+    own = (
+        None if new.stores[now].changelog in new.sources else new.stores[now].changelog
+    )
+    return TopologyChange(
+        "store", was.name, Verdict.LOST, why, cure, was.changelog, now, own
+    )
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
-    effect, changelog = partial(TopologyChange, "store", now.name), changelog_topic(new.application_id, now.name)
+    effect, changelog = (
+        partial(TopologyChange, "store", now.name),
+        changelog_topic(new.application_id, now.name),
+    )
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
         return effect(Verdict.NEW, f"it is restored from {now.changelog}")
@@ -369,31 +492,43 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
         why = f"{now.twin} had its rows, too, and it gets a changelog of its own, without the rows of before"
         cure = f"keep topology.optimization=single.store.self.join, or have the changelog made: {_rebuild(now.name)}"
         return effect(Verdict.LOST, why, cure, old.stores[now.twin].changelog)
-    why = (
-        f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
-    )
+    why = f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
     return effect(Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
 
 
-def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]) -> TopologyChange:
-    effect, now = partial(TopologyChange, "repartition topic", was.name), new.repartitions.get(was.name)
+def _repartition(
+    old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]
+) -> TopologyChange:
+    effect, now = (
+        partial(TopologyChange, "repartition topic", was.name),
+        new.repartitions.get(was.name),
+    )
     drain = "let the old version process its records before it stops (stop the producers first)"
     if now is None:
         if not _still_fed(was, new, renamed):
-            return effect(Verdict.ORPHANED, "the new version has none of the stores and topics that were made from it")
+            return effect(
+                Verdict.ORPHANED,
+                "the new version has none of the stores and topics that were made from it",
+            )
         why = "the new version does not read it, and its records are already processed in their sources"
         cure = _KEEP_THE_NAME  # of a join by foreign key
         if was.name.endswith("-repartition"):
-            prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
+            prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix(
+                "-repartition"
+            )
             cure = (
                 f'name the grouping, the join with a table, the repartition() or to_sink() behind it: name="{prefix}"; '
                 f'in front of a join of streams write .repartition(name="{prefix}")'
             )
         return effect(Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     keys = described.same_format(now.key, now.key_schemas, was.key, was.key_schemas)
-    if not keys or not described.same_format(now.value, now.schemas, was.value, was.schemas):
+    if not keys or not described.same_format(
+        now.value, now.schemas, was.value, was.schemas
+    ):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
-        return effect(Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
+        return effect(
+            Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name
+        )
     if changed := described.changed_keys(now, was):
         why = f"{changed}: its records have keys as they were"
         return effect(Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
@@ -403,10 +538,15 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         why = f"its records come from {_words(new.outside(now.reads))}, and came from {_words(old.outside(was.reads))}"
         return effect(Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
-    if None not in (was.partitions, now.partitions) and was.partitions != now.partitions:
+    if (
+        None not in (was.partitions, now.partitions)
+        and was.partitions != now.partitions
+    ):
         why = f"it is to have {now.partitions} partitions, and has {was.partitions}"
         return effect(
-            Verdict.UNREADABLE, why, "keep partitions=, give it another name, or begin anew (`coopstreams reset`)"
+            Verdict.UNREADABLE,
+            why,
+            "keep partitions=, give it another name, or begin anew (`coopstreams reset`)",
         )
     return effect(Verdict.KEEPS)
 
@@ -415,14 +555,19 @@ def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -
     """Whether the new version still makes a store or topic that the repartition topic fed, or may do so, because it has
     no name: then records that are lost would be missed by nobody.
     """
-    made = {"store": {*new.stores, *renamed}, "topic": {*new.sinks, *new.repartitions, ""}}
+    made = {
+        "store": {*new.stores, *renamed},
+        "topic": {*new.sinks, *new.repartitions, ""},
+    }
     return not was.feeds or any(name in made[kind] for kind, name in was.feeds)
 
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
     effect = partial(TopologyChange, "position")
     for topic in sorted(old.sources):
-        if topic in new.sources and (topic in old.unordered) != (topic in new.unordered):
+        if topic in new.sources and (topic in old.unordered) != (
+            topic in new.unordered
+        ):
             now, then = (
                 ("a share group", "the application's group")
                 if topic in new.unordered
@@ -439,7 +584,11 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
         elif topic in new.sources or old.meets([topic], new, new.sources):
             yield effect(topic, Verdict.KEEPS)
         elif topic in new.global_topics:
-            yield effect(topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table")
+            yield effect(
+                topic,
+                Verdict.ORPHANED,
+                "every instance reads all of it now, as a global table",
+            )
         else:
             yield effect(
                 topic,
@@ -448,4 +597,8 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):
-            yield effect(topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it")
+            yield effect(
+                topic,
+                Verdict.NEW,
+                "it begins at auto.offset.reset, or where the group once was in it",
+            )

@@ -37,7 +37,13 @@ from coopstreams.topology.graph.nodes import (
     Structure,
     SubTopology,
 )
-from coopstreams.topology.graph.origins import Above, Made, made, stores_above, topics_above
+from coopstreams.topology.graph.origins import (
+    Above,
+    Made,
+    made,
+    stores_above,
+    topics_above,
+)
 from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic
@@ -63,7 +69,9 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
         "json": _json,
     }
     if format not in formats:
-        raise TopologyError(f"a topology is described as {', '.join(formats)}, not as {format!r}")
+        raise TopologyError(
+            f"a topology is described as {', '.join(formats)}, not as {format!r}"
+        )
     return formats[format](topology)
 
 
@@ -71,8 +79,14 @@ def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
     """Return the stores that a node writes or looks up, without those that the topology does not make."""
     made = {store.name for store in topology.stores}
     made |= {table.store.name for table in topology.global_tables}
-    looked_into = [node.store] if isinstance(node, StreamTableJoin | StreamGlobalJoin) else []
-    return [store for store in dict.fromkeys([*looked_into, *stores_of(node)]) if store.name in made]
+    looked_into = (
+        [node.store] if isinstance(node, StreamTableJoin | StreamGlobalJoin) else []
+    )
+    return [
+        store
+        for store in dict.fromkeys([*looked_into, *stores_of(node)])
+        if store.name in made
+    ]
 
 
 def _children(subtopology: SubTopology) -> dict[str, list[str]]:
@@ -90,7 +104,9 @@ def _whole(subtopology: SubTopology) -> str:
     if (node := subtopology.applies_to) is not None:
         return f" (one task a partition: {node.name} applies its records in the order of the log)"
     names = subtopology.across_keys
-    return f" (one task a partition: by_key=False at {', '.join(names)})" if names else ""
+    return (
+        f" (one task a partition: by_key=False at {', '.join(names)})" if names else ""
+    )
 
 
 def _text(topology: Structure) -> str:
@@ -103,7 +119,11 @@ def _text(topology: Structure) -> str:
             down = [f"      --> {', '.join(children[node.name]) or 'none'}"]
             up = [f"      <-- {', '.join(node.parents)}"]
             if isinstance(node, Source):
-                topics = f"[{', '.join(node.topics)}]" if node.pattern is None else node.pattern.pattern
+                topics = (
+                    f"[{', '.join(node.topics)}]"
+                    if node.pattern is None
+                    else node.pattern.pattern
+                )
                 lines += [f"    Source: {node.name} (topics: {topics})", *down]
             elif isinstance(node, Sink):
                 lines += [f"    Sink: {node.name} (topic: {node.topic})", *up]
@@ -113,7 +133,11 @@ def _text(topology: Structure) -> str:
                 lines += [f"    Sink: {node.name} (external: {node.target})", *up]
             else:
                 stores = ", ".join(store.name for store in _stores(topology, node))
-                lines += [f"    Processor: {node.name} (stores: [{stores}])", *down, *up]
+                lines += [
+                    f"    Processor: {node.name} (stores: [{stores}])",
+                    *down,
+                    *up,
+                ]
         texts.append("\n".join(lines) + "\n")
     return "Topologies:\n   " + "\n  ".join(texts)
 
@@ -139,13 +163,21 @@ def _json(topology: Structure) -> str:
             | ({"processor": table.update.name} if table.update else {})
             for table in topology.global_tables
         ],
-        "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
-        "schemas": {_id(schema): schema for serde in _kept(topology) for schema in schemas_of(serde)},
+        "copartitioned": [
+            {"at": where, "topics": topics} for where, topics in topology.copartitioned
+        ],
+        "schemas": {
+            _id(schema): schema
+            for serde in _kept(topology)
+            for schema in schemas_of(serde)
+        },
     }
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
-def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+def _json_nodes(
+    topology: Structure, subtopology: SubTopology, above: Above
+) -> Iterator[dict[str, Any]]:
     children = _children(subtopology)
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
@@ -158,14 +190,27 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
             }
             drawn |= _schemas(node.key, node.value) if node.internal else {}
             if node.pattern is not None:
-                flags = node.pattern.flags & ~re.UNICODE  # which a pattern of text has without being told
-                drawn |= {"pattern": node.pattern.pattern} | ({"flags": flags} if flags else {})
+                flags = (
+                    node.pattern.flags & ~re.UNICODE
+                )  # which a pattern of text has without being told
+                drawn |= {"pattern": node.pattern.pattern} | (
+                    {"flags": flags} if flags else {}
+                )
             drawn |= {"order": "none"} if node.unordered else {}
         elif isinstance(node, Sink | DynamicSink):
             topic = node.topic if isinstance(node, Sink) else None
-            drawn |= {"topic": topic, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
+            drawn |= {
+                "topic": topic,
+                "key": node.key.name,
+                "value": node.value.name,
+                "reads": sorted(above[node.name]),
+            }
         elif isinstance(node, ApplyTo):
-            drawn |= {"topic": None, "external": str(node.target), "reads": sorted(above[node.name])}
+            drawn |= {
+                "topic": None,
+                "external": str(node.target),
+                "reads": sorted(above[node.name]),
+            }
         elif stores := _stores(topology, node):
             drawn["stores"] = [store.name for store in stores]
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:
@@ -178,7 +223,11 @@ def _json_stores(
 ) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
-        changelog = changelog_topic(topology.application_id, store.name) if store.logged else store.source
+        changelog = (
+            changelog_topic(topology.application_id, store.name)
+            if store.logged
+            else store.source
+        )
         yield _json_store(store, how[store.name]) | {
             "stores_above": sorted(made_from[store.name]),
             "changelog": changelog,
@@ -212,17 +261,29 @@ def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
     computed: then no store has the bytes of before.
     """
     nodes = {node.name: node for node in topology.nodes}
-    answer = next(node for node in nodes.values() if isinstance(node, ForeignKeyAnswer) and node.store == store)
+    answer = next(
+        node
+        for node in nodes.values()
+        if isinstance(node, ForeignKeyAnswer) and node.store == store
+    )
     source = nodes[answer.parents[0]]
     assert isinstance(source, Source)
-    sink = next(node for node in nodes.values() if isinstance(node, Sink) and node.topic in source.topics)
+    sink = next(
+        node
+        for node in nodes.values()
+        if isinstance(node, Sink) and node.topic in source.topics
+    )
     ask = nodes[sink.parents[0]]
     assert isinstance(ask, ForeignKeyAsk)
     left = nodes[ask.parents[0]]
     while isinstance(left, Filter | Suppress) and getattr(left, "store", None) is None:
         left = nodes[left.parents[0]]
     schemas = [_id(schema) for schema in schemas_of(ask.value)]
-    return {"asked": ask.value.name, "computed": getattr(left, "store", None) is None, "asked_schemas": schemas}
+    return {
+        "asked": ask.value.name,
+        "computed": getattr(left, "store", None) is None,
+        "asked_schemas": schemas,
+    }
 
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
@@ -230,14 +291,20 @@ def _kept(topology: Structure) -> Iterator[Serde[Any]]:
     for store in topology.stores:
         yield from (store.key, store.value)
     for node in topology.nodes:
-        if isinstance(node, Suppress | ForeignKeyAsk) or (isinstance(node, Source) and node.internal):
+        if isinstance(node, Suppress | ForeignKeyAsk) or (
+            isinstance(node, Source) and node.internal
+        ):
             yield from (node.key, node.value)
 
 
 def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:
     """Return the ids of the schemas of the classes of keys, and of those of values, if there are some."""
     found = {"key_schemas": schemas_of(key), "schemas": schemas_of(value)}
-    return {name: [_id(schema) for schema in schemas] for name, schemas in found.items() if schemas}
+    return {
+        name: [_id(schema) for schema in schemas]
+        for name, schemas in found.items()
+        if schemas
+    }
 
 
 def _id(schema: Any) -> str:
@@ -253,14 +320,23 @@ def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Source):
-                topics = node.topics if node.pattern is None else (node.pattern.pattern,)
+                topics = (
+                    node.topics if node.pattern is None else (node.pattern.pattern,)
+                )
                 yield from ((f"topic:{topic}", f"node:{node.name}") for topic in topics)
-            yield from ((f"node:{parent}", f"node:{node.name}") for parent in node.parents)
+            yield from (
+                (f"node:{parent}", f"node:{node.name}") for parent in node.parents
+            )
             if isinstance(node, Sink):
                 yield f"node:{node.name}", f"topic:{node.topic}"
-            yield from ((f"node:{node.name}", f"store:{store.name}") for store in _stores(topology, node))
+            yield from (
+                (f"node:{node.name}", f"store:{store.name}")
+                for store in _stores(topology, node)
+            )
         yield from (
-            (f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None
+            (f"topic:{store.source}", f"store:{store.name}")
+            for store in subtopology.stores
+            if store.source is not None
         )
 
 
@@ -268,16 +344,33 @@ def _mermaid(topology: Structure) -> str:
     edges = list(_edges(topology))
     ids = {
         thing: f"{thing[0]}{number}"
-        for number, thing in enumerate(dict.fromkeys(end for edge in edges for end in edge))
+        for number, thing in enumerate(
+            dict.fromkeys(end for edge in edges for end in edge)
+        )
     }
     lines = ["flowchart TD"]
     for subtopology in topology.subtopologies:
-        lines.append(f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}{_whole(subtopology)}"]')
-        lines += [f'    {ids[f"node:{node.name}"]}["{node.name}"]' for node in subtopology.nodes]
-        lines += [f'    {ids[f"store:{store.name}"]}[("{store.name}")]' for store in subtopology.stores]
+        lines.append(
+            f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}{_whole(subtopology)}"]'
+        )
+        lines += [
+            f'    {ids[f"node:{node.name}"]}["{node.name}"]'
+            for node in subtopology.nodes
+        ]
+        lines += [
+            f'    {ids[f"store:{store.name}"]}[("{store.name}")]'
+            for store in subtopology.stores
+        ]
         lines.append("  end")
-    lines += [f'  {ids[thing]}(["{thing[6:]}"])' for thing in ids if thing.startswith("topic:")]
-    lines += [f"  {ids[start]} {'---' if end.startswith('store:') else '-->'} {ids[end]}" for start, end in edges]
+    lines += [
+        f'  {ids[thing]}(["{thing[6:]}"])'
+        for thing in ids
+        if thing.startswith("topic:")
+    ]
+    lines += [
+        f"  {ids[start]} {'---' if end.startswith('store:') else '-->'} {ids[end]}"
+        for start, end in edges
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -289,10 +382,23 @@ def _dot(topology: Structure) -> str:
             f"  subgraph cluster_{subtopology.id} {{",
             f'    label="Sub-topology {subtopology.id}{_whole(subtopology)}";',
         ]
-        lines += [f'    "node:{node.name}" [label="{node.name}"];' for node in subtopology.nodes]
-        lines += [f'    "store:{store.name}" [label="{store.name}", shape=cylinder];' for store in subtopology.stores]
+        lines += [
+            f'    "node:{node.name}" [label="{node.name}"];'
+            for node in subtopology.nodes
+        ]
+        lines += [
+            f'    "store:{store.name}" [label="{store.name}", shape=cylinder];'
+            for store in subtopology.stores
+        ]
         lines.append("  }")
-    topics = dict.fromkeys(end for edge in edges for end in edge if end.startswith("topic:"))
+    topics = dict.fromkeys(
+        end for edge in edges for end in edge if end.startswith("topic:")
+    )
     lines += [f'  "{topic}" [label="{topic[6:]}", shape=oval];' for topic in topics]
-    lines += [f'  "{start}" -> "{end}"{" [dir=none]" if end.startswith("store:") else ""};' for start, end in edges]
-    return "\n".join([*lines, "}"]).replace("\\", "\\\\") + "\n"  # a pattern may have backslashes
+    lines += [
+        f'  "{start}" -> "{end}"{" [dir=none]" if end.startswith("store:") else ""};'
+        for start, end in edges
+    ]
+    return (
+        "\n".join([*lines, "}"]).replace("\\", "\\\\") + "\n"
+    )  # a pattern may have backslashes

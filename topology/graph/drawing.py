@@ -148,16 +148,36 @@ class _Content:
 def drawn(topology: Structure) -> Drawing:
     """Return the picture of a topology."""
     contents, edges = _contents(topology), _edges(topology)
-    placed = {_block(part): _inside(part, contents, edges) for part in topology.subtopologies}
+    placed = {
+        _block(part): _inside(part, contents, edges) for part in topology.subtopologies
+    }
     framed = {block: inside for block, inside in placed.items() if inside is not None}
-    block_of = {_node(node.name): _block(part) for part in topology.subtopologies for node in part.nodes}
-    parts = {_block(part): part for part in topology.subtopologies if _block(part) in framed}
-    outer = {(block_of.get(start, start), block_of.get(end, end)): (start, end) for start, end in edges}
-    outer = {edge: ends for edge, ends in outer.items() if edge[0] != edge[1] or edge[0] in contents}
-    sizes: dict[str, Size] = {name: content.size for name, content in contents.items() if name not in block_of}
+    block_of = {
+        _node(node.name): _block(part)
+        for part in topology.subtopologies
+        for node in part.nodes
+    }
+    parts = {
+        _block(part): part for part in topology.subtopologies if _block(part) in framed
+    }
+    outer = {
+        (block_of.get(start, start), block_of.get(end, end)): (start, end)
+        for start, end in edges
+    }
+    outer = {
+        edge: ends
+        for edge, ends in outer.items()
+        if edge[0] != edge[1] or edge[0] in contents
+    }
+    sizes: dict[str, Size] = {
+        name: content.size for name, content in contents.items() if name not in block_of
+    }
     sizes |= {block: _frame_size(part, framed[block]) for block, part in parts.items()}
     ports = {
-        edge: (_port(framed, edge[0], ends[0], _exit(ends[1])), _port(framed, edge[1], ends[1], _entry(ends[0])))
+        edge: (
+            _port(framed, edge[0], ends[0], _exit(ends[1])),
+            _port(framed, edge[1], ends[1], _entry(ends[0])),
+        )
         for edge, ends in outer.items()
     }
     whole = place(sizes, outer, ranks(sizes, outer, near=True), gap=GAP, ports=ports)
@@ -165,24 +185,45 @@ def drawn(topology: Structure) -> Drawing:
     corners = {}
     for block, inside in framed.items():
         x, y = whole.centres[block]
-        corners[block] = left, top = x - inside.width / 2, y + (TITLE - inside.height) / 2
-        centres |= {name: (x + left, y + top) for name, (x, y) in inside.centres.items() if name in contents}
+        corners[block] = left, top = (
+            x - inside.width / 2,
+            y + (TITLE - inside.height) / 2,
+        )
+        centres |= {
+            name: (x + left, y + top)
+            for name, (x, y) in inside.centres.items()
+            if name in contents
+        }
     pen = _Pen(contents, block_of, framed, whole, corners, centres)
     return Drawing(
         whole.width + 2,
         whole.height + 2,
-        tuple(_frame(part, whole.centres[block], sizes[block]) for block, part in parts.items()),
-        tuple(_box(name, contents[name], centres[name]) for name in contents if name in centres),
-        tuple(Arrow(start, end, pen.points((start, end)), counts) for (start, end), counts in edges.items()),
+        tuple(
+            _frame(part, whole.centres[block], sizes[block])
+            for block, part in parts.items()
+        ),
+        tuple(
+            _box(name, contents[name], centres[name])
+            for name in contents
+            if name in centres
+        ),
+        tuple(
+            Arrow(start, end, pen.points((start, end)), counts)
+            for (start, end), counts in edges.items()
+        ),
     )
 
 
 def _title(part: SubTopology) -> str:
-    return f"Sub-topology {part.id}" + ("" if part.divisible else ", one task a partition")
+    return f"Sub-topology {part.id}" + (
+        "" if part.divisible else ", one task a partition"
+    )
 
 
 def _frame(part: SubTopology, centre: Point, size: Size) -> Frame:
-    return Frame(part.id, _title(part), centre[0] - size[0] / 2, centre[1] - size[1] / 2, *size)
+    return Frame(
+        part.id, _title(part), centre[0] - size[0] / 2, centre[1] - size[1] / 2, *size
+    )
 
 
 def _frame_size(part: SubTopology, inside: Placed) -> Size:
@@ -202,7 +243,18 @@ def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> flo
 def _box(name: str, content: _Content, centre: Point) -> Box:
     width, height = content.size
     x, y = centre[0] - width / 2, centre[1] - height / 2
-    return Box(name, content.kind, content.title, content.subtitle, content.lines, content.names, x, y, width, height)
+    return Box(
+        name,
+        content.kind,
+        content.title,
+        content.subtitle,
+        content.lines,
+        content.names,
+        x,
+        y,
+        width,
+        height,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +276,16 @@ class _Pen:
             points += self._within(inner, edge)
         else:
             if inner is not None:
-                points += [*self._within(inner, (start, _exit(end))), self._at(inner, _exit(end))]
+                points += [
+                    *self._within(inner, (start, _exit(end))),
+                    self._at(inner, _exit(end)),
+                ]
             points += self.whole.routes.get((inner or start, outer or end), ())
             if outer is not None:
-                points += [self._at(outer, _entry(start)), *self._within(outer, (_entry(start), end))]
+                points += [
+                    self._at(outer, _entry(start)),
+                    *self._within(outer, (_entry(start), end)),
+                ]
         return (*points, self._end(end, below=False))
 
     def _end(self, name: str, *, below: bool) -> Point:
@@ -236,7 +294,9 @@ class _Pen:
         return x, y + half if below else y - half
 
     def _within(self, block: str, edge: Edge) -> list[Point]:
-        return [self._outside(block, at) for at in self.framed[block].routes.get(edge, ())]
+        return [
+            self._outside(block, at) for at in self.framed[block].routes.get(edge, ())
+        ]
 
     def _at(self, block: str, port: str) -> Point:
         return self._outside(block, self.framed[block].centres[port])
@@ -258,31 +318,49 @@ def _contents(topology: Structure) -> dict[str, _Content]:
             if not isinstance(node, Source | Sink):
                 lines = tuple(_lines(topology, part, node, made))
                 subtitle = "" if _GENERATED.search(node.name) else node.name
-                operators[_node(node.name)] = _Content("operator", _words(node), subtitle, lines, (node.name,))
+                operators[_node(node.name)] = _Content(
+                    "operator", _words(node), subtitle, lines, (node.name,)
+                )
     for table in topology.global_tables:
         topics.setdefault(table.topic, [])
         lines = (Line(table.store.name, reads=False),)
-        operators[_global(table.store.name)] = _Content("operator", "global table", "", lines, (table.store.name,))
+        operators[_global(table.store.name)] = _Content(
+            "operator", "global table", "", lines, (table.store.name,)
+        )
     internal = {topic.name for topic in topology.internal_topics}
     prefix = internal_topic(topology.application_id, "")
     return {
         _topic(topic): _Content(
-            "topic", topic.removeprefix(prefix) if topic in internal else topic, "", (), tuple(nodes)
+            "topic",
+            topic.removeprefix(prefix) if topic in internal else topic,
+            "",
+            (),
+            tuple(nodes),
         )
         for topic, nodes in topics.items()
     } | operators
 
 
-def _lines(topology: Structure, part: SubTopology, node: Node, made: set[str]) -> Iterator[Line]:
+def _lines(
+    topology: Structure, part: SubTopology, node: Node, made: set[str]
+) -> Iterator[Line]:
     for store in stores_of(node):
         if store.name in made:
             changelog = changelog_topic(topology.application_id, store.name)
-            yield Line(store.name, False, (("produced", str(part.id), changelog),) if store.logged else ())
+            yield Line(
+                store.name,
+                False,
+                (("produced", str(part.id), changelog),) if store.logged else (),
+            )
     if isinstance(node, StreamTableJoin | StreamGlobalJoin):
         yield Line(node.store.name, reads=True)
     elif isinstance(node, Processing):
         own = {store.name for store in node.stores}
-        yield from (Line(name, reads=name not in made) for name in node.store_names if name not in own)
+        yield from (
+            Line(name, reads=name not in made)
+            for name in node.store_names
+            if name not in own
+        )
 
 
 def _edges(topology: Structure) -> dict[Edge, Counters]:
@@ -295,16 +373,35 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
             for parent in node.parents:
                 above = nodes[parent]
                 starts = (
-                    [_topic(topic) for topic in _topics_of(above)] if isinstance(above, Source) else [_node(parent)]
+                    [_topic(topic) for topic in _topics_of(above)]
+                    if isinstance(above, Source)
+                    else [_node(parent)]
                 )
-                ends = [_topic(topic) for topic in _topics_of(node)] if isinstance(node, Sink) else [_node(node.name)]
+                ends = (
+                    [_topic(topic) for topic in _topics_of(node)]
+                    if isinstance(node, Sink)
+                    else [_node(node.name)]
+                )
                 for start in starts:
                     for end in ends:
                         counts: Counters = passes[parent, node.name]
-                        if isinstance(above, Source) and above.pattern is None and len(starts) > 1:
-                            counts = (("consumed", str(part.id), start.removeprefix(_topic(""))),)
+                        if (
+                            isinstance(above, Source)
+                            and above.pattern is None
+                            and len(starts) > 1
+                        ):
+                            counts = (
+                                (
+                                    "consumed",
+                                    str(part.id),
+                                    start.removeprefix(_topic("")),
+                                ),
+                            )
                         found[start, end] = found.get((start, end), ()) or counts
-    return found | {(_topic(table.topic), _global(table.store.name)): () for table in topology.global_tables}
+    return found | {
+        (_topic(table.topic), _global(table.store.name)): ()
+        for table in topology.global_tables
+    }
 
 
 def _passes(part: SubTopology) -> dict[Edge, Counters]:
@@ -321,17 +418,27 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
     out: dict[str, Counters] = {}
     for node in part.nodes:
         if isinstance(node, Source):
-            out[node.name] = tuple(("consumed", str(part.id), topic) for topic in node.topics)
+            out[node.name] = tuple(
+                ("consumed", str(part.id), topic) for topic in node.topics
+            )
         elif _one_for_one(node):
             above = [out.get(parent, ()) for parent in node.parents]
-            out[node.name] = tuple(one for each in above for one in each) if all(above) else ()
+            out[node.name] = (
+                tuple(one for each in above for one in each) if all(above) else ()
+            )
     for node in reversed(part.nodes):
         if not out.get(node.name) and not isinstance(node, Split | Processing):
-            out[node.name] = next(_known_below(part, node, children[node.name], out, writers), ())
+            out[node.name] = next(
+                _known_below(part, node, children[node.name], out, writers), ()
+            )
     found = {}
     for name, below in children.items():
         for child in below:
-            counts: Counters = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
+            counts: Counters = (
+                ()
+                if isinstance(child, Late) or isinstance(nodes[name], Split)
+                else out.get(name, ())
+            )
             if isinstance(child, Sink) and writers[child.topic] == 1:
                 counts = (("produced", str(part.id), child.topic),)
             found[name, child.name] = counts
@@ -349,34 +456,52 @@ def _known_below(
     for child in children:
         if isinstance(child, Sink) and writers[child.topic] == 1:
             yield (("produced", str(part.id), child.topic),)
-        elif _one_for_one(child) and child.parents == (node.name,) and out.get(child.name):
+        elif (
+            _one_for_one(child)
+            and child.parents == (node.name,)
+            and out.get(child.name)
+        ):
             yield out[child.name]
 
 
 def _one_for_one(node: Node) -> bool:
     """Whether a node forwards one record for each record."""
-    return isinstance(node, _ONE_FOR_ONE) or (isinstance(node, AsyncMap) and not node.flat)
+    return isinstance(node, _ONE_FOR_ONE) or (
+        isinstance(node, AsyncMap) and not node.flat
+    )
 
 
-def _inside(part: SubTopology, contents: Mapping[str, _Content], edges: Mapping[Edge, Counters]) -> Placed | None:
+def _inside(
+    part: SubTopology, contents: Mapping[str, _Content], edges: Mapping[Edge, Counters]
+) -> Placed | None:
     """Return where the operators of a sub-topology are in its frame, and the ports to its topics; None: it has none."""
     own = {_node(node.name) for node in part.nodes} & contents.keys()
     if not own:
         return None
     sizes: dict[str, Size] = {
-        _node(node.name): contents[_node(node.name)].size for node in part.nodes if _node(node.name) in own
+        _node(node.name): contents[_node(node.name)].size
+        for node in part.nodes
+        if _node(node.name) in own
     }
     inner: list[Edge] = []
     exits = set()
     for start, end in edges:
         if start in own or end in own:
-            ends = (start if start in own else _entry(start), end if end in own else _exit(end))
+            ends = (
+                start if start in own else _entry(start),
+                end if end in own else _exit(end),
+            )
             exits |= {ends[1]} - own
             inner.append(ends)
             sizes |= {one: PORT for one in ends if one not in own}
     rank = ranks(sizes, inner)
     last = max(rank.values())
-    return place(sizes, inner, {name: last if name in exits else at for name, at in rank.items()}, gap=GAP)
+    return place(
+        sizes,
+        inner,
+        {name: last if name in exits else at for name, at in rank.items()},
+        gap=GAP,
+    )
 
 
 def _words(node: Node) -> str:

@@ -26,7 +26,14 @@ import orjson
 from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
-from coopstreams.topology.graph.nodes import GlobalTable, Node, Processing, Source, Structure, SubTopology
+from coopstreams.topology.graph.nodes import (
+    GlobalTable,
+    Node,
+    Processing,
+    Source,
+    Structure,
+    SubTopology,
+)
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import Windows
@@ -41,7 +48,8 @@ def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, .
     """
     fixed = not topology.has_patterns
     return tuple(
-        _fingerprint(topology, part, partitions[part.id] if fixed else None) for part in topology.subtopologies
+        _fingerprint(topology, part, partitions[part.id] if fixed else None)
+        for part in topology.subtopologies
     )
 
 
@@ -58,8 +66,15 @@ def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None)
 
 def global_tables_of(topology: Structure, part: SubTopology) -> list[GlobalTable]:
     """Return the global tables that the nodes look up."""
-    names = {node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)}
-    names |= {name for node in part.nodes if isinstance(node, Processing) for name in node.store_names}
+    names = {
+        node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)
+    }
+    names |= {
+        name
+        for node in part.nodes
+        if isinstance(node, Processing)
+        for name in node.store_names
+    }
     return [table for table in topology.global_tables if table.store.name in names]
 
 
@@ -95,12 +110,20 @@ def said(value: Any) -> Any:
     if is_dataclass(value):
         return _fields(value)
     if isinstance(value, Windows):  # the user's own class, and no dataclass
-        return {"": type(value).__name__, "size_ms": value.size_ms, "grace_ms": value.grace_ms}
+        return {
+            "": type(value).__name__,
+            "size_ms": value.size_ms,
+            "grace_ms": value.grace_ms,
+        }
     return _text(value)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    shown = {field.name: said(getattr(value, field.name)) for field in fields(value) if field.name not in _LEFT_OUT}
+    shown = {
+        field.name: said(getattr(value, field.name))
+        for field in fields(value)
+        if field.name not in _LEFT_OUT
+    }
     return {"": type(value).__name__} | shown
 
 
@@ -111,5 +134,8 @@ def _text(value: object) -> str:
     """
     if isinstance(value, set | frozenset | Mapping):
         return type(value).__name__
-    shown = type(value).__repr__ is not object.__repr__ or type(value).__str__ is not object.__str__
+    shown = (
+        type(value).__repr__ is not object.__repr__
+        or type(value).__str__ is not object.__str__
+    )
     return str(value) if shown else type(value).__name__

@@ -43,8 +43,15 @@ Number: TypeAlias = Literal["int64", "float64"]
 MeanRow: TypeAlias = tuple[float, int]
 """Total and count."""
 
-_REDUCERS: Final[tuple[tuple[Any, Kind], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
-_NUMBERS: Final[tuple[tuple[Any, Number], ...]] = ((serdes.int64, "int64"), (serdes.float64, "float64"))
+_REDUCERS: Final[tuple[tuple[Any, Kind], ...]] = (
+    (operator.add, "sum"),
+    (min, "min"),
+    (max, "max"),
+)
+_NUMBERS: Final[tuple[tuple[Any, Number], ...]] = (
+    (serdes.int64, "int64"),
+    (serdes.float64, "float64"),
+)
 _MOST_MS = 1 << 62
 _MEAN_ROW = Struct(">dq")
 
@@ -60,8 +67,16 @@ class Fold:
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
     """Return the stores that known folds write and no other node uses. `caching`: whether the record cache is on."""
-    found = {node.store.name: fold for node in part.nodes if isinstance(node, Aggregate) and (fold := _fold(node))}
-    held_back = frozenset(node.name for node in part.nodes) - uncached(part.nodes) if caching else frozenset()
+    found = {
+        node.store.name: fold
+        for node in part.nodes
+        if isinstance(node, Aggregate) and (fold := _fold(node))
+    }
+    held_back = (
+        frozenset(node.name for node in part.nodes) - uncached(part.nodes)
+        if caching
+        else frozenset()
+    )
     nodes = {node.name: node for node in part.nodes}
     return {
         node.store.name: found[node.store.name]
@@ -70,7 +85,10 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
         and node.store.name in found
         and _alone(node, part.nodes)
         and _comes_at_hand(node, nodes)
-        and (node.name in held_back or _may_follow(node, found[node.store.name], part.nodes))
+        and (
+            node.name in held_back
+            or _may_follow(node, found[node.store.name], part.nodes)
+        )
     }
 
 
@@ -82,7 +100,9 @@ def known_kind(node: Aggregate) -> Kind | None:
         return "mean"
     if node.initializer is not None:
         return None
-    return next((kind for function, kind in _REDUCERS if function is node.aggregator), None)
+    return next(
+        (kind for function, kind in _REDUCERS if function is node.aggregator), None
+    )
 
 
 def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
@@ -96,7 +116,11 @@ def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
         if not isinstance(child, ToStream):
             return None
         for sink in _children(child, nodes):
-            if not isinstance(sink, Sink) or (sink.partitioner, sink.key, sink.value) != (
+            if not isinstance(sink, Sink) or (
+                sink.partitioner,
+                sink.key,
+                sink.value,
+            ) != (
                 None,
                 row_key,
                 value,
@@ -108,22 +132,37 @@ def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
 
 def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
     """Whether no other node of a sub-topology has state, or a stream time of its own."""
-    return all(other is node or isinstance(other, (*RECORD_BY_RECORD, ToStream, Sink)) for other in nodes)
+    return all(
+        other is node or isinstance(other, (*RECORD_BY_RECORD, ToStream, Sink))
+        for other in nodes
+    )
 
 
 def _fold(node: Aggregate) -> Fold | None:
     """Return the known fold of an aggregation, by its functions, serdes and windows; None: it is unknown."""
     store, windows = node.store, node.windows
-    if node.emit_on_close or node.cogrouped or store.source is not None or store.history_ms is not None:
+    if (
+        node.emit_on_close
+        or node.cogrouped
+        or store.source is not None
+        or store.history_ms is not None
+    ):
         return None
     if store.ttl_ms is not None:
         return None
-    if not (windows is None or isinstance(windows, TimeWindows)) or store.lag_ms or store.suffix_bytes:
+    if (
+        not (windows is None or isinstance(windows, TimeWindows))
+        or store.lag_ms
+        or store.suffix_bytes
+    ):
         return None
     if windows is not None and (store.kind != "window" or not store.step_ms):
         return None
     kind = known_kind(node)
-    number = next((name for serde, name in _NUMBERS if serde == store.value), "float64" if kind == "mean" else None)
+    number = next(
+        (name for serde, name in _NUMBERS if serde == store.value),
+        "float64" if kind == "mean" else None,
+    )
     if kind is None or number is None or (kind == "count" and number != "int64"):
         return None
     if windows is None:
@@ -138,7 +177,10 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
     for other in nodes:
         if isinstance(other, Processing) and node.store.name in other.store_names:
             return False
-        if other is not node and getattr(getattr(other, "store", None), "name", None) == node.store.name:
+        if (
+            other is not node
+            and getattr(getattr(other, "store", None), "name", None) == node.store.name
+        ):
             return False
     return all(isinstance(child, ToStream) for child in _below(node, nodes))
 
@@ -160,7 +202,11 @@ def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
     64 bits does: the failure would belong to another record. So it must be a count.
     """
     sinks = plain_sinks(node, nodes)
-    if fold.kind != "count" or sinks is None or any(isinstance(other, DynamicSink | Processing) for other in nodes):
+    if (
+        fold.kind != "count"
+        or sinks is None
+        or any(isinstance(other, DynamicSink | Processing) for other in nodes)
+    ):
         return False
     writers = [other.topic for other in nodes if isinstance(other, Sink)]
     return all(writers.count(sink.topic) == 1 for sink in sinks)
@@ -170,7 +216,11 @@ def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that receive the updates of a table; for a mean, those that receive its view's."""
     if known_kind(node) != "mean":
         return _children(node, nodes)
-    views = [child for child in _children(node, nodes) if getattr(child, "mapper", None) is mean_of]
+    views = [
+        child
+        for child in _children(node, nodes)
+        if getattr(child, "mapper", None) is mean_of
+    ]
     return [below for view in views for below in _children(view, nodes)]
 
 
@@ -182,7 +232,9 @@ def no_row() -> None:
     """Return None, the row before the first number."""
 
 
-def with_number(_key: object, number: float | None, row: MeanRow | None) -> MeanRow | None:
+def with_number(
+    _key: object, number: float | None, row: MeanRow | None
+) -> MeanRow | None:
     """Return the row with one more number."""
     if number is None:
         return row

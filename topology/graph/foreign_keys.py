@@ -77,13 +77,18 @@ def questions(
     was = None if before is None else serialize(before)
     now = None if after is None else serialize(after)
 
-    def ask(foreign_key: bytes | None, instruction: Instruction) -> tuple[bytes | None, ForeignKeySubscription]:
+    def ask(
+        foreign_key: bytes | None, instruction: Instruction
+    ) -> tuple[bytes | None, ForeignKeySubscription]:
         return foreign_key, ForeignKeySubscription(instruction, hash_, primary_key)
 
     if left:
         if value is None and old is None:
             return []
-        return [*([ask(was, UNSUBSCRIBE)] if was is not None and was != now else []), ask(now, ANSWER)]
+        return [
+            *([ask(was, UNSUBSCRIBE)] if was is not None and was != now else []),
+            ask(now, ANSWER),
+        ]
     if now is None:
         return [] if was is None else [ask(was, UNSUBSCRIBE_AND_ANSWER)]
     if was is None or was == now:
@@ -91,7 +96,9 @@ def questions(
     return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
 
 
-def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription) -> dict[bytes, bytes] | None:
+def subscribe(
+    subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription
+) -> dict[bytes, bytes] | None:
     """Return the subscribers of a row of the store (primary key to hash) after a subscription; None: there are none."""
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
@@ -108,9 +115,13 @@ def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, byt
 
 def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:
     """Return the answer to a subscription, None if it asks for none."""
-    if asked.instruction == UNSUBSCRIBE or (asked.instruction == ANSWER_IF_FOUND and value is None):
+    if asked.instruction == UNSUBSCRIBE or (
+        asked.instruction == ANSWER_IF_FOUND and value is None
+    ):
         return None
-    return Answer(asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value)
+    return Answer(
+        asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value
+    )
 
 
 def is_current(hash_: bytes | None, data: bytes | None, stored: bytes | None) -> bool:
@@ -119,7 +130,9 @@ def is_current(hash_: bytes | None, data: bytes | None, stored: bytes | None) ->
     `stored`: the bytes that the store has of it, if there are some. They are those with which a program whose class had
     other fields has asked: written again, the row would be another one, and each answer stale until it changes.
     """
-    return hash_of(data) == hash_ or (hash_ is not None and stored is not None and hash_of(stored) == hash_)
+    return hash_of(data) == hash_ or (
+        hash_ is not None and stored is not None and hash_of(stored) == hash_
+    )
 
 
 def _optional(data: bytes | None) -> bytes:
@@ -127,7 +140,11 @@ def _optional(data: bytes | None) -> bytes:
 
 
 def _hash_and_rest(data: bytes) -> tuple[bytes | None, bytes]:
-    return (None, data[1:]) if data[0] == 0 else (data[1 : 1 + _HASH_BYTES], data[1 + _HASH_BYTES :])
+    return (
+        (None, data[1:])
+        if data[0] == 0
+        else (data[1 : 1 + _HASH_BYTES], data[1 + _HASH_BYTES :])
+    )
 
 
 def _write_subscription(asked: ForeignKeySubscription) -> bytes:
@@ -148,7 +165,10 @@ def _read_answer(data: bytes) -> Answer:
 
 
 def _write_subscribers(subscribers: dict[bytes, bytes]) -> bytes:
-    return b"".join(_LENGTH.pack(len(key)) + key + hash_ for key, hash_ in sorted(subscribers.items()))
+    return b"".join(
+        _LENGTH.pack(len(key)) + key + hash_
+        for key, hash_ in sorted(subscribers.items())
+    )
 
 
 def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
@@ -161,11 +181,15 @@ def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
     return subscribers
 
 
-SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde("subscription", _write_subscription, _read_subscription)
+SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde(
+    "subscription", _write_subscription, _read_subscription
+)
 """Instruction (1 byte), whether there is a hash (1), hash (0 or 16), primary key."""
 
 ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)
 """Whether there is a hash (1 byte), hash (0 or 16), whether there is a value (1), value."""
 
-SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde("subscribers", _write_subscribers, _read_subscribers)
+SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde(
+    "subscribers", _write_subscribers, _read_subscribers
+)
 """For each subscriber, in key order: length (4 bytes big-endian) and bytes of the primary key, hash (16)."""

@@ -73,16 +73,41 @@ class Graph:
         self.nodes[node.name] = node
         return node.name
 
-    def through(self, parent: str, sink: str, source: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:
+    def through(
+        self,
+        parent: str,
+        sink: str,
+        source: str,
+        wanted: Repartition,
+        idle_ms: int | None = None,
+    ) -> Flow:
         """Send a node's records through a repartition topic; return their flow. `sink`, `source`: the nodes' names."""
-        serdes: dict[str, Any] = {"key": wanted.key, "value": wanted.value, "internal": True}
+        serdes: dict[str, Any] = {
+            "key": wanted.key,
+            "value": wanted.value,
+            "internal": True,
+        }
         chosen_by = wanted.partitioner
-        self.attach(Sink(name=sink, parents=(parent,), topic=wanted.topic, partitioner=chosen_by, **serdes))
-        self.attach(Source(name=source, topics=(wanted.topic,), idle_ms=idle_ms, **serdes))
+        self.attach(
+            Sink(
+                name=sink,
+                parents=(parent,),
+                topic=wanted.topic,
+                partitioner=chosen_by,
+                **serdes,
+            )
+        )
+        self.attach(
+            Source(name=source, topics=(wanted.topic,), idle_ms=idle_ms, **serdes)
+        )
         self.repartitions.append(replace(wanted, source=source))
-        return Flow(self, source, wanted.key, wanted.value, rekeyed=chosen_by is not None)
+        return Flow(
+            self, source, wanted.key, wanted.value, rekeyed=chosen_by is not None
+        )
 
-    def source(self, given: str | None, make: Callable[..., Source], suffix: str = "") -> Source:
+    def source(
+        self, given: str | None, make: Callable[..., Source], suffix: str = ""
+    ) -> Source:
         """Return the source of some topics: a new node, or the one that reads these topics already.
 
         Raises:
@@ -93,7 +118,11 @@ class Graph:
         if (known := self.reader_of(wanted)) is not None:
             topic, node = known
             self.names.node("KSTREAM-SOURCE-")
-            _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
+            _check_same_source(
+                topic,
+                node,
+                replace(wanted, name=node.name if given is None or suffix else given),
+            )
             return node
         node = make(name=self.names.node("KSTREAM-SOURCE-", given, suffix))
         self.attach(node)
@@ -102,7 +131,11 @@ class Graph:
     def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
         """Return a topic or pattern that the graph already reads, with its source; None if there is none."""
         for node in self.nodes.values():
-            if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
+            if (
+                isinstance(node, Source)
+                and not node.internal
+                and (topic := _read_by_both(wanted, node)) is not None
+            ):
                 return topic, node
         return None
 
@@ -123,18 +156,27 @@ class Flow:
     def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
         """Attach `make(name=..., parents=...)` below and return its flow, with the same serdes."""
         return replace(
-            self, node=self.graph.attach(make(name=self.graph.names.node(prefix, name), parents=(self.node,)))
+            self,
+            node=self.graph.attach(
+                make(name=self.graph.names.node(prefix, name), parents=(self.node,))
+            ),
         )
 
     def with_key(self, key: Serde[Any] | None, where: str) -> Flow:
         """Return the flow with new keys, made by the method `where`, and their serde (None: unknown)."""
         known = serde_or_none(key, "key", where)
-        return replace(self, key=Unknown(f"{where} ({self.node})") if known is None else known, rekeyed=True)
+        return replace(
+            self,
+            key=Unknown(f"{where} ({self.node})") if known is None else known,
+            rekeyed=True,
+        )
 
     def with_value(self, value: Serde[Any] | None, where: str) -> Flow:
         """Return the flow with new values, made by the method `where`, and their serde (None: unknown)."""
         known = serde_or_none(value, "value", where)
-        return replace(self, value=Unknown(f"{where} ({self.node})") if known is None else known)
+        return replace(
+            self, value=Unknown(f"{where} ({self.node})") if known is None else known
+        )
 
     def needed(self, part: Part, where: str, cure: str = "") -> Serde[Any]:
         """Return the serde of the keys or the values, which are about to be serialised.
@@ -172,12 +214,16 @@ def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
     """
     if serde is None or isinstance(serde, Serde):
         return serde
-    raise TopologyError(f"{where}: {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}")
+    raise TopologyError(
+        f"{where}: {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}"
+    )
 
 
 def reads(source: Source, topic: str) -> bool:
     """Whether a source reads a topic, by name or by pattern."""
-    return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
+    return topic in source.topics or (
+        source.pattern is not None and source.pattern.fullmatch(topic) is not None
+    )
 
 
 def _read_by_both(one: Source, other: Source) -> str | None:
@@ -193,26 +239,40 @@ def _read_by_both(one: Source, other: Source) -> str | None:
 def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
     if (set(node.topics), node.pattern) != (set(wanted.topics), wanted.pattern):
         one, other = (
-            str(list(source.topics)) if source.pattern is None else f'"{source.pattern.pattern}"'
+            str(list(source.topics))
+            if source.pattern is None
+            else f'"{source.pattern.pattern}"'
             for source in (node, wanted)
         )
         raise TopologyError(
             f'topic "{topic}" is read twice, in {one} and in {other}. Read each topic in one stream() and merge() the '
             "streams."
         )
-    for part, had, has in (("key", node.key, wanted.key), ("value", node.value, wanted.value)):
+    for part, had, has in (
+        ("key", node.key, wanted.key),
+        ("value", node.value, wanted.value),
+    ):
         if had != has:
             raise TopologyError(
                 f'topic "{topic}" is read twice, once with {part}={had} and once with {part}={has}. Use one serde for '
                 "both."
             )
     if node.timestamp is not wanted.timestamp:
-        raise TopologyError(f'topic "{topic}" is read twice with different timestamp=. Use one function for both.')
+        raise TopologyError(
+            f'topic "{topic}" is read twice with different timestamp=. Use one function for both.'
+        )
     if node.unordered != wanted.unordered:
-        raise TopologyError(f'topic "{topic}" is read twice with different order=. Use one order for both.')
+        raise TopologyError(
+            f'topic "{topic}" is read twice with different order=. Use one order for both.'
+        )
     if node.reset != wanted.reset:
-        raise TopologyError(f'topic "{topic}" is read twice with different reset=. Use one for both.')
-    if wanted.idle_ms not in (None, node.idle_ms):  # a table has none, and follows the stream that reads its topic
+        raise TopologyError(
+            f'topic "{topic}" is read twice with different reset=. Use one for both.'
+        )
+    if wanted.idle_ms not in (
+        None,
+        node.idle_ms,
+    ):  # a table has none, and follows the stream that reads its topic
         raise TopologyError(
             f'topic "{topic}" is read twice with different idle_advance=. Give it where the topic is read first.'
         )

@@ -65,8 +65,17 @@ def stores_of(node: Node) -> list[StoreSpec]:
         return [node.buffer] if isinstance(node, BufferedJoin) else []
     if isinstance(node, StreamGlobalJoin):
         return []
-    stores: list[StoreSpec | None] = [getattr(node, "store", None), *getattr(node, "stores", ())]
-    return [kept for store in stores if store is not None for kept in (store, store.past) if kept is not None]
+    stores: list[StoreSpec | None] = [
+        getattr(node, "store", None),
+        *getattr(node, "stores", ()),
+    ]
+    return [
+        kept
+        for store in stores
+        if store is not None
+        for kept in (store, store.past)
+        if kept is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

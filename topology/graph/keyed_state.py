@@ -14,7 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.aggregate_nodes import (
+    CogroupMerge,
+    Suppress,
+    TableAggregate,
+)
 from coopstreams.topology.graph.join_nodes import (
     ForeignKeyResult,
     StreamGlobalJoin,
@@ -77,7 +81,9 @@ def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
     """
     nodes = list(nodes)
     scattered = {
-        node.topic for node in nodes if isinstance(node, Sink) and node.internal and node.partitioner is not None
+        node.topic
+        for node in nodes
+        if isinstance(node, Sink) and node.internal and node.partitioner is not None
     }
     keys: dict[str, Serde[Any] | None] = {}
     for node in nodes:
@@ -109,7 +115,10 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
     Raises:
         TopologyError: names the processor and the store.
     """
-    stores = {**kept, **{store.name: store for node in nodes for store in stores_of(node)}}
+    stores = {
+        **kept,
+        **{store.name: store for node in nodes for store in stores_of(node)},
+    }
     keys = keys_as_read(nodes)
     for node in nodes:
         if not isinstance(node, Processing):
@@ -126,10 +135,14 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
             _check_plain_stores(node)
         if node.by_key:
             used = [stores[name] for name in node.store_names if name not in kept]
-            _check_state_by_key(node, used, common_key(keys[parent] for parent in node.parents))
+            _check_state_by_key(
+                node, used, common_key(keys[parent] for parent in node.parents)
+            )
 
 
-def _check_state_by_key(node: Processing, used: Iterable[StoreSpec], key: Serde[Any] | None) -> None:
+def _check_state_by_key(
+    node: Processing, used: Iterable[StoreSpec], key: Serde[Any] | None
+) -> None:
     for store in used:
         if key is not None and store.key != key:
             cure = (
@@ -168,16 +181,29 @@ def _check_plain_stores(node: AsyncProcessing) -> None:
             )
 
 
-def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def shared_state(
+    nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each store that processors use by the keys of their records, if it is made from several topics: its place
     for messages, and these topics.
     """
     nodes = list(nodes)
-    users = {node.name: node.store_names for node in nodes if isinstance(node, Processing) and node.by_key}
-    kept = {store.name for node in nodes for store in stores_of(node)}  # every instance has all of a global table
-    topics: dict[str, dict[str, None]] = {name: {} for names in users.values() for name in names if name in kept}
+    users = {
+        node.name: node.store_names
+        for node in nodes
+        if isinstance(node, Processing) and node.by_key
+    }
+    kept = {
+        store.name for node in nodes for store in stores_of(node)
+    }  # every instance has all of a global table
+    topics: dict[str, dict[str, None]] = {
+        name: {} for names in users.values() for name in names if name in kept
+    }
     for node in nodes:
-        for name in (*users.get(node.name, ()), *(store.name for store in stores_of(node))):
+        for name in (
+            *users.get(node.name, ()),
+            *(store.name for store in stores_of(node)),
+        ):
             if name in topics:
                 topics[name].update(dict.fromkeys(above[node.name]))
     for name, together in topics.items():

@@ -43,7 +43,9 @@ class Placed:
     routes: Mapping[Edge, Sequence[tuple[float, float]]]
 
 
-def ranks(vertices: Iterable[Vertex], edges: Iterable[Edge], *, near: bool = False) -> dict[Vertex, int]:
+def ranks(
+    vertices: Iterable[Vertex], edges: Iterable[Edge], *, near: bool = False
+) -> dict[Vertex, int]:
     """Return the rank of each vertex: below all vertices with an edge to it, except in a cycle.
 
     `near`: a vertex to which nothing leads is directly above the first that it leads to, instead of at the top.
@@ -81,7 +83,11 @@ def place(
     grid = _Grid(dict(sizes), [[] for _ in range(max(rank.values(), default=-1) + 1)])
     for vertex in sizes:
         grid.rows[rank[vertex]].append(vertex)
-    lanes = {edge: grid.lanes(edge, rank, (ports or {}).get(edge, (0.0, 0.0))) for edge in known if edge[0] != edge[1]}
+    lanes = {
+        edge: grid.lanes(edge, rank, (ports or {}).get(edge, (0.0, 0.0)))
+        for edge in known
+        if edge[0] != edge[1]
+    }
     grid.order()
     x = grid.across(gap[0])
     y, top = {}, 0.0
@@ -91,9 +97,19 @@ def place(
         top += tall + gap[1]
     left = min((x[vertex] - size[0] / 2 for vertex, size in sizes.items()), default=0.0)
     centres = {vertex: (x[vertex] - left, y[vertex]) for vertex in grid.sizes}
-    right = max((centres[vertex][0] + size[0] / 2 for vertex, size in sizes.items()), default=0.0)
-    routes = {edge: [centres[lane] for lane in passed] for edge, passed in lanes.items()}
-    return Placed(right, max(0.0, top - gap[1]), {vertex: centres[vertex] for vertex in sizes}, routes)
+    right = max(
+        (centres[vertex][0] + size[0] / 2 for vertex, size in sizes.items()),
+        default=0.0,
+    )
+    routes = {
+        edge: [centres[lane] for lane in passed] for edge, passed in lanes.items()
+    }
+    return Placed(
+        right,
+        max(0.0, top - gap[1]),
+        {vertex: centres[vertex] for vertex in sizes},
+        routes,
+    )
 
 
 @dataclass(slots=True)
@@ -105,10 +121,15 @@ class _Grid:
     above: dict[Vertex, list[_Neighbour]] = field(default_factory=dict)
     below: dict[Vertex, list[_Neighbour]] = field(default_factory=dict)
 
-    def lanes(self, edge: Edge, rank: Mapping[Vertex, int], port: tuple[float, float]) -> list[Vertex]:
+    def lanes(
+        self, edge: Edge, rank: Mapping[Vertex, int], port: tuple[float, float]
+    ) -> list[Vertex]:
         """Add a lane in each row that an edge passes; return them in the direction of the edge."""
         upper, lower = sorted(edge, key=lambda vertex: rank[vertex])
-        names = [f"{edge[0]}\0{edge[1]}\0{row}" for row in range(rank[upper] + 1, rank[lower])]
+        names = [
+            f"{edge[0]}\0{edge[1]}\0{row}"
+            for row in range(rank[upper] + 1, rank[lower])
+        ]
         for name, row in zip(names, range(rank[upper] + 1, rank[lower]), strict=True):
             self.sizes[name] = (LANE, 0.0)
             self.rows[row].append(name)
@@ -124,12 +145,24 @@ class _Grid:
         """Order rows by the positions of neighbours, down and up in turn; keep the order with the fewest crossings."""
         best, fewest = [list(row) for row in self.rows], self._crossings()
         for sweep in range(SWEEPS):
-            beside, rows = (self.above, self.rows) if sweep % 2 == 0 else (self.below, self.rows[::-1])
+            beside, rows = (
+                (self.above, self.rows)
+                if sweep % 2 == 0
+                else (self.below, self.rows[::-1])
+            )
             for row in rows:
-                at = {vertex: place for other in self.rows for place, vertex in enumerate(other)}
+                at = {
+                    vertex: place
+                    for other in self.rows
+                    for place, vertex in enumerate(other)
+                }
                 row.sort(
                     key=lambda vertex: _mean(
-                        [at[one] + self._share(one, port) for one, _, port in beside.get(vertex, ())], at[vertex]
+                        [
+                            at[one] + self._share(one, port)
+                            for one, _, port in beside.get(vertex, ())
+                        ],
+                        at[vertex],
                     )
                 )
             if (crossings := self._crossings()) < fewest:
@@ -142,16 +175,30 @@ class _Grid:
         for row in self.rows:
             x.update(zip(row, self._spaced(row, lambda _: 0.0, gap), strict=True))
         for sweep in range(SWEEPS):
-            beside, rows = (self.above, self.rows) if sweep % 2 == 0 else (self.below, self.rows[::-1])
+            beside, rows = (
+                (self.above, self.rows)
+                if sweep % 2 == 0
+                else (self.below, self.rows[::-1])
+            )
             for row in rows:
                 wanted = {
-                    vertex: _mean([x[one] + port - own for one, own, port in beside.get(vertex, ())], x[vertex])
+                    vertex: _mean(
+                        [
+                            x[one] + port - own
+                            for one, own, port in beside.get(vertex, ())
+                        ],
+                        x[vertex],
+                    )
                     for vertex in row
                 }
-                x.update(zip(row, self._spaced(row, wanted.__getitem__, gap), strict=True))
+                x.update(
+                    zip(row, self._spaced(row, wanted.__getitem__, gap), strict=True)
+                )
         return x
 
-    def _spaced(self, row: Sequence[Vertex], wanted: Callable[[Vertex], float], gap: float) -> list[float]:
+    def _spaced(
+        self, row: Sequence[Vertex], wanted: Callable[[Vertex], float], gap: float
+    ) -> list[float]:
         """Return positions in this order, with gaps, at the least sum of squared distances from the wanted ones."""
         shift, shifts = 0.0, []
         for before, vertex in zip([None, *row], row, strict=False):
@@ -161,7 +208,11 @@ class _Grid:
         blocks: list[tuple[float, float, int]] = []
         """Vertices that touch: the mean of their wanted positions, their weight, their number."""
         for vertex, shift in zip(row, shifts, strict=True):
-            mean, weight, count = wanted(vertex) - shift, _STRAIGHT if self.sizes[vertex][1] == 0 else 1.0, 1
+            mean, weight, count = (
+                wanted(vertex) - shift,
+                _STRAIGHT if self.sizes[vertex][1] == 0 else 1.0,
+                1,
+            )
             while blocks and blocks[-1][0] >= mean:
                 other, heavy, many = blocks.pop()
                 mean = (mean * weight + other * heavy) / (weight + heavy)

@@ -236,7 +236,20 @@ class DropNullKeys(Node):
 
 
 RECORD_BY_RECORD = (
-    *(Source, Filter, MapValues, FlatMapValues, FlatMap, Map, SelectKey, Peek, Merge, Split, Branch, DropNullKeys),
+    *(
+        Source,
+        Filter,
+        MapValues,
+        FlatMapValues,
+        FlatMap,
+        Map,
+        SelectKey,
+        Peek,
+        Merge,
+        Split,
+        Branch,
+        DropNullKeys,
+    ),
 )
 """Nodes that forward records only while they process the record from which these result."""
 
@@ -330,7 +343,11 @@ class SubTopology:
     @property
     def across_keys(self) -> list[str]:
         """The names of the processors that look at several keys at a time (`by_key=False`)."""
-        return [node.name for node in self.nodes if isinstance(node, Processing) and not node.by_key]
+        return [
+            node.name
+            for node in self.nodes
+            if isinstance(node, Processing) and not node.by_key
+        ]
 
     @property
     def applies_to(self) -> ApplyTo | None:
@@ -388,27 +405,50 @@ class Structure:
     @property
     def has_patterns(self) -> bool:
         """Whether a source names its topics by a pattern."""
-        return any(isinstance(node, Source) and node.pattern is not None for node in self.nodes)
+        return any(
+            isinstance(node, Source) and node.pattern is not None for node in self.nodes
+        )
 
     @property
     def source_topics(self) -> tuple[str, ...]:
         """The topics that the application reads and that must exist."""
-        sources = [node for node in self.nodes if isinstance(node, Source) and not node.internal]
+        sources = [
+            node
+            for node in self.nodes
+            if isinstance(node, Source) and not node.internal
+        ]
         topics = [topic for source in sources for topic in source.topics]
-        return tuple(dict.fromkeys([*topics, *(table.topic for table in self.global_tables)]))
+        return tuple(
+            dict.fromkeys([*topics, *(table.topic for table in self.global_tables)])
+        )
 
     @property
     def unordered_topics(self) -> tuple[str, ...]:
         """The topics whose records a share group deals."""
-        return tuple(topic for part in self.subtopologies if part.unordered for topic in part.topics)
+        return tuple(
+            topic
+            for part in self.subtopologies
+            if part.unordered
+            for topic in part.topics
+        )
 
     @property
     def sink_topics(self) -> tuple[str, ...]:
         """The topics that the application writes for others."""
-        return tuple(dict.fromkeys(node.topic for node in self.nodes if isinstance(node, Sink) and not node.internal))
+        return tuple(
+            dict.fromkeys(
+                node.topic
+                for node in self.nodes
+                if isinstance(node, Sink) and not node.internal
+            )
+        )
 
     @property
     def dead_letter_topics(self) -> Mapping[str, str]:
         """The topics of operators for records that they cannot process, by node."""
         nodes = [node for node in self.nodes if isinstance(node, Asynchronous)]
-        return {node.name: topic for node in nodes if (topic := node.calling.dead_letters) is not None}
+        return {
+            node.name: topic
+            for node in nodes
+            if (topic := node.calling.dead_letters) is not None
+        }

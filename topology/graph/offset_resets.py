@@ -24,7 +24,10 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _BY_DURATION = "by_duration:"
-_ISO = re.compile(r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,3}))?S)?)?", re.IGNORECASE)
+_ISO = re.compile(
+    r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,3}))?S)?)?",
+    re.IGNORECASE,
+)
 
 
 def parse_reset(value: object) -> str:
@@ -35,9 +38,15 @@ def parse_reset(value: object) -> str:
     """
     if value in (EARLIEST, LATEST):
         return str(value)
-    ms = _milliseconds(value.removeprefix(_BY_DURATION)) if isinstance(value, str) else None
+    ms = (
+        _milliseconds(value.removeprefix(_BY_DURATION))
+        if isinstance(value, str)
+        else None
+    )
     if not isinstance(value, str) or not value.startswith(_BY_DURATION) or ms is None:
-        raise ValueError("earliest, latest, or by_duration: and a duration in ISO 8601, such as by_duration:PT1H30M")
+        raise ValueError(
+            "earliest, latest, or by_duration: and a duration in ISO 8601, such as by_duration:PT1H30M"
+        )
     return _by_duration(ms)
 
 
@@ -54,12 +63,18 @@ def reset_of(value: OffsetReset | None, where: str) -> str | None:
     try:
         return parse_reset(value)
     except ValueError as error:
-        raise TopologyError(f"{where}: reset={value!r} must be a timedelta, {error}") from None
+        raise TopologyError(
+            f"{where}: reset={value!r} must be a timedelta, {error}"
+        ) from None
 
 
 def duration_ms_of(reset: str) -> int | None:
     """Return how far before the present a reset begins; None: it has no duration."""
-    return _milliseconds(reset.removeprefix(_BY_DURATION)) if reset.startswith(_BY_DURATION) else None
+    return (
+        _milliseconds(reset.removeprefix(_BY_DURATION))
+        if reset.startswith(_BY_DURATION)
+        else None
+    )
 
 
 def _by_duration(ms: int) -> str:
@@ -72,4 +87,6 @@ def _milliseconds(text: str) -> int | None:
     if found is None or not any(found.groups()):
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
-    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + int((found[5] or "").ljust(3, "0"))
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + int(
+        (found[5] or "").ljust(3, "0")
+    )

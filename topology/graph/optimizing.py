@@ -19,7 +19,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, stores_of
-from coopstreams.topology.graph.nodes import Node, Source, Structure, SubTopology, TableSource
+from coopstreams.topology.graph.nodes import (
+    Node,
+    Source,
+    Structure,
+    SubTopology,
+    TableSource,
+)
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.naming import changelog_topic
 from coopstreams.topology.stores import StoreSpec
@@ -44,7 +50,9 @@ def parse_optimization(text: str) -> frozenset[str]:
     if words == {"none"}:
         return frozenset()
     if not words <= set(OPTIMIZATIONS):
-        raise ValueError(f"none, all, or a list of {', '.join(OPTIMIZATIONS)} with commas between")
+        raise ValueError(
+            f"none, all, or a list of {', '.join(OPTIMIZATIONS)} with commas between"
+        )
     return frozenset(words)
 
 
@@ -61,30 +69,52 @@ def optimized(topology: S, wanted: str) -> S:
     if REUSE in optimizations:
         parts = tuple(_reusing(part) for part in parts)
     stores = [store for part in parts for store in part.stores]
-    logged = {changelog_topic(topology.application_id, store.name) for store in stores if store.logged}
-    internal = tuple(topic for topic in topology.internal_topics if topic.kind != "changelog" or topic.name in logged)
+    logged = {
+        changelog_topic(topology.application_id, store.name)
+        for store in stores
+        if store.logged
+    }
+    internal = tuple(
+        topic
+        for topic in topology.internal_topics
+        if topic.kind != "changelog" or topic.name in logged
+    )
     return replace(topology, subtopologies=parts, internal_topics=internal)
 
 
 def _joining_once(part: SubTopology) -> SubTopology:
     nodes = tuple(_keeping_once(node) for node in part.nodes)
     kept = {store.name for node in nodes for store in stores_of(node)}
-    return replace(part, nodes=nodes, stores=tuple(store for store in part.stores if store.name in kept))
+    return replace(
+        part,
+        nodes=nodes,
+        stores=tuple(store for store in part.stores if store.name in kept),
+    )
 
 
 def _keeping_once(node: Node) -> Node:
-    if isinstance(node, StreamStreamJoin) and node.kind == "inner" and node.parents[0] == node.parents[1]:
+    if (
+        isinstance(node, StreamStreamJoin)
+        and node.kind == "inner"
+        and node.parents[0] == node.parents[1]
+    ):
         return replace(node, stores=node.stores[:1])
     return node
 
 
 def _reusing(part: SubTopology) -> SubTopology:
     reused = dict(_reusable(part.nodes))
-    return replace(part, stores=tuple(_restored_from(store, reused) for store in part.stores))
+    return replace(
+        part, stores=tuple(_restored_from(store, reused) for store in part.stores)
+    )
 
 
 def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
-    return replace(store, logged=False, source=reused[store.name]) if store.name in reused else store
+    return (
+        replace(store, logged=False, source=reused[store.name])
+        if store.name in reused
+        else store
+    )
 
 
 def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
@@ -99,7 +129,11 @@ def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
         if not isinstance(node, TableSource) or node.store is None:
             continue
         source = sources.get(node.parents[0])
-        if source is not None and readers[source.name] == 1 and _holds_as_it_is(source, node.store):
+        if (
+            source is not None
+            and readers[source.name] == 1
+            and _holds_as_it_is(source, node.store)
+        ):
             yield node.store.name, source.topics[0]
 
 
@@ -109,4 +143,11 @@ def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
     one = len(source.topics) == 1 and source.pattern is None
     whole = store.history_ms is None and store.ttl_ms is None
     from_first = source.reset in (None, EARLIEST)
-    return same and one and whole and from_first and not source.internal and source.timestamp is None
+    return (
+        same
+        and one
+        and whole
+        and from_first
+        and not source.internal
+        and source.timestamp is None
+    )

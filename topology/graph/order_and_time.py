@@ -53,7 +53,14 @@ def check_unordered(subtopology: SubTopology) -> None:
     Raises:
         TopologyError: it cannot; names the node and the cure.
     """
-    unordered = next((node for node in subtopology.nodes if isinstance(node, Source) and node.unordered), None)
+    unordered = next(
+        (
+            node
+            for node in subtopology.nodes
+            if isinstance(node, Source) and node.unordered
+        ),
+        None,
+    )
     if unordered is None:
         return
     for node in subtopology.nodes:

@@ -24,7 +24,15 @@ from coopstreams.topology.graph.join_nodes import (
     method_of,
     stores_of,
 )
-from coopstreams.topology.graph.nodes import Aggregate, Node, Processing, Sink, Source, Structure, SubTopology
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Node,
+    Processing,
+    Sink,
+    Source,
+    Structure,
+    SubTopology,
+)
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import AnyWindows
 
@@ -33,7 +41,10 @@ Above: TypeAlias = Mapping[str, frozenset[str]]
 
 def topics_above(topology: Structure) -> Above:
     """Return, for each node by name, all topics that its records come from."""
-    return _gathered(topology, lambda node: read_by(node) if isinstance(node, Source) else frozenset())
+    return _gathered(
+        topology,
+        lambda node: read_by(node) if isinstance(node, Source) else frozenset(),
+    )
 
 
 def stores_above(topology: Structure) -> Above:
@@ -49,9 +60,14 @@ def stores_above(topology: Structure) -> Above:
             from_parents = (gathered[parent] for parent in _kept_of(node, number))
             above[store.name] = above[store.name].union(looked_up, *from_parents)
     before: Above = {}
-    while before != above:  # a processor that looks a store up is not below the nodes above that store
+    while (
+        before != above
+    ):  # a processor that looks a store up is not below the nodes above that store
         before = above
-        above = {name: stores.union(*(above[other] for other in stores & known)) for name, stores in above.items()}
+        above = {
+            name: stores.union(*(above[other] for other in stores & known))
+            for name, stores in above.items()
+        }
     return {name: stores & known - {name} for name, stores in above.items()}
 
 
@@ -62,9 +78,13 @@ def _stores_used(node: Node) -> frozenset[str]:
 
 def _kept_of(node: Node, number: int) -> tuple[str, ...]:
     """Return the parents whose records the `number`th store of a node keeps."""
-    if isinstance(node, StreamStreamJoin) and number < 2:  # its first two stores hold one side each
+    if (
+        isinstance(node, StreamStreamJoin) and number < 2
+    ):  # its first two stores hold one side each
         return (node.parents[number],)
-    if isinstance(node, BufferedJoin | ForeignKeyAnswer):  # the results depend on the other side, the store does not
+    if isinstance(
+        node, BufferedJoin | ForeignKeyAnswer
+    ):  # the results depend on the other side, the store does not
         return node.parents[:1]
     return node.parents
 
@@ -75,21 +95,28 @@ def _gathered(topology: Structure, own: Callable[[Node], frozenset[str]]) -> Abo
     gathered: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
     written: dict[str, frozenset[str]] = {}
     before: dict[str, frozenset[str]] = {}
-    while before != gathered:  # a sub-topology may read a repartition topic that a later one writes
+    while (
+        before != gathered
+    ):  # a sub-topology may read a repartition topic that a later one writes
         before = dict(gathered)
         for node in nodes:
             topics = node.topics if isinstance(node, Source) else ()
             gathered[node.name] = own(node).union(
-                *(gathered[parent] for parent in node.parents), *(written.get(topic, frozenset()) for topic in topics)
+                *(gathered[parent] for parent in node.parents),
+                *(written.get(topic, frozenset()) for topic in topics),
             )
             if isinstance(node, Sink) and node.internal:
-                written[node.topic] = written.get(node.topic, frozenset()) | gathered[node.name]
+                written[node.topic] = (
+                    written.get(node.topic, frozenset()) | gathered[node.name]
+                )
     return gathered
 
 
 def read_by(source: Source) -> frozenset[str]:
     """Return the topics of a source, or its pattern."""
-    return frozenset(source.topics if source.pattern is None else [source.pattern.pattern])
+    return frozenset(
+        source.topics if source.pattern is None else [source.pattern.pattern]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +146,9 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
         windows = node.windows if isinstance(node, Aggregate) else None
         for number, store in enumerate(stores_of(node)):
             parents = (
-                (node.parents[number],) if isinstance(node, StreamStreamJoin) and number < 2 else node.parents
+                (node.parents[number],)
+                if isinstance(node, StreamStreamJoin) and number < 2
+                else node.parents
             )  # its first two stores hold one side each
             reads = frozenset[str]().union(*(above[parent] for parent in parents))
             before = found.get(store.name, Made(frozenset(), frozenset(), None))
@@ -128,8 +157,17 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
                 before.reads | reads,
                 windows or before.windows,
                 node.value if isinstance(node, Suppress) else before.held,
-                next((parent.left for parent in above_it if isinstance(parent, ForeignKeyResult)), before.left),
-                above[node.parents[0]] if isinstance(node, TableTableJoin) and node.kind == "left" else before.first,
+                next(
+                    (
+                        parent.left
+                        for parent in above_it
+                        if isinstance(parent, ForeignKeyResult)
+                    ),
+                    before.left,
+                ),
+                above[node.parents[0]]
+                if isinstance(node, TableTableJoin) and node.kind == "left"
+                else before.first,
             )
     return found
 
@@ -137,7 +175,13 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
 def _method(node: Node) -> str:
     if isinstance(node, Aggregate | TableAggregate):
         function = node.aggregator if isinstance(node, Aggregate) else node.adder
-        return "count" if function is None else "reduce" if node.initializer is None else "aggregate"
+        return (
+            "count"
+            if function is None
+            else "reduce"
+            if node.initializer is None
+            else "aggregate"
+        )
     if isinstance(node, Processing):  # only the user knows the meaning of its rows
         return Processing.__name__
     return method_of(node) if isinstance(node, TableTableJoin) else type(node).__name__

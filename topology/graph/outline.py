@@ -67,7 +67,14 @@ class Store:
     @property
     def form(self) -> tuple[object, ...]:
         """Equal for two stores that hold the same rows under different names."""
-        return self.kind, self.key, self.value, self.suffix_bytes, self.made_by, self.windows
+        return (
+            self.kind,
+            self.key,
+            self.value,
+            self.suffix_bytes,
+            self.made_by,
+            self.windows,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,9 @@ class Outline:
 
     def reads(self, topic: str) -> bool:
         """Return whether a topic is a source, or matches a pattern."""
-        return topic in self.sources or any(self._matches(pattern, topic) for pattern in self.patterns)
+        return topic in self.sources or any(
+            self._matches(pattern, topic) for pattern in self.patterns
+        )
 
     def outside(self, topics: Iterable[str]) -> frozenset[str]:
         """Return the topics that are not internal."""
@@ -118,10 +127,17 @@ class Outline:
 
     def meets(self, mine: Iterable[str], other: Outline, others: Iterable[str]) -> bool:
         """Return whether two versions may read a common topic; two different patterns may always match a common one."""
-        pairs = ((one, another) for one in self.outside(mine) for another in other.outside(others))
+        pairs = (
+            (one, another)
+            for one in self.outside(mine)
+            for another in other.outside(others)
+        )
         return any(
             one == another
-            or (one in self.patterns and (another in other.patterns or self._matches(one, another)))
+            or (
+                one in self.patterns
+                and (another in other.patterns or self._matches(one, another))
+            )
             or (another in other.patterns and other._matches(another, one))
             for one, another in pairs
         )
@@ -148,7 +164,9 @@ def read_outline(described: str | bytes) -> Outline:
         if written_in == JSON_FORMAT:
             return _outline(drawn)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TopologyError(f"this is not what `coopstreams describe --format json` writes: {error!r}") from error
+        raise TopologyError(
+            f"this is not what `coopstreams describe --format json` writes: {error!r}"
+        ) from error
     raise TopologyError(
         f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe "
         f"it again, or use the {'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
@@ -159,38 +177,84 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
     nodes = [node for part in drawn["subtopologies"] for node in part["nodes"]]
     schemas = drawn.get("schemas", {})
     twins = _twins(nodes)
-    stores = [_store(store, part["id"], schemas, twins) for part in drawn["subtopologies"] for store in part["stores"]]
-    internal = {topic["name"]: topic for topic in drawn["internal_topics"] if topic["kind"] == "repartition"}
+    stores = [
+        _store(store, part["id"], schemas, twins)
+        for part in drawn["subtopologies"]
+        for store in part["stores"]
+    ]
+    internal = {
+        topic["name"]: topic
+        for topic in drawn["internal_topics"]
+        if topic["kind"] == "repartition"
+    }
     sinks = [node for node in nodes if "reads" in node]
-    repartitions = [_repartition(topic, nodes, stores, sinks, schemas) for topic in internal.values()]
+    repartitions = [
+        _repartition(topic, nodes, stores, sinks, schemas)
+        for topic in internal.values()
+    ]
     read = [node for node in nodes if "topics" in node]
-    patterns = {node["pattern"]: node.get("flags", 0) for node in read if "pattern" in node}
+    patterns = {
+        node["pattern"]: node.get("flags", 0) for node in read if "pattern" in node
+    }
     return Outline(
         drawn["application_id"],
         {store.name: store for store in stores},
         {topic.name: topic for topic in repartitions},
-        frozenset(topic for node in read if "pattern" not in node for topic in node["topics"]) - internal.keys()
+        frozenset(
+            topic for node in read if "pattern" not in node for topic in node["topics"]
+        )
+        - internal.keys()
         | patterns.keys(),
         patterns,
-        frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
+        frozenset(node["topic"] for node in sinks if node["topic"] is not None)
+        - internal.keys(),
         frozenset(table["topic"] for table in drawn["global_tables"]),
-        frozenset(topic for node in read if node.get("order") == "none" for topic in node["topics"]),
+        frozenset(
+            topic
+            for node in read
+            if node.get("order") == "none"
+            for topic in node["topics"]
+        ),
         drawn.get("partitions", {}),
     )
 
 
 def _twins(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the stores of the right sides of joins of a stream with itself, each with that of the left side."""
-    joins = (node for node in nodes if node["operator"] == "StreamStreamJoin" and len(set(node["parents"])) == 1)
-    return {node["stores"][1]: node["stores"][0] for node in joins if len(node["stores"]) > 1}
-
-
-def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any], twins: Mapping[str, str]) -> Store:
-    windows = tuple(
-        sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms")
+    joins = (
+        node
+        for node in nodes
+        if node["operator"] == "StreamStreamJoin" and len(set(node["parents"])) == 1
     )
-    same = {name: drawn[name] for name in ("name", "kind", "key", "value", "suffix_bytes", "changelog")}
-    same |= {name: drawn[name] for name in ("held", "left", "asked", "computed") if name in drawn}
+    return {
+        node["stores"][1]: node["stores"][0]
+        for node in joins
+        if len(node["stores"]) > 1
+    }
+
+
+def _store(
+    drawn: Mapping[str, Any],
+    subtopology: int,
+    schemas: Mapping[str, Any],
+    twins: Mapping[str, str],
+) -> Store:
+    windows = tuple(
+        sorted(
+            (name, str(value))
+            for name, value in (drawn["windows"] or {}).items()
+            if name != "grace_ms"
+        )
+    )
+    same = {
+        name: drawn[name]
+        for name in ("name", "kind", "key", "value", "suffix_bytes", "changelog")
+    }
+    same |= {
+        name: drawn[name]
+        for name in ("held", "left", "asked", "computed")
+        if name in drawn
+    }
     return Store(
         **same,
         subtopology=subtopology,
@@ -216,7 +280,9 @@ def _repartition(
 ) -> RepartitionOutline:
     name = topic["name"]
     source = next(node for node in nodes if name in node.get("topics", ()))
-    reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
+    reads = frozenset[str]().union(
+        *(node["reads"] for node in sinks if node["topic"] == name)
+    )
     feeds = {("store", store.name) for store in stores if name in store.reads}
     feeds |= {("topic", node["topic"] or "") for node in sinks if name in node["reads"]}
     return RepartitionOutline(
@@ -231,6 +297,8 @@ def _repartition(
     )
 
 
-def _of_ids(drawn: Mapping[str, Any], name: str, schemas: Mapping[str, Any]) -> tuple[Any, ...]:
+def _of_ids(
+    drawn: Mapping[str, Any], name: str, schemas: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """Return the schemas whose ids a store or a source has under a name; an earlier version may have written none."""
     return tuple(schemas[id_] for id_ in drawn.get(name, ()))

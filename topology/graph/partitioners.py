@@ -21,7 +21,13 @@ the record; or `[]`, which drops it.
 """
 
 
-def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any, partitions: int) -> Collection[int]:
+def chosen(
+    partitioner: Partitioner[Any, Any],
+    topic: str,
+    key: Any,
+    value: Any,
+    partitions: int,
+) -> Collection[int]:
     """Return the partitions that a partitioner chooses, each once.
 
     Raises:

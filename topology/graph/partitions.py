@@ -24,7 +24,9 @@ from coopstreams.topology.graph.topology import Topology
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
 """Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`."""
 
-_GENERATED = re.compile(r"-(COGROUP)?K(STREAM|TABLE)-[A-Z-]+-\d{10}|-STATE-STORE-\d{10}-changelog$")
+_GENERATED = re.compile(
+    r"-(COGROUP)?K(STREAM|TABLE)-[A-Z-]+-\d{10}|-STATE-STORE-\d{10}-changelog$"
+)
 _INTERNAL = re.compile(
     r"-(repartition|changelog|subscription-(registration|response)-topic"
     r"|KTABLE-FK-JOIN-SUBSCRIPTION-(REGISTRATION|RESPONSE)-\d{10}-topic)$"
@@ -67,7 +69,9 @@ class ResolvedTopics:
 
 
 def check_partitions(
-    topology: Topology, counts: Mapping[str, int], additional_retention_ms: int = ADDITIONAL_RETENTION_MS
+    topology: Topology,
+    counts: Mapping[str, int],
+    additional_retention_ms: int = ADDITIONAL_RETENTION_MS,
 ) -> ResolvedTopics:
     """Return all partition counts, given those of the existing topics.
 
@@ -88,19 +92,33 @@ def check_partitions(
         _check_equal(where, topics, partitions)
     partitions |= {table.topic: counts[table.topic] for table in topology.global_tables}
     tasks = tuple(
-        max((partitions[topic] for topic in subtopology.topics), default=0) for subtopology in topology.subtopologies
+        max((partitions[topic] for topic in subtopology.topics), default=0)
+        for subtopology in topology.subtopologies
     )
     for topic in topology.internal_topics:
         if topic.kind == "changelog":
-            partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
+            partitions[topic.name] = max(
+                (partitions[source] for source in topic.partitions_from), default=0
+            )
     needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
-    plans = tuple(_plan(topic, partitions, counts.get(topic.name), additional_retention_ms) for topic in needed)
-    ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
+    plans = tuple(
+        _plan(topic, partitions, counts.get(topic.name), additional_retention_ms)
+        for topic in needed
+    )
+    ours = (
+        {topic.name for topic in topology.internal_topics}
+        | set(topology.source_topics)
+        | set(topology.sink_topics)
+    )
     return ResolvedTopics(
         partitions,
         plans,
         tasks,
-        tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)),
+        tuple(
+            topic
+            for topic in sorted(counts)
+            if topic not in ours and looks_internal(topology, topic)
+        ),
     )
 
 
@@ -112,14 +130,20 @@ def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
     """
     internal = {topic.name for topic in topology.internal_topics}
     return {
-        store.name: (store.source,) if store.source else tuple(topic for topic in part.topics if topic not in internal)
+        store.name: (store.source,)
+        if store.source
+        else tuple(topic for topic in part.topics if topic not in internal)
         for part in topology.subtopologies
         for store in part.stores
-        if not store.logged and not part.unordered and (store.source is not None or store.store_type != "in_memory")
+        if not store.logged
+        and not part.unordered
+        and (store.source is not None or store.store_type != "in_memory")
     }
 
 
-def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, str]:
+def grown(
+    topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]
+) -> dict[str, str]:
     """Return the source and repartition topics that have got partitions since an application looked, each with what
     follows, in words.
 
@@ -129,12 +153,14 @@ def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, in
     more = [
         topic
         for topic in topology.source_topics
-        if topic not in topology.unordered_topics and counts.get(topic, 0) > before[topic]
+        if topic not in topology.unordered_topics
+        and counts.get(topic, 0) > before[topic]
     ]
     more += [
         topic.name
         for topic in topology.internal_topics
-        if topic.kind == "repartition" and counts.get(topic.name, 0) > before[topic.name]
+        if topic.kind == "repartition"
+        and counts.get(topic.name, 0) > before[topic.name]
     ]
     if not more:
         return {}
@@ -156,7 +182,11 @@ def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, in
                 "keys now. Stop all instances and begin anew with `coopstreams reset`"
             )
         else:
-            where = "at their beginning" if topic in global_topics else "where auto.offset.reset says"
+            where = (
+                "at their beginning"
+                if topic in global_topics
+                else "where auto.offset.reset says"
+            )
             then = f"Stop all instances, then start them: they begin in the new partitions {where}"
         found[topic] = (
             f'"{topic}" has {counts[topic]} partitions, and had {before[topic]} when the application looked: records '
@@ -175,7 +205,11 @@ def check_names(topology: Topology) -> None:
 
     Source: KIP-1111 `ensure.explicit.internal.resource.naming`.
     """
-    generated = [topic.name for topic in topology.internal_topics if _GENERATED.search(topic.name)]
+    generated = [
+        topic.name
+        for topic in topology.internal_topics
+        if _GENERATED.search(topic.name)
+    ]
     if generated:
         raise TopologyError(
             f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation, table or "
@@ -184,7 +218,9 @@ def check_names(topology: Topology) -> None:
         )
 
 
-def topic_config(topic: InternalTopic, additional_retention_ms: int = ADDITIONAL_RETENTION_MS) -> dict[str, str]:
+def topic_config(
+    topic: InternalTopic, additional_retention_ms: int = ADDITIONAL_RETENTION_MS
+) -> dict[str, str]:
     """Return the topic settings with which an internal topic is created.
 
     `additional_retention_ms`: how much longer than its store a window changelog keeps records. The broker counts from
@@ -192,20 +228,37 @@ def topic_config(topic: InternalTopic, additional_retention_ms: int = ADDITIONAL
     `log.retention.bytes`.
     """
     if topic.kind == "repartition":
-        policy = {"cleanup.policy": "delete", "retention.ms": "-1", **_ANY_SIZE, "segment.bytes": str(_SEGMENT_BYTES)}
+        policy = {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            **_ANY_SIZE,
+            "segment.bytes": str(_SEGMENT_BYTES),
+        }
     elif topic.retention_ms is None:
         policy = {"cleanup.policy": "compact"}
     else:
         kept_ms = topic.retention_ms + additional_retention_ms
-        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(kept_ms), **_ANY_SIZE}
+        policy = {
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(kept_ms),
+            **_ANY_SIZE,
+        }
     return {**policy, "message.timestamp.type": "CreateTime"}
 
 
 def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
     """Return the partition counts of all topics that are read."""
-    repartitions = {topic.name: topic for topic in topology.internal_topics if topic.kind == "repartition"}
+    repartitions = {
+        topic.name: topic
+        for topic in topology.internal_topics
+        if topic.kind == "repartition"
+    }
     fixed = {topic: counts[topic] for topic in topology.source_topics}
-    fixed |= {name: topic.partitions for name, topic in repartitions.items() if topic.partitions is not None}
+    fixed |= {
+        name: topic.partitions
+        for name, topic in repartitions.items()
+        if topic.partitions is not None
+    }
     beside = _side_by_side(topology)
 
     def largest(topic: str, seen: set[str]) -> int:
@@ -217,10 +270,18 @@ def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
         if given:
             return max(given)
         seen |= together
-        above = {source for other in together for source in repartitions[other].partitions_from} - seen
+        above = {
+            source
+            for other in together
+            for source in repartitions[other].partitions_from
+        } - seen
         return max((largest(source, seen) for source in sorted(above)), default=0)
 
-    return {topic: largest(topic, set()) for subtopology in topology.subtopologies for topic in subtopology.topics}
+    return {
+        topic: largest(topic, set())
+        for subtopology in topology.subtopologies
+        for topic in subtopology.topics
+    }
 
 
 def _side_by_side(topology: Topology) -> dict[str, set[str]]:
@@ -232,7 +293,9 @@ def _side_by_side(topology: Topology) -> dict[str, set[str]]:
     return beside
 
 
-def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, int]) -> None:
+def _check_equal(
+    where: str, topics: tuple[str, ...], partitions: Mapping[str, int]
+) -> None:
     first = topics[0]
     for topic in topics[1:]:
         if partitions[topic] != partitions[first]:
@@ -244,19 +307,32 @@ def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, i
 
 
 def _plan(
-    topic: InternalTopic, partitions: Mapping[str, int], existing: int | None, additional_retention_ms: int
+    topic: InternalTopic,
+    partitions: Mapping[str, int],
+    existing: int | None,
+    additional_retention_ms: int,
 ) -> TopicPlan:
     needed = partitions[topic.name]
     if existing is not None and existing != needed:
         like = next(
-            (f', as many as "{above}" has' for above in topic.partitions_from if partitions.get(above) == needed), ""
+            (
+                f', as many as "{above}" has'
+                for above in topic.partitions_from
+                if partitions.get(above) == needed
+            ),
+            "",
         )
         raise TopologyError(
             f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {needed}{like}: it was '
             "made by another version of the program, or by hand, or a source topic has grown. Stop all instances and "
             "begin anew with `coopstreams reset`, which deletes it, or give the changed program another application id."
         )
-    return TopicPlan(topic.name, needed, topic_config(topic, additional_retention_ms), existing is not None)
+    return TopicPlan(
+        topic.name,
+        needed,
+        topic_config(topic, additional_retention_ms),
+        existing is not None,
+    )
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
@@ -264,9 +340,14 @@ def looks_internal(topology: Topology, topic: str) -> bool:
 
     Source: Kafka Streams `StreamsResetter.matchesInternalTopicFormat`.
     """
-    return topic.startswith(f"{topology.application_id}-") and _INTERNAL.search(topic) is not None
+    return (
+        topic.startswith(f"{topology.application_id}-")
+        and _INTERNAL.search(topic) is not None
+    )
 
 
 def _unknown(topic: str, counts: Mapping[str, int]) -> str:
     near = get_close_matches(topic, counts, n=1)
-    return f'there is no topic "{topic}"' + (f' (did you mean "{near[0]}"?)' if near else "")
+    return f'there is no topic "{topic}"' + (
+        f' (did you mean "{near[0]}"?)' if near else ""
+    )

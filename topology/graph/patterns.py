@@ -27,7 +27,11 @@ from coopstreams.topology.naming import marks_topics, topology_topic
 def unmatched(topology: Topology) -> list[str]:
     """Return the patterns that no topic matches."""
     sources = [node for node in topology.nodes if isinstance(node, Source)]
-    return [node.pattern.pattern for node in sources if node.pattern is not None and not node.topics]
+    return [
+        node.pattern.pattern
+        for node in sources
+        if node.pattern is not None and not node.topics
+    ]
 
 
 def matched(topology: Topology, names: Iterable[str]) -> Topology:
@@ -39,9 +43,16 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
     if not topology.has_patterns:
         return topology
     candidates = matchable(topology, names)
-    components = [[_filled(node, candidates) for node in part.nodes] for part in topology.subtopologies]
+    components = [
+        [_filled(node, candidates) for node in part.nodes]
+        for part in topology.subtopologies
+    ]
     _check_read_once(topology, [node for component in components for node in component])
-    given = {topic.name: topic.partitions for topic in topology.internal_topics if topic.kind == "repartition"}
+    given = {
+        topic.name: topic.partitions
+        for topic in topology.internal_topics
+        if topic.kind == "repartition"
+    }
     return assembled(topology.application_id, components, given, topology.global_tables)
 
 
@@ -49,17 +60,26 @@ def matchable(topology: Topology, names: Iterable[str]) -> list[str]:
     """Return the topics that a pattern may match, in the order of their names: all but internal ones."""
     names, application = sorted(names), topology.application_id
     own = {topology_topic(application), *marks_topics(application, names)}
-    return [name for name in names if not (name.startswith("__") or name in own or looks_internal(topology, name))]
+    return [
+        name
+        for name in names
+        if not (name.startswith("__") or name in own or looks_internal(topology, name))
+    ]
 
 
 def _filled(node: Node, candidates: Sequence[str]) -> Node:
     if not isinstance(node, Source) or node.pattern is None:
         return node
-    return replace(node, topics=tuple(name for name in candidates if node.pattern.fullmatch(name)))
+    return replace(
+        node, topics=tuple(name for name in candidates if node.pattern.fullmatch(name))
+    )
 
 
 def _check_read_once(topology: Topology, nodes: Iterable[Node]) -> None:
-    readers = {table.topic: f'the global table "{table.store.name}"' for table in topology.global_tables}
+    readers = {
+        table.topic: f'the global table "{table.store.name}"'
+        for table in topology.global_tables
+    }
     for node in nodes:
         for topic in node.topics if isinstance(node, Source) else ():
             if topic in readers:

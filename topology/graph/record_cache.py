@@ -21,8 +21,17 @@ def uncached(nodes: Sequence[Node]) -> frozenset[str]:
     """Return the names of the uncached tables: not `cached` by their store, versioned, or joined with such a table."""
     by_name = {node.name: node for node in nodes}
     found = {node.name for node in nodes if _tells_at_once(node)}
-    together = [_beside(node, by_name) for node in nodes if isinstance(node, TableTableJoin | CogroupMerge)]
-    while spread := {name for group in together if not group.isdisjoint(found) for name in group} - found:
+    together = [
+        _beside(node, by_name)
+        for node in nodes
+        if isinstance(node, TableTableJoin | CogroupMerge)
+    ]
+    while (
+        spread := {
+            name for group in together if not group.isdisjoint(found) for name in group
+        }
+        - found
+    ):
         found |= spread
     return frozenset(found)
 
@@ -34,7 +43,9 @@ def _tells_at_once(node: Node) -> bool:
 
 def _beside(node: Node, by_name: Mapping[str, Node]) -> set[str]:
     """Return a table and the tables that it looks up, directly or through views."""
-    return {node.name}.union(*(_looked_into(by_name[parent], by_name) for parent in node.parents))
+    return {node.name}.union(
+        *(_looked_into(by_name[parent], by_name) for parent in node.parents)
+    )
 
 
 def _looked_into(node: Node, by_name: Mapping[str, Node]) -> set[str]:

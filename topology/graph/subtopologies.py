@@ -57,16 +57,31 @@ def cut(graph: Graph) -> Topology:
             f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with '
             "add_source(...)"
         )
-    nodes = _keeping_null_keys([_resolved(node, graph) for node in graph.nodes.values()])
-    given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
-    topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
+    nodes = _keeping_null_keys(
+        [_resolved(node, graph) for node in graph.nodes.values()]
+    )
+    given = {
+        internal_topic(graph.application_id, made.topic): made.partitions
+        for made in graph.repartitions
+    }
+    topology = assembled(
+        graph.application_id, _connected(nodes), given, tuple(graph.global_tables)
+    )
     _check_global_topics(graph, nodes)
     _check_connected(graph)
-    check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
+    check_processors(
+        nodes, {table.store.name: table.store for table in graph.global_tables}
+    )
     for part in topology.subtopologies:
         check_unordered(part)
     check_silences(topology)
-    _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
+    _check_topics(
+        nodes,
+        {
+            topology_topic(graph.application_id),
+            *(topic.name for topic in topology.internal_topics),
+        },
+    )
     return topology
 
 
@@ -77,18 +92,38 @@ def assembled(
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
     """Return the topology of these connected components. `given`: the user's partition counts by repartition topic."""
-    subtopologies = tuple(_subtopology(number, component) for number, component in enumerate(components))
-    internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
+    subtopologies = tuple(
+        _subtopology(number, component) for number, component in enumerate(components)
+    )
+    internal = (
+        *_repartition_topics(given, subtopologies),
+        *_changelog_topics(application_id, subtopologies),
+    )
     nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
-    return Topology(application_id, subtopologies, internal, tuple(_copartitioned(nodes)), global_tables)
+    return Topology(
+        application_id,
+        subtopologies,
+        internal,
+        tuple(_copartitioned(nodes)),
+        global_tables,
+    )
 
 
 def _resolved(node: Node, graph: Graph) -> Node:
     if isinstance(node, Source) and node.internal:
-        return replace(node, topics=tuple(internal_topic(graph.application_id, topic) for topic in node.topics))
+        return replace(
+            node,
+            topics=tuple(
+                internal_topic(graph.application_id, topic) for topic in node.topics
+            ),
+        )
     if isinstance(node, Sink) and node.internal:
         return replace(node, topic=internal_topic(graph.application_id, node.topic))
-    if isinstance(node, TableSource) and node.store is not None and node.store.name not in graph.needed_stores:
+    if (
+        isinstance(node, TableSource)
+        and node.store is not None
+        and node.store.name not in graph.needed_stores
+    ):
         return replace(node, store=None)
     return replace(node, sends_old=True) if node.name in graph.sending_old else node
 
@@ -102,13 +137,24 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
     above: set[str] = set()
     """The names of the nodes above such a join, and the internal topics between."""
     for node in reversed(nodes):
-        if _joins_null_keys(node) or node.name in above or (isinstance(node, Sink) and node.topic in above):
+        if (
+            _joins_null_keys(node)
+            or node.name in above
+            or (isinstance(node, Sink) and node.topic in above)
+        ):
             above.update(node.parents)
             if isinstance(node, Source) and node.internal:
                 above.update(node.topics)
-    parent_of = {node.name: node.parents[0] for node in nodes if isinstance(node, DropNullKeys) and node.name in above}
+    parent_of = {
+        node.name: node.parents[0]
+        for node in nodes
+        if isinstance(node, DropNullKeys) and node.name in above
+    }
     return [
-        replace(node, parents=tuple(parent_of.get(parent, parent) for parent in node.parents))
+        replace(
+            node,
+            parents=tuple(parent_of.get(parent, parent) for parent in node.parents),
+        )
         for node in nodes
         if node.name not in parent_of
     ]
@@ -123,7 +169,9 @@ def _joins_null_keys(node: Node) -> bool:
 def _connected(nodes: list[Node]) -> list[list[Node]]:
     """Return the connected components, in the order of their first nodes, each in the order of `nodes`."""
     component_of = {node.name: [node] for node in nodes}
-    keepers = {store.name: node.name for node in reversed(nodes) for store in stores_of(node)}
+    keepers = {
+        store.name: node.name for node in reversed(nodes) for store in stores_of(node)
+    }
     for node in nodes:
         for other in (*node.parents, *_keepers(node, keepers)):
             if component_of[other] is not component_of[node.name]:
@@ -131,18 +179,29 @@ def _connected(nodes: list[Node]) -> list[list[Node]]:
                 component_of |= {member.name: both for member in both}
     position = {node.name: at for at, node in enumerate(nodes)}
     components = {id(component): component for component in component_of.values()}
-    ordered = (sorted(component, key=lambda node: position[node.name]) for component in components.values())
+    ordered = (
+        sorted(component, key=lambda node: position[node.name])
+        for component in components.values()
+    )
     return sorted(ordered, key=lambda component: position[component[0].name])
 
 
 def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
     """Return the nodes that write the stores a processor uses: they must run in the same task."""
-    return [keepers[store] for store in node.store_names if store in keepers] if isinstance(node, Processing) else []
+    return (
+        [keepers[store] for store in node.store_names if store in keepers]
+        if isinstance(node, Processing)
+        else []
+    )
 
 
 def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
-    topics = dict.fromkeys(topic for node in nodes if isinstance(node, Source) for topic in node.topics)
-    stores = dict.fromkeys(store for node in nodes for store in stores_of(node))  # processors may share a store
+    topics = dict.fromkeys(
+        topic for node in nodes if isinstance(node, Source) for topic in node.topics
+    )
+    stores = dict.fromkeys(
+        store for node in nodes for store in stores_of(node)
+    )  # processors may share a store
     return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
 
 
@@ -152,15 +211,27 @@ def _repartition_topics(
     for subtopology in subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Sink) and node.internal:
-                yield InternalTopic(node.topic, "repartition", subtopology.topics, partitions=given[node.topic])
+                yield InternalTopic(
+                    node.topic,
+                    "repartition",
+                    subtopology.topics,
+                    partitions=given[node.topic],
+                )
 
 
-def _changelog_topics(application_id: str, subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+def _changelog_topics(
+    application_id: str, subtopologies: tuple[SubTopology, ...]
+) -> Iterable[InternalTopic]:
     for subtopology in subtopologies:
         for store in subtopology.stores:
             if store.logged:
                 name = changelog_topic(application_id, store.name)
-                yield InternalTopic(name, "changelog", subtopology.topics, retention_ms=store.retention_ms)
+                yield InternalTopic(
+                    name,
+                    "changelog",
+                    subtopology.topics,
+                    retention_ms=store.retention_ms,
+                )
 
 
 def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
@@ -173,7 +244,12 @@ def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
 
 
 def _check_connected(graph: Graph) -> None:
-    used = {name for node in graph.nodes.values() if isinstance(node, Processing) for name in node.store_names}
+    used = {
+        name
+        for node in graph.nodes.values()
+        if isinstance(node, Processing)
+        for name in node.store_names
+    }
     for name in graph.added_stores:
         if name not in used:
             raise TopologyError(
@@ -184,7 +260,13 @@ def _check_connected(graph: Graph) -> None:
 
 def _check_topics(nodes: list[Node], internal: set[str]) -> None:
     for node in nodes:
-        topics = node.topics if isinstance(node, Source) else (node.topic,) if isinstance(node, Sink) else ()
+        topics = (
+            node.topics
+            if isinstance(node, Source)
+            else (node.topic,)
+            if isinstance(node, Sink)
+            else ()
+        )
         for topic in topics:
             if topic in internal and not node.internal:  # type: ignore[attr-defined]
                 raise TopologyError(
@@ -193,7 +275,13 @@ def _check_topics(nodes: list[Node], internal: set[str]) -> None:
                 )
 
 
-_JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer | ForeignKeyResult
+_JOINS = (
+    StreamTableJoin
+    | TableTableJoin
+    | StreamStreamJoin
+    | ForeignKeyAnswer
+    | ForeignKeyResult
+)
 _KEPT = Aggregate | CogroupMerge | TableSource | Filter | MapValues
 """Tables with a row for each key, if they have a store."""
 
@@ -204,18 +292,25 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
     for node in nodes:
         sides = [above[parent] for parent in node.parents]
         topics = (
-            node.topics if isinstance(node, Source) else tuple(dict.fromkeys(topic for side in sides for topic in side))
+            node.topics
+            if isinstance(node, Source)
+            else tuple(dict.fromkeys(topic for side in sides for topic in side))
         )
         above[node.name] = topics
         if isinstance(node, _JOINS) and len(topics) > 1:
             method = method_of(node)
-            yield f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"', topics
+            yield (
+                f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"',
+                topics,
+            )
         elif isinstance(node, _KEPT) and node.store is not None and len(topics) > 1:
             yield f'table at "{", ".join(topics)} → {node.store.name}"', topics
     yield from shared_state(nodes, above)
 
 
-def before_windows(subtopologies: Iterable[SubTopology]) -> Mapping[int, frozenset[str]]:
+def before_windows(
+    subtopologies: Iterable[SubTopology],
+) -> Mapping[int, frozenset[str]]:
     """Return the sub-topologies that write, through others or not, to one with windows or other rows that expire.
 
     If their partitions were cut by key range, tasks would read them at different speeds, in a backlog by hours of
@@ -230,9 +325,16 @@ def before_windows(subtopologies: Iterable[SubTopology]) -> Mapping[int, frozens
     while before != found:  # a sub-topology may write to one that comes earlier
         before = dict(found)
         for topic, part, nodes in fed:
-            below = (before.get(written, frozenset()) for written in _written(nodes.values()))
+            below = (
+                before.get(written, frozenset()) for written in _written(nodes.values())
+            )
             found[topic] = found[topic].union(_expiring(part, nodes), *below)
-    stores = {part.id: frozenset().union(*(found.get(topic, ()) for topic in _written(part.nodes))) for part in parts}
+    stores = {
+        part.id: frozenset().union(
+            *(found.get(topic, ()) for topic in _written(part.nodes))
+        )
+        for part in parts
+    }
     return {number: names for number, names in stores.items() if names}
 
 
@@ -240,7 +342,11 @@ def _fed(part: SubTopology, topic: str) -> dict[str, Node]:
     """Return the nodes of a sub-topology that records of this topic reach, by name."""
     fed: dict[str, Node] = {}
     for node in part.nodes:  # parents come first
-        if topic in node.topics if isinstance(node, Source) else not fed.keys().isdisjoint(node.parents):
+        if (
+            topic in node.topics
+            if isinstance(node, Source)
+            else not fed.keys().isdisjoint(node.parents)
+        ):
             fed[node.name] = node
     return fed
 
@@ -251,7 +357,15 @@ def _written(nodes: Iterable[Node]) -> set[str]:
 
 def _expiring(part: SubTopology, fed: Mapping[str, Node]) -> frozenset[str]:
     """Return the stores whose rows expire in the stream time of these nodes; that of a processor is its task's."""
-    nodes = [node for node in part.nodes if node.name in fed or isinstance(node, Processing)]
+    nodes = [
+        node for node in part.nodes if node.name in fed or isinstance(node, Processing)
+    ]
     stores = [store for node in nodes for store in stores_of(node)]
-    limits = {spec.name: (spec.retention_ms, spec.ttl_ms, spec.history_ms) for spec in stores}
-    return frozenset(name for name, times in limits.items() if any(time is not None for time in times))
+    limits = {
+        spec.name: (spec.retention_ms, spec.ttl_ms, spec.history_ms) for spec in stores
+    }
+    return frozenset(
+        name
+        for name, times in limits.items()
+        if any(time is not None for time in times)
+    )

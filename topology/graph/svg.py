@@ -33,8 +33,16 @@ def svg(drawing: Drawing, title: str) -> str:
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0.5L8 4L0 7.5Z"/></marker></defs>',
             *(_rectangle("frame", frame, 8) for frame in drawing.frames),
-            *(f'<path d="{curve(arrow.points)}" marker-end="url(#tip)"/>' for arrow in drawing.arrows),
-            *(_text("soft title", "start", frame.x + PADDING, frame.y + 20, frame.title) for frame in drawing.frames),
+            *(
+                f'<path d="{curve(arrow.points)}" marker-end="url(#tip)"/>'
+                for arrow in drawing.arrows
+            ),
+            *(
+                _text(
+                    "soft title", "start", frame.x + PADDING, frame.y + 20, frame.title
+                )
+                for frame in drawing.frames
+            ),
             *map(_box, drawing.boxes),
             "</svg>\n",
         ]
@@ -47,7 +55,9 @@ def curve(points: tuple[Point, ...]) -> str:
     parts = [f"M{x:.1f} {y:.1f}"]
     for to_x, to_y in rest:
         middle = (y + to_y) / 2
-        parts.append(f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
+        parts.append(
+            f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
+        )
         x, y = to_x, to_y
     return "".join(parts)
 
@@ -56,13 +66,24 @@ def _box(box: Box) -> str:
     texts = [(box.title, "name"), *([(box.subtitle, "soft")] if box.subtitle else [])]
     texts += [(line.text, "soft") for line in box.lines]
     x, top = box.x + box.width / 2, box.y + PADDING / 2 + LINE - 5
-    lines = [_text(style, "middle", x, top + LINE * number, text) for number, (text, style) in enumerate(texts)]
+    lines = [
+        _text(style, "middle", x, top + LINE * number, text)
+        for number, (text, style) in enumerate(texts)
+    ]
     rectangle = _rectangle(box.kind, box, box.height / 2 if box.kind == "topic" else 5)
-    return "\n".join([f"<g><title>{escape(box.id.partition(':')[2])}</title>{rectangle}", *lines, "</g>"])
+    return "\n".join(
+        [
+            f"<g><title>{escape(box.id.partition(':')[2])}</title>{rectangle}",
+            *lines,
+            "</g>",
+        ]
+    )
 
 
 def _rectangle(style: str, at: Box | Frame, radius: float) -> str:
-    place = f'x="{at.x:.1f}" y="{at.y:.1f}" width="{at.width:.1f}" height="{at.height:.1f}"'
+    place = (
+        f'x="{at.x:.1f}" y="{at.y:.1f}" width="{at.width:.1f}" height="{at.height:.1f}"'
+    )
     return f'<rect class="{style}" {place} rx="{radius:.1f}"/>'
 
 

@@ -16,7 +16,11 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.graph.aggregate_nodes import (
+    CogroupMerge,
+    TableAggregate,
+    TableGroup,
+)
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Aggregate, Node
 from coopstreams.topology.operators import folding, windowing
@@ -28,20 +32,30 @@ from coopstreams.topology.operators.undoing import undo_of
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.operators.windowing import snapshot
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows, Windows
+from coopstreams.topology.windows import (
+    AnyWindows,
+    SessionWindows,
+    SlidingWindows,
+    TimeWindows,
+    Windows,
+)
 
 _START_BYTES = Struct(">q").pack
 """Returns the last 8 bytes of a `window_key`: the window start."""
 
 
-def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables) -> None:
+def aggregate(
+    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables
+) -> None:
     """Generate a count, a reduce or an aggregate of a stream, with or without windows."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if aggregate_reads(node).value:
         function.value(record)
     if node.drops_null_values and not record.dense:
-        function.drop_if(f"{record.value or record.value_bytes} is None", node, "null-value")
+        function.drop_if(
+            f"{record.value or record.value_bytes} is None", node, "null-value"
+        )
         record = replace(record, dense=True)
     if aggregate_reads(node).key:
         function.key(record)
@@ -57,29 +71,43 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     if node.cogrouped or isinstance(node.windows, SlidingWindows | SessionWindows):
         # These windows look back beyond the open ones, or another stream is ahead of theirs: expired rows must be gone,
         # however records are cut into batches.
-        observed = _observed(compiler, function, node) if node.cogrouped else operator_time
+        observed = (
+            _observed(compiler, function, node) if node.cogrouped else operator_time
+        )
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
     compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
-        _add_to_moving_windows(compiler, function, node, record, key_bytes, operator_time)
-    elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
+        _add_to_moving_windows(
+            compiler, function, node, record, key_bytes, operator_time
+        )
+    elif (
+        isinstance(node.windows, TimeWindows)
+        and node.windows.tumbles
+        and not node.emit_on_close
+    ):
         _add_to_row(
             compiler,
             function,
             node,
             record,
-            _tumbling_key(compiler, function, node, node.windows, record, key_bytes, operator_time),
+            _tumbling_key(
+                compiler, function, node, node.windows, record, key_bytes, operator_time
+            ),
         )
     else:
-        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, operator_time)
+        _add_to_windows(
+            compiler, function, node, node.windows, record, key_bytes, operator_time
+        )
 
 
 def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
     """Generate the latest stream time of all streams that are cogrouped with a node's; return its variable."""
     observed, analysis = function.fresh("observed"), compiler.analysis
     times = [
-        compiler.unit.operator_time(analysis.numbers[other.name], analysis.topics(other))
+        compiler.unit.operator_time(
+            analysis.numbers[other.name], analysis.topics(other)
+        )
         for other in analysis.nodes
         if isinstance(other, Aggregate) and other.store.name == node.store.name
     ]
@@ -87,31 +115,54 @@ def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
     return observed
 
 
-def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:
+def cogroup_merge(
+    compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables
+) -> None:
     """Generate code: the update of an aggregation is forwarded."""
     compiler.forward(function, node, record)
 
 
-def table_group(compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables) -> None:
+def table_group(
+    compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables
+) -> None:
     """Generate code: an update of a row becomes an update of the row of its new key, or of two rows."""
     drop_the_past(function, node, record)
-    value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
+    value, new, old = (
+        function.value(record),
+        function.fresh("new"),
+        function.fresh("old"),
+    )
     assert record.old is not None  # `group_table` requested old values
     one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
-    other = compiler.call_of(function, "mapper", node.mapper, record, ("key", record.old))
+    other = compiler.call_of(
+        function, "mapper", node.mapper, record, ("key", record.old)
+    )
     regroup = compiler.unit.constant("regrouped", regrouped)
-    many, key, pair = function.fresh("pairs"), function.fresh("key"), function.fresh("pair")
+    many, key, pair = (
+        function.fresh("pairs"),
+        function.fresh("key"),
+        function.fresh("pair"),
+    )
     with function.guard("processing", node.name):
         function.line(f"{new} = None if {value} is None else {one}")
         function.line(f"{old} = None if {record.old} is None else {other}")
         function.line(f"{many} = {regroup}({new}, {old})")
     with function.loop(f"for {key}, {pair} in {many}:"):
         compiler.forward(
-            function, node, replace(record.with_key(key).with_value(pair), has_key=True, dense=True, latest=None)
+            function,
+            node,
+            replace(
+                record.with_key(key).with_value(pair),
+                has_key=True,
+                dense=True,
+                latest=None,
+            ),
         )
 
 
-def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
+def regrouped(
+    new: tuple[Any, Any] | None, old: tuple[Any, Any] | None
+) -> list[tuple[Any, tuple[Any, Any]]]:
     """Return the updates of the rows of new keys: (key, (new value, old value)). Null keys and values are left out.
 
     Equal keys may be two rows, as 1, 1.0 and True are in JSON: then their texts differ.
@@ -120,13 +171,23 @@ def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[
         new = None
     if old is not None and (old[0] is None or old[1] is None):
         old = None
-    if new is not None and old is not None and new[0] == old[0] and repr(new[0]) == repr(old[0]):
+    if (
+        new is not None
+        and old is not None
+        and new[0] == old[0]
+        and repr(new[0]) == repr(old[0])
+    ):
         return [(new[0], (new[1], old[1]))]
     taken_out = [] if old is None else [(old[0], (None, old[1]))]
     return taken_out if new is None else [*taken_out, (new[0], (new[1], None))]
 
 
-def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: RecordVariables) -> None:
+def table_aggregate(
+    compiler: Compiler,
+    function: Function,
+    node: TableAggregate,
+    record: RecordVariables,
+) -> None:
     """Generate code: the old value is subtracted from the row of a key, and the new one added."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -143,7 +204,11 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         if forwards and compiler.analysis.wants_old(node)
         else None
     )
-    undo = () if node.adder is None else undo_of(compiler, function, node.store, entry, before)
+    undo = (
+        ()
+        if node.adder is None
+        else undo_of(compiler, function, node.store, entry, before)
+    )
     new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node, undo=undo)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):
@@ -154,7 +219,15 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
-        row = RecordVariables(node.name, key_bytes, node.store.key, new, timestamp, record.stream_time, has_key=True)
+        row = RecordVariables(
+            node.name,
+            key_bytes,
+            node.store.key,
+            new,
+            timestamp,
+            record.stream_time,
+            has_key=True,
+        )
         compiler.forward(function, node, replace(row, key=record.key, old=old))
 
 
@@ -172,13 +245,23 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
 
     def reduced(_: Any, pair: tuple[Any, Any], total: Any) -> Any:
         new, old = pair
-        left = subtractor(total, old) if old is not None and total is not None else total
+        left = (
+            subtractor(total, old) if old is not None and total is not None else total
+        )
         return left if new is None else new if left is None else adder(left, new)
 
     def aggregated(key: Any, pair: tuple[Any, Any], total: Any) -> Any:
         new, old = pair
-        left = subtractor(key, old, total) if old is not None and total is not None else total
-        return left if new is None else adder(key, new, initializer() if left is None else left)  # type: ignore[misc]
+        left = (
+            subtractor(key, old, total)
+            if old is not None and total is not None
+            else total
+        )
+        return (
+            left
+            if new is None
+            else adder(key, new, initializer() if left is None else left)  # type: ignore[misc]
+        )
 
     return reduced if initializer is None else aggregated
 
@@ -198,7 +281,11 @@ def _add_to_row(
     entry = compiler.entry_of(function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
-    forwards = not compiler.caches(node) and not node.emit_on_close and compiler.analysis.edges(node)
+    forwards = (
+        not compiler.caches(node)
+        and not node.emit_on_close
+        and compiler.analysis.edges(node)
+    )
     old = (
         _kept(compiler, function, node.store, before, plain=_is_count(node))
         if forwards and compiler.analysis.wants_old(node)
@@ -213,7 +300,11 @@ def _add_to_row(
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
-        compiler.forward(function, node, replace(_row(node, record, key_bytes, value, timestamp), old=old))
+        compiler.forward(
+            function,
+            node,
+            replace(_row(node, record, key_bytes, value, timestamp), old=old),
+        )
 
 
 def _add_to_windows(
@@ -234,15 +325,25 @@ def _add_to_windows(
             f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * "
             f"{windows.advance_ms}"
         )
-        each = f"{start} in range({first}, {record.timestamp} + 1, {windows.advance_ms})"
-        start_bytes, closed = f"{pack}({start})", f"{start} + {windows.size_ms + windows.grace_ms}"
+        each = (
+            f"{start} in range({first}, {record.timestamp} + 1, {windows.advance_ms})"
+        )
+        start_bytes, closed = (
+            f"{pack}({start})",
+            f"{start} + {windows.size_ms + windows.grace_ms}",
+        )
     else:  # of the user's, whose methods may fail
-        name, found = compiler.unit.constant("windows", windows), function.fresh("found")
+        name, found = (
+            compiler.unit.constant("windows", windows),
+            function.fresh("found"),
+        )
         start_bytes, closed = function.fresh("start_bytes"), function.fresh("closed")
         each = f"{start_bytes}, {closed} in {found}"
         pair = f"({pack}({start}), {name}.end({start}) + {windows.grace_ms})"
         with function.guard("processing", node.name, skip=f"{found} = ()"):
-            function.line(f"{found} = [{pair} for {start} in {name}.starts({record.timestamp})]")
+            function.line(
+                f"{found} = [{pair} for {start} in {name}.starts({record.timestamp})]"
+            )
     late = function.fresh("late") if compiler.analysis.late_edges(node) else None
     if late:
         function.line(f"{late} = None")
@@ -255,7 +356,9 @@ def _add_to_windows(
             function.line(f"{late} = False")
         function.line(f"{key} = {key_bytes} + {start_bytes}")
         if node.emit_on_close:
-            function.line(f"{_closing(compiler, node, windows, operator_time)}.add({key})")
+            function.line(
+                f"{_closing(compiler, node, windows, operator_time)}.add({key})"
+            )
         # A record fails once, with the windows that remain.
         _add_to_row(compiler, function, node, replace(record), key, skip="break")
     if late:
@@ -265,18 +368,31 @@ def _add_to_windows(
 
 
 def _add_to_moving_windows(
-    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str, operator_time: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    record: RecordVariables,
+    key_bytes: str,
+    operator_time: str,
 ) -> None:
     """Generate code: a record is added to sliding windows or sessions, and their updates forwarded."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
     name = unit.made("windows", node.name, _moving(node), unit.store(node.store))
     reads = aggregate_reads(node)
-    key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
+    key, value = (
+        function.key(record) if reads.key else "None",
+        function.value(record) if reads.value else "None",
+    )
     call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
-        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {operator_time})")
+        compiler.drop_late(
+            function,
+            node,
+            record,
+            f"{name}.is_late({record.timestamp}, {operator_time})",
+        )
     taken = function.fresh("taken")
     with function.block("try:"):
         function.line(f"{taken} = {call}")
@@ -288,15 +404,21 @@ def _add_to_moving_windows(
             compiler.call_late(function, node, record)
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
-            function.line(f"{_closing(compiler, node, windows, operator_time)}.add(update.key)")
+            function.line(
+                f"{_closing(compiler, node, windows, operator_time)}.add(update.key)"
+            )
         _forward_closed(compiler, function, node, operator_time)
     elif not compiler.analysis.edges(node):
         return
     elif compiler.caches(node):
         with function.loop(f"for update in {updates}:"):
-            compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
+            compiler.keep_headers(
+                function, node, f"get_{unit.store(node.store)}(update.key)"
+            )
     elif isinstance(windows, SessionWindows):
-        looked_up = any(isinstance(other, TableTableJoin) for other in compiler.analysis.nodes)
+        looked_up = any(
+            isinstance(other, TableTableJoin) for other in compiler.analysis.nodes
+        )
         told = f"{name}.in_turn({updates})" if looked_up else updates
         _forward_without_headers(compiler, function, node, told, operator_time)
     else:
@@ -309,24 +431,60 @@ def _moving(node: Aggregate) -> Callable[[Any], object]:
     aggregator: Any = node.aggregator
     merger: Any = node.merger
     if aggregator is None:
-        initializer, aggregator, merger = windowing.zero, windowing.counting, windowing.added
+        initializer, aggregator, merger = (
+            windowing.zero,
+            windowing.counting,
+            windowing.added,
+        )
     elif initializer is None:
-        initializer, aggregator, merger = windowing.none, windowing.reducing(aggregator), windowing.merging(aggregator)
-    given: dict[str, Any] = {"windows": node.windows, "initializer": initializer, "aggregator": aggregator}
+        initializer, aggregator, merger = (
+            windowing.none,
+            windowing.reducing(aggregator),
+            windowing.merging(aggregator),
+        )
+    given: dict[str, Any] = {
+        "windows": node.windows,
+        "initializer": initializer,
+        "aggregator": aggregator,
+    }
     if isinstance(node.windows, SlidingWindows):
         return partial(windowing.Sliding, **given)
     return partial(windowing.Sessions, **given, merger=merger)
 
 
-def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, stream_time: str) -> None:
-    key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
+def _forward_updates(
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    updates: str,
+    stream_time: str,
+) -> None:
+    key, value, old, timestamp = (
+        function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp")
+    )
     with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
-        row = RecordVariables(node.name, key, node.store.row_key, value, timestamp, stream_time, has_key=True)
-        compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
+        row = RecordVariables(
+            node.name,
+            key,
+            node.store.row_key,
+            value,
+            timestamp,
+            stream_time,
+            has_key=True,
+        )
+        compiler.forward(
+            function,
+            node,
+            replace(row, old=old if compiler.analysis.wants_old(node) else None),
+        )
 
 
 def _forward_without_headers(
-    compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    updates: str,
+    operator_time: str,
 ) -> None:
     """Generate code: updates of sessions are forwarded without headers, as in Kafka Streams."""
     unit = compiler.unit
@@ -338,7 +496,9 @@ def _forward_without_headers(
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
-def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str) -> str:
+def _closing(
+    compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str
+) -> str:
     """Return the variable of the open windows, and write the function that forwards them when they close."""
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
@@ -349,7 +509,13 @@ def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")
         due.over_batch = True
-        _forward_updates(compiler, due, node, f"process.held({name}.closed({operator_time}))", operator_time)
+        _forward_updates(
+            compiler,
+            due,
+            node,
+            f"process.held({name}.closed({operator_time}))",
+            operator_time,
+        )
     return name
 
 
@@ -359,18 +525,24 @@ def _closing_windows(
     return windowing.Closing(store, windows, process.parts_of(node, topics))
 
 
-def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, operator_time: str) -> None:
+def _forward_closed(
+    compiler: Compiler, function: Function, node: Aggregate, operator_time: str
+) -> None:
     if node.emit_on_close:
         name = compiler.unit.identifier("closing", node.name)
         with function.block(f"if {name}.next <= {operator_time}:"):
             function.line(f"{name}_due()")
 
 
-def _row(node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str) -> RecordVariables:
+def _row(
+    node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str
+) -> RecordVariables:
     """Return the update of a row as a record. If the record's key is the row's key, it is not deserialised again."""
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
-    row = RecordVariables(node.name, key_bytes, serde, value, timestamp, record.stream_time, has_key=True)
+    row = RecordVariables(
+        node.name, key_bytes, serde, value, timestamp, record.stream_time, has_key=True
+    )
     return replace(row, key=key, dense=_is_count(node))
 
 
@@ -378,7 +550,14 @@ def _is_count(node: Aggregate) -> bool:
     return node.aggregator is None
 
 
-def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str, *, plain: bool) -> str:
+def _kept(
+    compiler: Compiler,
+    function: Function,
+    store: StoreSpec,
+    before: str,
+    *,
+    plain: bool,
+) -> str:
     """Generate a copy of the old value, which an aggregator may change in place; return its variable."""
     if plain:
         return before
@@ -389,12 +568,25 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
     return old
 
 
-def _begun(compiler: Compiler, function: Function, node: Aggregate, before: str, old: str, skip: str | None) -> str:
+def _begun(
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    before: str,
+    old: str,
+    skip: str | None,
+) -> str:
     """Generate the old value of a row that begins: the initial one, as in Kafka Streams. A reduce has none."""
     if node.initializer is None and not _is_count(node):
         return old
-    initial = "0" if _is_count(node) else f"{compiler.unit.constant('initializer', node.initializer)}()"
-    return function.guarded("old", f"{initial} if {before} is None else {old}", node, skip)
+    initial = (
+        "0"
+        if _is_count(node)
+        else f"{compiler.unit.constant('initializer', node.initializer)}()"
+    )
+    return function.guarded(
+        "old", f"{initial} if {before} is None else {old}", node, skip
+    )
 
 
 def _new_aggregate(
@@ -411,17 +603,25 @@ def _new_aggregate(
         first, later = "1", f"{old} + 1"
     elif node.initializer is None:
         first = function.value(record)
-        later = compiler.call_of(function, "reducer", node.aggregator, record, (old, "value"))
+        later = compiler.call_of(
+            function, "reducer", node.aggregator, record, (old, "value")
+        )
     else:
         initial = f"{compiler.unit.constant('initializer', node.initializer)}()"
-        first = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", initial))
-        later = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", old))
+        first = compiler.call_of(
+            function, "aggregator", node.aggregator, record, ("key", "value", initial)
+        )
+        later = compiler.call_of(
+            function, "aggregator", node.aggregator, record, ("key", "value", old)
+        )
     if node.aggregator is None:
         new = function.fresh("new")
         function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
     else:
         undo = undo_of(compiler, function, node.store, entry, old)
-        new = function.guarded("new", f"{first} if {old} is None else {later}", node, skip, undo)
+        new = function.guarded(
+            "new", f"{first} if {old} is None else {later}", node, skip, undo
+        )
         function.line(f"{entry}.value = {new}")
     with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")
@@ -438,10 +638,21 @@ def _tumbling_key(
     operator_time: str,
 ) -> str:
     """Generate the window of a record, or that the record is late; return the variable of the window's key."""
-    start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
+    start, start_bytes, key = (
+        function.fresh("start"),
+        function.fresh("start_bytes"),
+        function.fresh("window_key"),
+    )
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
-    function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
-    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}")
+    function.line(
+        f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}"
+    )
+    compiler.drop_late(
+        function,
+        node,
+        record,
+        f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}",
+    )
     if function.over_batch:
         # Most neighbours in a batch are in the same window.
         last = function.fresh("last_start")

@@ -14,7 +14,12 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from coopstreams.topology.fields import Condition
-from coopstreams.topology.graph.join_nodes import ForeignKeyResult, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyResult,
+    StreamGlobalJoin,
+    StreamStreamJoin,
+    TableTableJoin,
+)
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     AsyncMap,
@@ -45,7 +50,9 @@ from coopstreams.topology.graph.record_cache import uncached
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
-_LOOKS_AT_FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
+_LOOKS_AT_FRAMES = frozenset(
+    {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,10 @@ class Edge:
     @property
     def carries(self) -> bool:
         """Whether records flow along it. A stream-table join looks up the table, but is not called for its updates."""
-        return not (isinstance(self.child, StreamTableJoin | ForeignKeyResult) and self.side == 1)
+        return not (
+            isinstance(self.child, StreamTableJoin | ForeignKeyResult)
+            and self.side == 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +104,14 @@ class Analysis:
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
-                    (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
+                    (self._late if isinstance(node, Late) else self._edges)[
+                        parent
+                    ].insert(0, edge)
         self._incoming = {
-            node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes
+            node.name: sum(
+                Edge(node, side).carries for side in range(len(node.parents))
+            )
+            for node in self.nodes
         }
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
         self.uncached = uncached(self.nodes)
@@ -120,7 +135,11 @@ class Analysis:
         return [
             found
             for parent in above
-            for found in ([parent] if isinstance(parent, Aggregate) else self.windows_above(parent))
+            for found in (
+                [parent]
+                if isinstance(parent, Aggregate)
+                else self.windows_above(parent)
+            )
         ]
 
     def wants_old(self, node: Node) -> bool:
@@ -142,7 +161,16 @@ class Analysis:
     def _passes_time(self, node: Node) -> bool:
         passes = isinstance(
             node,
-            Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys,
+            Source
+            | MapValues
+            | SelectKey
+            | Map
+            | Peek
+            | Merge
+            | ToStream
+            | TableSource
+            | Aggregate
+            | DropNullKeys,
         )
         passes = (
             passes
@@ -155,8 +183,14 @@ class Analysis:
         """Return the source topics whose records reach the node, sorted."""
         if isinstance(node, Source):
             return tuple(sorted(node.topics))
-        parents = [self.named(parent) for side, parent in enumerate(node.parents) if Edge(node, side).carries]
-        return tuple(sorted({topic for parent in parents for topic in self.topics(parent)}))
+        parents = [
+            self.named(parent)
+            for side, parent in enumerate(node.parents)
+            if Edge(node, side).carries
+        ]
+        return tuple(
+            sorted({topic for parent in parents for topic in self.topics(parent)})
+        )
 
     def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
         """Return whether the child, or anything below it, reads the key or value of the record that it gets.
@@ -171,14 +205,20 @@ class Analysis:
 
     def join_reads(self, node: StreamTableJoin) -> Reads:
         """Return the parts of the stream record that a join reads: those of its joiner and of the table's view."""
-        own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
+        own = (
+            reads_pair(node.joiner)
+            if node.with_key
+            else Reads(key=False, value=reads_argument(node.joiner, 0))
+        )
         looks = any(reads_step(step).key for step in self.view(node.parents[1]))
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
         """Return the filters and mappers between a table and the stores upstream; look-ups apply them to the rows."""
         at = self.named(name)
-        if getattr(at, "store", None) is not None or not isinstance(at, Filter | MapValues | TableTableJoin):
+        if getattr(at, "store", None) is not None or not isinstance(
+            at, Filter | MapValues | TableTableJoin
+        ):
             return []
         above = [step for parent in at.parents for step in self.view(parent)]
         return [*above, at] if isinstance(at, Filter | MapValues) else above
@@ -194,36 +234,60 @@ class Analysis:
             case Filter() | Peek() | Split():
                 return reads_step(node) | self.below(node, key, value)
             case MapValues() | FlatMapValues():
-                return reads_step(node) | Reads(self.below(node, key, None).key, value=False)
+                return reads_step(node) | Reads(
+                    self.below(node, key, None).key, value=False
+                )
             case AsyncMap(pairs=pairs):  # its call has already read what it needs
                 return Reads(not pairs and self.below(node, key, None).key, value=False)
             case AsyncProcessing():  # so has its call, and its output has keys of its own
                 return Reads(key=False, value=False)
             case SelectKey(mapper=function):
-                return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
+                return reads_pair(function) | Reads(
+                    key=False, value=self.below(node, None, value).value
+                )
             case Map(mapper=function) | FlatMap(mapper=function):
                 return reads_pair(function)
             case DynamicSink():
-                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value) | reads_partitioned(node)
+                return (
+                    reads_pair(node.topic_of)
+                    | Reads(node.key != key, node.value != value)
+                    | reads_partitioned(node)
+                )
             case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
                 return self.below(node, key, value)
             case Sink():
-                return Reads(node.key != key, node.value != value) | reads_partitioned(node)
+                return Reads(node.key != key, node.value != value) | reads_partitioned(
+                    node
+                )
             case Aggregate(store=store):
                 return Reads(store.key != key, value=False) | aggregate_reads(node)
             case TableSource(store=store):
                 below = self.below(node, key, value)
-                return below if store is None else Reads(below.key or store.key != key, value=True)
+                return (
+                    below
+                    if store is None
+                    else Reads(below.key or store.key != key, value=True)
+                )
             case StreamTableJoin(store=store):
                 own = self.join_reads(node)
-                return Reads(own.key or store.key != key or self.below(node, key, None).key, own.value)
+                return Reads(
+                    own.key or store.key != key or self.below(node, key, None).key,
+                    own.value,
+                )
             case StreamGlobalJoin():
                 return Reads(key=True, value=True)
             case StreamStreamJoin():
                 return Reads(node.key != key, value=True)
             case TableTableJoin():
-                looks = any(reads_step(step).key for parent in node.parents for step in self.view(parent))
-                return Reads(looks or node.key != key or self.below(node, key, None).key, value=True)
+                looks = any(
+                    reads_step(step).key
+                    for parent in node.parents
+                    for step in self.view(parent)
+                )
+                return Reads(
+                    looks or node.key != key or self.below(node, key, None).key,
+                    value=True,
+                )
             case _:
                 return Reads(key=True, value=True)
 
@@ -249,7 +313,11 @@ def aggregate_reads(node: Aggregate) -> Reads:
     """Return the parts that an aggregation's function reads: none in a count, the value in a reduce."""
     if node.aggregator is None:
         return Reads(key=False, value=False)
-    return reads_pair(node.aggregator) if node.initializer is not None else Reads(key=False, value=True)
+    return (
+        reads_pair(node.aggregator)
+        if node.initializer is not None
+        else Reads(key=False, value=True)
+    )
 
 
 def reads_step(step: Node) -> Reads:
@@ -257,15 +325,24 @@ def reads_step(step: Node) -> Reads:
     match step:
         case Filter(predicate=function) | Peek(action=function):
             return reads_pair(function)
-        case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
-            return reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
+        case (
+            MapValues(mapper=function, with_key=with_key)
+            | FlatMapValues(mapper=function, with_key=with_key)
+        ):
+            return (
+                reads_pair(function)
+                if with_key
+                else Reads(key=False, value=reads_argument(function, 0, 1))
+            )
         case Split(predicates=predicates):
             return reduce(or_, map(reads_pair, predicates))
         case _:
             return Reads(key=False, value=False)
 
 
-def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
+def reads_argument(
+    function: Callable[..., Any], position: int, arguments: int = 2
+) -> bool:
     """Return False only if the function, given this many arguments, provably never reads this one.
 
     An example is `lambda _, value: value.name`. The caller may then pass None instead of deserialising the argument.

@@ -10,12 +10,21 @@ from collections.abc import Mapping
 from coopstreams.topology.graph.nodes import Branch, DynamicSink, Node, Split
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partition, pass_on
+from coopstreams.topology.operators.stateless import (
+    KEY_AND_VALUE,
+    each_partition,
+    pass_on,
+)
 
 
-def split(compiler: Compiler, function: Function, node: Split, record: RecordVariables) -> None:
+def split(
+    compiler: Compiler, function: Function, node: Split, record: RecordVariables
+) -> None:
     """Generate the choice of a branch: that of the first true predicate, else the default branch, if there is one."""
-    calls = [compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE) for predicate in node.predicates]
+    calls = [
+        compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE)
+        for predicate in node.predicates
+    ]
     chosen = "".join(f"{number} if {call} else " for number, call in enumerate(calls))
     branch = function.guarded("branch", f"{chosen}{len(calls)}", node)
     for edge in compiler.analysis.edges(node):
@@ -24,7 +33,9 @@ def split(compiler: Compiler, function: Function, node: Split, record: RecordVar
             compiler.enter(function, edge, record)
 
 
-def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables) -> None:
+def dynamic_sink(
+    compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables
+) -> None:
     """Generate code: a record is appended to the output of the topic that the function names, made on first use."""
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
     topic, out = function.guarded("topic", call, node), function.fresh("out")
@@ -40,4 +51,8 @@ def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, reco
         function.line(f"{out}.timestamps.append({record.timestamp})")
 
 
-OPERATORS: Mapping[type[Node], Operator] = {Split: split, Branch: pass_on, DynamicSink: dynamic_sink}
+OPERATORS: Mapping[type[Node], Operator] = {
+    Split: split,
+    Branch: pass_on,
+    DynamicSink: dynamic_sink,
+}

@@ -27,7 +27,16 @@ from coopstreams.topology.serde import unreadable, unwritable
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import StoreSpec
 
-PARAMETERS = ("key_bytes", "key", "value_bytes", "value", "old", "timestamp", "stream_time", "latest")
+PARAMETERS = (
+    "key_bytes",
+    "key",
+    "value_bytes",
+    "value",
+    "old",
+    "timestamp",
+    "stream_time",
+    "latest",
+)
 """The names of a record's parts at the beginning of a function."""
 
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -75,13 +84,27 @@ class RecordVariables:
     def with_value(self, value: str, old: str | None = None) -> RecordVariables:
         """Return the record with a new value."""
         return replace(
-            self, value_bytes=None, value=value, value_serde=None, dense=False, old=old, parts={}, without_parts=None
+            self,
+            value_bytes=None,
+            value=value,
+            value_serde=None,
+            dense=False,
+            old=old,
+            parts={},
+            without_parts=None,
         )
 
     def form(self) -> tuple[object, ...]:
         """Return a form that two records share exactly if one function can take both."""
         missing = tuple(getattr(self, part) is None for part in PARAMETERS)
-        return (*missing, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
+        return (
+            *missing,
+            self.key_serde,
+            self.value_serde,
+            self.source,
+            self.has_key,
+            self.dense,
+        )
 
     def as_parameters(self) -> RecordVariables:
         """Return the same record inside a function that is given its parts."""
@@ -112,7 +135,9 @@ class Unit:
     the objects of one task.
     """
 
-    def __init__(self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None) -> None:
+    def __init__(
+        self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None
+    ) -> None:
         self.by_key = by_key
         """Records come in the order of their keys only: an operator time is the current record's, and may go back."""
         self.wrapper = wrapper
@@ -158,7 +183,9 @@ class Unit:
             self.binding += lines
         return name
 
-    def made(self, prefix: str, node: str, make: Callable[..., object], given: str) -> str:
+    def made(
+        self, prefix: str, node: str, make: Callable[..., object], given: str
+    ) -> str:
         """Return the variable of an object of a node, which each task makes by `make`, given these arguments."""
         name = self.identifier(prefix, node)
         self.constants.setdefault(f"make_{name}", make)
@@ -179,7 +206,12 @@ class Unit:
     def store(self, spec: StoreSpec) -> str:
         """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in front, a method of it."""
         name = self.identifier("store", spec.name)
-        functions = {"get": "entries.get", "load": "load", "touch": "touch", "dirty": "dirty"}
+        functions = {
+            "get": "entries.get",
+            "load": "load",
+            "touch": "touch",
+            "dirty": "dirty",
+        }
         if spec.ttl_ms is not None:
             functions["note"] = "note"
         return self.bind(
@@ -195,14 +227,23 @@ class Unit:
         return self.bind(
             name,
             f"{name} = outputs[{topic!r}]",
-            *(f"{part}_{name} = {name}.{column}.append" for part, column in columns.items()),
+            *(
+                f"{part}_{name} = {name}.{column}.append"
+                for part, column in columns.items()
+            ),
         )
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
         """Return the variable of a node's stream time: the largest timestamp that it has received from these topics."""
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
-        return self.bind(name, *(f"{variable} = -1" for variable in dict.fromkeys([name, self._reached_by_all(name)])))
+        return self.bind(
+            name,
+            *(
+                f"{variable} = -1"
+                for variable in dict.fromkeys([name, self._reached_by_all(name)])
+            ),
+        )
 
     def function(self, name: str) -> Function:
         """Begin a function."""
@@ -211,7 +252,11 @@ class Unit:
         return function
 
     def shared(
-        self, what: object, name: str, write: Callable[[Function], None], node: str | None = None
+        self,
+        what: object,
+        name: str,
+        write: Callable[[Function], None],
+        node: str | None = None,
     ) -> tuple[str, tuple[str, ...]]:
         """Return name and parameters of the function for `what` and one record. The first call writes it.
 
@@ -220,7 +265,9 @@ class Unit:
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
             write(function)
-            function.parameters = tuple(part for part in PARAMETERS if function.mentions(part))
+            function.parameters = tuple(
+                part for part in PARAMETERS if function.mentions(part)
+            )
             self._called[what] = (function.name, function.parameters)
             if self.wrapper is not None and node is not None:
                 self._wrapped.append(
@@ -232,7 +279,12 @@ class Unit:
         """Return the whole source: a function that binds the generated functions to the objects of one task."""
         lines = ["def make(process, stores, outputs):"]
         lines += [
-            f"    {line}" for line in ["fail = process.fail", f"dropped = [0] * {len(self.drops)}", *self.binding]
+            f"    {line}"
+            for line in [
+                "fail = process.fail",
+                f"dropped = [0] * {len(self.drops)}",
+                *self.binding,
+            ]
         ]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
@@ -246,7 +298,11 @@ class Unit:
         ]
         lines += [f"    {line}" for line in ["", *self._wrapped, *own]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
-        timed = [(number, topic) for number, topic in enumerate(sources) if self.operator_times_of(topic)]
+        timed = [
+            (number, topic)
+            for number, topic in enumerate(sources)
+            if self.operator_times_of(topic)
+        ]
         reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in timed)
         times = ", ".join(f"{topic!r}: times_{number}" for number, topic in timed)
         lines += [
@@ -261,7 +317,9 @@ class Unit:
         """Return the operator times of the nodes that records of a topic reach, parents first."""
         return [
             name
-            for name, operator_time in sorted(self.operator_times.items(), key=lambda item: item[1].number)
+            for name, operator_time in sorted(
+                self.operator_times.items(), key=lambda item: item[1].number
+            )
             if topic in operator_time.topics
         ]
 
@@ -273,9 +331,16 @@ class Unit:
         """Yield, for each operator time, the function that advances it by other tasks' records."""
         for name, operator_time in self.operator_times.items():
             moved = self._reached_by_all(name)
-            yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {moved}", f"    {moved} = now"]
+            yield from [
+                "",
+                f"def move_{name}(now, due=True):",
+                f"    nonlocal {moved}",
+                f"    {moved} = now",
+            ]
             yield from (f"    if due: {call}()" for call in operator_time.due)
-            yield from (f"    if not due: {call}(now)" for call in operator_time.resumed)
+            yield from (
+                f"    if not due: {call}(now)" for call in operator_time.resumed
+            )
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
         """Yield, for each topic, the function that advances its operator times to given values."""
@@ -317,7 +382,13 @@ class Unit:
 
     def _headed(self) -> Iterator[str]:
         """Yield the function `headers_come`: from its first call on the code keeps headers."""
-        yield from ["", "headed = False", "def headers_come():", "    nonlocal headed", "    headed = True"]
+        yield from [
+            "",
+            "headed = False",
+            "def headers_come():",
+            "    nonlocal headed",
+            "    headed = True",
+        ]
 
 
 class Function:
@@ -348,9 +419,15 @@ class Function:
     def text(self) -> list[str]:
         """Return the lines of the finished function."""
         before = (
-            [f"nonlocal {', '.join(sorted(self.assigned))}", *self.prologue] if self.assigned else list(self.prologue)
+            [f"nonlocal {', '.join(sorted(self.assigned))}", *self.prologue]
+            if self.assigned
+            else list(self.prologue)
         )
-        body = [f"    {line}" for line in before] + self.lines + [f"    {line}" for line in self.epilogue]
+        body = (
+            [f"    {line}" for line in before]
+            + self.lines
+            + [f"    {line}" for line in self.epilogue]
+        )
         return [
             f"def {self.name}({', '.join(self.parameters)}):",
             *body,
@@ -389,7 +466,12 @@ class Function:
 
     @contextmanager
     def guard(
-        self, phase: Phase, node: str, error: str = "error", skip: str | None = None, undo: Sequence[str] = ()
+        self,
+        phase: Phase,
+        node: str,
+        error: str = "error",
+        skip: str | None = None,
+        undo: Sequence[str] = (),
     ) -> Iterator[None]:
         """Generate calls of user functions or serdes. An error runs the lines `undo`, fails the record, runs `skip`."""
         with self.block("try:"):
@@ -400,7 +482,14 @@ class Function:
             self.line(f"fail({self.unit.site(phase, node)}, {error})")
             self.line(skip or self.skip)
 
-    def guarded(self, part: str, code: str, node: Node, skip: str | None = None, undo: Sequence[str] = ()) -> str:
+    def guarded(
+        self,
+        part: str,
+        code: str,
+        node: Node,
+        skip: str | None = None,
+        undo: Sequence[str] = (),
+    ) -> str:
         """Generate code: a new variable gets the result of calls of user functions, guarded; return the variable."""
         name = self.fresh(part)
         with self.guard("processing", node.name, skip=skip, undo=undo):
@@ -427,7 +516,9 @@ class Function:
         if record.key is None:
             assert record.key_bytes is not None
             assert record.key_serde is not None
-            record.key = self._decoded("key", record.key_bytes, record.key_serde, record.source, record.has_key)
+            record.key = self._decoded(
+                "key", record.key_bytes, record.key_serde, record.source, record.has_key
+            )
         return record.key
 
     def value(self, record: RecordVariables) -> str:
@@ -435,7 +526,13 @@ class Function:
         if record.value is None:
             assert record.value_bytes is not None
             assert record.value_serde is not None
-            record.value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
+            record.value = self._decoded(
+                "value",
+                record.value_bytes,
+                record.value_serde,
+                record.source,
+                record.dense,
+            )
         return record.value
 
     def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
@@ -450,38 +547,68 @@ class Function:
             record.without_parts = self.fresh("value")
             self.line(f"{record.without_parts} = None")
             with self.block(f"if {part} is unread:"):
-                value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
+                value = self._decoded(
+                    "value",
+                    record.value_bytes,
+                    record.value_serde,
+                    record.source,
+                    record.dense,
+                )
                 self.line(f"{record.without_parts} = {value}")
         return record.without_parts, f"{part} is not unread"
 
-    def key_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
+    def key_as_bytes(
+        self, record: RecordVariables, serde: Serde[Any], node: Node
+    ) -> str:
         """Return the variable of the key as bytes of this serde; write its serialisation if needed."""
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
-        return self._encoded("key", self.key(record), serde.for_keys(), node, record.has_key)
+        return self._encoded(
+            "key", self.key(record), serde.for_keys(), node, record.has_key
+        )
 
-    def value_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
+    def value_as_bytes(
+        self, record: RecordVariables, serde: Serde[Any], node: Node
+    ) -> str:
         """Return the variable of the value as bytes of this serde; write its serialisation if needed."""
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes
         return self._encoded("value", self.value(record), serde, node, record.dense)
 
-    def _decoded(self, part: str, data: str, serde: Serde[Any], source: str, dense: bool) -> str:
+    def _decoded(
+        self, part: str, data: str, serde: Serde[Any], source: str, dense: bool
+    ) -> str:
         if serde == raw:
             return data
         name = self.fresh(part)
-        decode, whole = self.unit.constant(f"decode_{part}", serde.decode), self.unit.constant(f"{part}_serde", serde)
-        with self.guard("deserialization", source, f"unreadable({whole}, {data}, error)"):
-            self.line(f"{name} = {'' if dense else f'None if {data} is None else '}{decode}({data})")
+        decode, whole = (
+            self.unit.constant(f"decode_{part}", serde.decode),
+            self.unit.constant(f"{part}_serde", serde),
+        )
+        with self.guard(
+            "deserialization", source, f"unreadable({whole}, {data}, error)"
+        ):
+            self.line(
+                f"{name} = {'' if dense else f'None if {data} is None else '}{decode}({data})"
+            )
         self.unit.constant("unreadable", unreadable)
         return name
 
-    def _encoded(self, part: str, value: str, serde: Serde[Any], node: Node, dense: bool) -> str:
+    def _encoded(
+        self, part: str, value: str, serde: Serde[Any], node: Node, dense: bool
+    ) -> str:
         name = self.fresh(f"{part}_bytes")
-        encode, whole = self.unit.constant(f"encode_{part}", serde.encode), self.unit.constant(f"{part}_serde", serde)
+        encode, whole = (
+            self.unit.constant(f"encode_{part}", serde.encode),
+            self.unit.constant(f"{part}_serde", serde),
+        )
         topic = node.topic if isinstance(node, Sink) else None
-        with self.guard("production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"):
-            self.line(f"{name} = {'' if dense else f'None if {value} is None else '}{encode}({value})")
+        with self.guard(
+            "production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"
+        ):
+            self.line(
+                f"{name} = {'' if dense else f'None if {value} is None else '}{encode}({value})"
+            )
         self.unit.constant("unwritable", unwritable)
         return name
 

@@ -18,7 +18,12 @@ from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
-from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, RecordVariables, Unit
+from coopstreams.topology.operators.codegen import (
+    MOST_LOOPS,
+    Function,
+    RecordVariables,
+    Unit,
+)
 from coopstreams.topology.operators.expressions import expression, of_value
 from coopstreams.topology.operators.parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
@@ -72,7 +77,13 @@ class Compiler:
         if edges:
             self.enter(function, edges[-1], record)
 
-    def call_children(self, function: Function, node: Node, record: RecordVariables, to: str | None = None) -> None:
+    def call_children(
+        self,
+        function: Function,
+        node: Node,
+        record: RecordVariables,
+        to: str | None = None,
+    ) -> None:
         """Generate code: a record goes to the children of a node, or to the one named `to`, by calls, not inlined.
 
         For a node that forwards in several places.
@@ -81,34 +92,48 @@ class Compiler:
             if to in (None, edge.child.name):
                 self._call(function, edge, record)
 
-    def drop_late(self, function: Function, node: Node, record: RecordVariables, condition: str) -> None:
+    def drop_late(
+        self, function: Function, node: Node, record: RecordVariables, condition: str
+    ) -> None:
         """Generate code: under this condition the record is late: drop it, count it, pass it to `Late` children."""
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.drop(node, "late")
 
-    def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
+    def call_late(
+        self, function: Function, node: Node, record: RecordVariables
+    ) -> None:
         """Generate code: a late record goes to the node's `Late` children, by calls: late records are rare."""
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
         """Generate code: a record goes to one child, inlined if possible. Write nothing for this record afterwards."""
-        inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS and self.unit.wrapper is None
+        inline = (
+            self.analysis.has_one_parent(edge.child)
+            and function.loops < MOST_LOOPS
+            and self.unit.wrapper is None
+        )
         (self._write if inline else self._call)(function, edge, replace(record))
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
         """Generate the function that forwards the updates that a record cache holds back; return its name."""
         function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
-        with function.loop(f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"):
+        with function.loop(
+            f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"
+        ):
             function.line("value, timestamp = entry.value, entry.timestamp")
             with function.block("if value is None and entry.stored is None:"):
-                function.line("continue  # inserted and deleted since the last flush: no child has received it")
+                function.line(
+                    "continue  # inserted and deleted since the last flush: no child has received it"
+                )
             record = RecordVariables(node.name, "key_bytes", key, "value", has_key=True)
             if self.analysis.wants_old(node):
                 decode = self.unit.constant("decode_value", store.value.decode)
-                function.line(f"old = None if entry.stored is None else {decode}(entry.stored)")
+                function.line(
+                    f"old = None if entry.stored is None else {decode}(entry.stored)"
+                )
                 record.old = "old"
             self.forward(function, node, record)
         self.read_stream_time(function, node)
@@ -121,7 +146,12 @@ class Compiler:
             function.prologue.append(f"stream_time = process.stream_time({topics})")
 
     def call_of(
-        self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]
+        self,
+        function: Function,
+        label: str,
+        called: UserFunction,
+        record: RecordVariables,
+        parts: tuple[str, ...],
     ) -> str:
         """Return the call of a user function with these parts of a record, None for those it provably never reads.
 
@@ -136,14 +166,23 @@ class Compiler:
         read = []
         for at, part in enumerate(parts):
             if part in ("key", "value"):
-                reads, form = reads_argument(called, at, len(parts)), function.key if part == "key" else function.value
+                reads, form = (
+                    reads_argument(called, at, len(parts)),
+                    function.key if part == "key" else function.value,
+                )
                 read.append(form(record) if reads else "None")
             else:
                 read.append(part)
         call = f"{self.unit.constant(label, called)}({', '.join(read)})"
-        return of_value(self.unit, called, read[-1], call) if isinstance(called, Condition) else call
+        return (
+            of_value(self.unit, called, read[-1], call)
+            if isinstance(called, Condition)
+            else call
+        )
 
-    def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
+    def stream_time(
+        self, function: Function, node: Node, record: RecordVariables
+    ) -> str:
         """Generate code: a node has received a record; return the variable of its stream time, the largest timestamp.
 
         The records that other tasks have of the partition count, too: the output of a node must not depend on how the
@@ -169,7 +208,9 @@ class Compiler:
         function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
         return entry
 
-    def touch(self, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
+    def touch(
+        self, function: Function, store: StoreSpec, key_bytes: str, entry: str
+    ) -> None:
         """Generate code: an entry, whose value and timestamp are set, is marked as changed."""
         name = self.unit.store(store)
         with function.block(f"if not {entry}.dirty:"):
@@ -179,7 +220,9 @@ class Compiler:
 
     def operator_time(self, function: Function, node: Node) -> str:
         """Return the variable of a node's stream time, for a function that may change it."""
-        operator_time = self.unit.operator_time(self.analysis.numbers[node.name], self.analysis.topics(node))
+        operator_time = self.unit.operator_time(
+            self.analysis.numbers[node.name], self.analysis.topics(node)
+        )
         function.assigned.add(operator_time)
         return operator_time
 
@@ -197,9 +240,14 @@ class Compiler:
             for windows in self.analysis.windows_above(node):
                 self.expire(self.operator_time(function, windows), store)
 
-    def _read_once(self, function: Function, edges: list[Edge], record: RecordVariables) -> None:
+    def _read_once(
+        self, function: Function, edges: list[Edge], record: RecordVariables
+    ) -> None:
         """Deserialise parts here that several children read. A part that one child reads is deserialised there."""
-        reads = [self.analysis.reads(edge, record.key_serde, record.value_serde) for edge in edges]
+        reads = [
+            self.analysis.reads(edge, record.key_serde, record.value_serde)
+            for edge in edges
+        ]
         if sum(read.key for read in reads) > 1:
             function.key(record)
         if sum(read.value for read in reads) > 1:
@@ -214,8 +262,12 @@ class Compiler:
             lambda body: self._write(body, edge, inner),
             child.name,
         )
-        function.line(f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})")
+        function.line(
+            f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})"
+        )
 
     def _write(self, function: Function, edge: Edge, record: RecordVariables) -> None:
         function.line(f"# {edge.child.name}")
-        self._operators[type(edge.child)](self, function, edge.child, replace(record, side=edge.side))
+        self._operators[type(edge.child)](
+            self, function, edge.child, replace(record, side=edge.side)
+        )

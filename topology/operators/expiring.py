@@ -27,7 +27,9 @@ def expiring(compiler: Compiler) -> list[tuple[Node, StoreSpec]]:
         (node, node.store)
         for node in compiler.analysis.nodes
         if isinstance(node, TableSource | Aggregate | CogroupMerge)
-        and not (isinstance(node, Aggregate) and node.cogrouped)  # its `CogroupMerge` forwards for it
+        and not (
+            isinstance(node, Aggregate) and node.cogrouped
+        )  # its `CogroupMerge` forwards for it
         and node.store is not None
         and node.store.ttl_ms is not None
     ]
@@ -46,10 +48,16 @@ def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
     emit.parameters = ("key_bytes", "old", "timestamp", "stream_time")
     emit.line("value = None")
     old = "old" if compiler.analysis.wants_old(node) else None
-    record = RecordVariables(node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old)
+    record = RecordVariables(
+        node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old
+    )
     compiler.forward(emit, node, record)
-    with due.loop(f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"):
-        due.line(f"process.under_headers(None, lambda: {emit.name}(key_bytes, old, timestamp, stream_time))")
+    with due.loop(
+        f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"
+    ):
+        due.line(
+            f"process.under_headers(None, lambda: {emit.name}(key_bytes, old, timestamp, stream_time))"
+        )
 
 
 def expire_first(compiler: Compiler, function: Function, source: Source) -> None:

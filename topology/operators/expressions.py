@@ -25,7 +25,11 @@ Part = Callable[[str], str]
 
 def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
     """Return the code of a field or a condition; None: it is nested too deeply, or of an unknown class."""
-    return part(condition.name) if type(condition) is field else _truth(unit, condition, part, _MOST_LEVELS)
+    return (
+        part(condition.name)
+        if type(condition) is field
+        else _truth(unit, condition, part, _MOST_LEVELS)
+    )
 
 
 def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
@@ -35,7 +39,9 @@ def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
         return f"{value}[{repr(name) if type(name) is str else unit.constant('name', name)}]"
 
     code = expression(unit, condition, part)
-    return call if code is None else f"({code} if {value}.__class__ is dict else {call})"
+    return (
+        call if code is None else f"({code} if {value}.__class__ is dict else {call})"
+    )
 
 
 def _truth(unit: Unit, condition: Condition, part: Part, levels: int) -> str | None:
@@ -52,7 +58,10 @@ def _truth(unit: Unit, condition: Condition, part: Part, levels: int) -> str | N
         return None if one is None else f"not {one}"
     if isinstance(condition, Both | Either):
         word = "and" if isinstance(condition, Both) else "or"
-        parts = [_truth(unit, each, part, levels - 1) for each in _chain(condition, type(condition))]
+        parts = [
+            _truth(unit, each, part, levels - 1)
+            for each in _chain(condition, type(condition))
+        ]
         return None if None in parts else f"({f' {word} '.join(filter(None, parts))})"
     return None
 

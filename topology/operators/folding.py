@@ -23,7 +23,13 @@ from coopstreams.topology.serdes import float64
 _COLUMNS = ("keys", "values", "timestamps", "before", "headers")
 
 
-def fold(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str) -> None:
+def fold(
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    record: RecordVariables,
+    key_bytes: str,
+) -> None:
     """Generate code: a record is appended to the columns of an aggregation."""
     name = compiler.unit.identifier("fold", node.name)
     _begin(compiler, node, name)
@@ -104,7 +110,13 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
         return
     function = unit.function(f"settle_{name}")
     given = [f"{part}_{name}" if part in columns else "None" for part in _COLUMNS[:-1]]
-    _call(compiler, function, node, given, f"headers=headers_{name} or None" if compiler.caches(node) else "")
+    _call(
+        compiler,
+        function,
+        node,
+        given,
+        f"headers=headers_{name} or None" if compiler.caches(node) else "",
+    )
     for part in columns:
         function.line(f"{part}_{name}.clear()")
     _count_late(compiler, function, node)
@@ -114,7 +126,9 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
             function.line(f"fail({unit.site('processing', node.name)}, error)")
 
 
-def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: str, values: str) -> None:
+def _add_batch(
+    compiler: Compiler, function: Function, node: Aggregate, name: str, values: str
+) -> None:
     """Generate code before the loop: a batch whose records have no headers is added as it is.
 
     `values`: the column of the values. In a reduce, all must be numbers of its class, and so must the earlier ones:
@@ -127,20 +141,31 @@ def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: st
     if node.aggregator is not None:
         fits += f" and ({_takes(node, values.removesuffix('_column') + '_class')}) and not odd_{name}"
     with lines.block(f"if {fits}:"):
-        _call(compiler, lines, node, given, f"drops_null_values={node.drops_null_values}")
+        _call(
+            compiler, lines, node, given, f"drops_null_values={node.drops_null_values}"
+        )
         lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-key')}] += null_keys")
         if node.drops_null_values:
-            lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-value')}] += null_values")
+            lines.line(
+                f"dropped[{compiler.unit.drop(node.name, 'null-value')}] += null_values"
+            )
         _count_late(compiler, lines, node)
         if node.aggregator is not None:
             _note_odd(compiler, lines, node, name)
         lines.line("return")
     function.assigned |= lines.assigned
-    function.prologue += ["batch = process.at_hand()[1]", *(line[4:] for line in lines.lines)]
+    function.prologue += [
+        "batch = process.at_hand()[1]",
+        *(line[4:] for line in lines.lines),
+    ]
 
 
 def _batches(
-    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    record: RecordVariables,
+    key_bytes: str,
 ) -> str | None:
     """Return the column of the values if a batch can be added as it is, by its keys.
 
@@ -149,14 +174,23 @@ def _batches(
     above = compiler.analysis.named(node.parents[0])
     source, values = above, "batch.values"
     if node.aggregator is not None:
-        if not isinstance(above, MapValues) or type(above.mapper) is not field or not function.parts:
+        if (
+            not isinstance(above, MapValues)
+            or type(above.mapper) is not field
+            or not function.parts
+        ):
             return None
-        source, values = compiler.analysis.named(above.parents[0]), f"{function.parts[above.mapper.name]}_column"
+        source, values = (
+            compiler.analysis.named(above.parents[0]),
+            f"{function.parts[above.mapper.name]}_column",
+        )
     at_hand = (
         function.over_batch
         and len(node.parents) == 1
         and isinstance(source, Source)
-        and len(compiler.analysis.edges(source)) == len(compiler.analysis.edges(above)) == 1
+        and len(compiler.analysis.edges(source))
+        == len(compiler.analysis.edges(above))
+        == 1
         and source.timestamp is None
         and (source.key.check_key is None or source.internal)
         and record.key_bytes == key_bytes == "key_bytes"
@@ -165,27 +199,49 @@ def _batches(
     return values if at_hand else None
 
 
-def _call(compiler: Compiler, function: Function, node: Aggregate, columns: Sequence[str], more: str) -> None:
+def _call(
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    columns: Sequence[str],
+    more: str,
+) -> None:
     """Generate the call that adds columns to the store, and the forwarding of updates that must not wait."""
     store = compiler.unit.store(node.store)
-    reducer = "None" if node.aggregator is None else compiler.unit.constant("reducer", node.aggregator)
+    reducer = (
+        "None"
+        if node.aggregator is None
+        else compiler.unit.constant("reducer", node.aggregator)
+    )
     # Where records bring the operator time before them, it has advanced since the first of them.
     brought = columns[-1].startswith("before")
-    operator_time = "-1" if node.windows is None or brought else compiler.operator_time(function, node)
+    operator_time = (
+        "-1"
+        if node.windows is None or brought
+        else compiler.operator_time(function, node)
+    )
     after = "_" if node.windows is None else "reached" if brought else operator_time
-    sinks = [] if compiler.caches(node) else plain_sinks(node, compiler.analysis.nodes) or []
+    sinks = (
+        []
+        if compiler.caches(node)
+        else plain_sinks(node, compiler.analysis.nodes) or []
+    )
     function.line(
         f"{after}, null_keys, null_values, late, errors, updates = {store}.add({', '.join(columns)}, {operator_time}, "
         f"{', '.join(filter(None, [reducer, more, 'updates=True' if sinks else '']))})"
     )
     if node.windows is not None and brought:
-        with function.block(f"if reached > {(now := compiler.operator_time(function, node))}:"):
+        with function.block(
+            f"if reached > {(now := compiler.operator_time(function, node))}:"
+        ):
             function.line(f"{now} = reached")
     for line in _writes(compiler, sinks):
         function.line(line)
 
 
-def _note_odd(compiler: Compiler, function: Function, node: Aggregate, name: str) -> None:
+def _note_odd(
+    compiler: Compiler, function: Function, node: Aggregate, name: str
+) -> None:
     function.assigned.add(f"odd_{name}")
     function.line(f"odd_{name} = {compiler.unit.store(node.store)}_rows.odd")
 

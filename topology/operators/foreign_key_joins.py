@@ -11,8 +11,19 @@ from dataclasses import replace
 from functools import partial
 
 from coopstreams.topology.graph.aggregate_nodes import Suppress
-from coopstreams.topology.graph.foreign_keys import Answer, answer_to, is_current, questions, subscribe, subscribers_of
-from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.graph.foreign_keys import (
+    Answer,
+    answer_to,
+    is_current,
+    questions,
+    subscribe,
+    subscribers_of,
+)
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyAnswer,
+    ForeignKeyAsk,
+    ForeignKeyResult,
+)
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
@@ -21,7 +32,9 @@ from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
 
-def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
+def ask(
+    compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables
+) -> None:
     """Generate code: a change of a left row sends subscriptions to the right rows of its new and old foreign keys."""
     drop_the_past(function, node, record)
     assert record.old is not None  # the join requested old values
@@ -30,18 +43,34 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     # As `result` writes the row again to compare: a topic may have other bytes (spaces, other fields, their order).
     data = function.value_as_bytes(record.with_value(value), node.value, node)
     make = compiler.unit.constant(
-        "ask", partial(questions, node.extract, node.foreign_key.for_keys().serialize, node.left)
+        "ask",
+        partial(
+            questions, node.extract, node.foreign_key.for_keys().serialize, node.left
+        ),
     )
-    many = function.guarded("questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node)
+    many = function.guarded(
+        "questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node
+    )
     foreign_key, asked = function.fresh("foreign_key"), function.fresh("asked")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
         made = RecordVariables(
-            node.name, foreign_key, node.foreign_key, asked, record.timestamp, record.stream_time, dense=True
+            node.name,
+            foreign_key,
+            node.foreign_key,
+            asked,
+            record.timestamp,
+            record.stream_time,
+            dense=True,
         )
         compiler.forward(function, node, made)
 
 
-def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables) -> None:
+def answer(
+    compiler: Compiler,
+    function: Function,
+    node: ForeignKeyAnswer,
+    record: RecordVariables,
+) -> None:
     """Generate code: a subscription is kept and answered, and a change of a right row answered to all its subscribers.
 
     Subscribers are answered in the order of their keys.
@@ -52,8 +81,13 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
-        store, found_of = compiler.unit.store(node.store), compiler.unit.constant("subscribers_of", subscribers_of)
-        with function.loop(f"for {primary_key}, {hash_} in {found_of}({store}.of({key_bytes})):"):
+        store, found_of = (
+            compiler.unit.store(node.store),
+            compiler.unit.constant("subscribers_of", subscribers_of),
+        )
+        with function.loop(
+            f"for {primary_key}, {hash_} in {found_of}({store}.of({key_bytes})):"
+        ):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
             _send(compiler, function, node, record, primary_key, made, record.timestamp)
         return
@@ -61,20 +95,34 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     timestamp, said = function.fresh("timestamp"), function.fresh("answer")
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
-        row_key, make = function.fresh("row_key"), compiler.unit.constant("subscriber_key", subscriber_key)
+        row_key, make = (
+            function.fresh("row_key"),
+            compiler.unit.constant("subscriber_key", subscriber_key),
+        )
         function.line(f"{row_key} = {make}({key_bytes}, {asked}.primary_key)")
         entry = compiler.entry_of(function, node.store, row_key)
-        function.line(f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})")
+        function.line(
+            f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})"
+        )
         function.line(f"{entry}.timestamp = {record.timestamp}")
         compiler.touch(function, node.store, row_key, entry)
         right, known = node.parents[1], replace(record, has_key=True)
-        found = look_up(compiler, function, right, known, key_bytes, said=_holds_back(compiler, right))
+        found = look_up(
+            compiler,
+            function,
+            right,
+            known,
+            key_bytes,
+            said=_holds_back(compiler, right),
+        )
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
             write = compiler.unit.constant("encode_right", node.value.serialize)
             with function.guard("production", node.name):
                 function.line(f"{row} = {write}({found.value})")
-    function.line(f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})")
+    function.line(
+        f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})"
+    )
     function.skip_if(f"{said} is None")
     _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
 
@@ -86,9 +134,14 @@ def _holds_back(compiler: Compiler, name: str) -> bool:
     since and is gone again, and a join with that row would never be retracted.
     """
     node = compiler.analysis.named(name)
-    while isinstance(node, Filter | MapValues | Suppress) and getattr(node, "store", None) is None:
+    while (
+        isinstance(node, Filter | MapValues | Suppress)
+        and getattr(node, "store", None) is None
+    ):
         node = compiler.analysis.named(node.parents[0])
-    return compiler.caches(node) and not (isinstance(node, Aggregate) and node.emit_on_close)
+    return compiler.caches(node) and not (
+        isinstance(node, Aggregate) and node.emit_on_close
+    )
 
 
 def _send(
@@ -102,14 +155,32 @@ def _send(
 ) -> None:
     key, value = function.fresh("key_bytes"), function.fresh("value")
     function.line(f"{key}, {value} = {primary_key}, {said}")
-    made = RecordVariables(node.name, key, node.primary_key, value, timestamp, record.stream_time, has_key=True)
+    made = RecordVariables(
+        node.name,
+        key,
+        node.primary_key,
+        value,
+        timestamp,
+        record.stream_time,
+        has_key=True,
+    )
     compiler.call_children(function, node, replace(made, dense=True))
 
 
-def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: RecordVariables) -> None:
+def result(
+    compiler: Compiler,
+    function: Function,
+    node: ForeignKeyResult,
+    record: RecordVariables,
+) -> None:
     """Generate the join of an answer with the left row that asked, unless the row has changed since."""
-    key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
-    row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
+    key_bytes, said = (
+        function.key_as_bytes(record, node.key, node),
+        function.value(record),
+    )
+    row = look_up(
+        compiler, function, node.parents[1], replace(record, has_key=True), key_bytes
+    )
     data, right = function.fresh("data"), function.fresh("right")
     unit = compiler.unit
     with function.guard("production", node.name):
@@ -117,19 +188,25 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
             f"{data} = None if {row.value} is None else "
             f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
         )
-    current = (
-        f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
-    )
+    current = f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
     function.drop_if(f"not {current}", node, "stale-answer")
     with function.guard("deserialization", node.name):
         function.line(
             f"{right} = None if {said}.value is None else "
             f"{unit.constant('decode_right', node.right_value.deserialize)}({said}.value)"
         )
-    missing = f"{row.value} is None" if node.left else f"{right} is None or {row.value} is None"
+    missing = (
+        f"{row.value} is None"
+        if node.left
+        else f"{right} is None or {row.value} is None"
+    )
     call = f"{unit.constant('joiner', node.joiner)}({row.value}, {right})"
     made = function.guarded("value", f"None if {missing} else {call}", node)
     compiler.forward(function, node, replace(record, has_key=True).with_value(made))
 
 
-OPERATORS: Mapping[type[Node], Operator] = {ForeignKeyAsk: ask, ForeignKeyAnswer: answer, ForeignKeyResult: result}
+OPERATORS: Mapping[type[Node], Operator] = {
+    ForeignKeyAsk: ask,
+    ForeignKeyAnswer: answer,
+    ForeignKeyResult: result,
+}

@@ -40,7 +40,14 @@ class GraceBuffer:
         self._grace_ms = node.grace_ms
         self._held = UnmatchedRecords(stores[node.buffer.name])
 
-    def take(self, key: bytes | None, value: Any, timestamp: int, headers: Headers | None, now: int) -> list[Held]:
+    def take(
+        self,
+        key: bytes | None,
+        value: Any,
+        timestamp: int,
+        headers: Headers | None,
+        now: int,
+    ) -> list[Held]:
         """Hold a record, and return the records that are now due: itself, if it is late or has no key."""
         if key is None or timestamp < now - self._grace_ms:
             return [(key, value, headers, timestamp)]
@@ -53,12 +60,17 @@ class GraceBuffer:
         order = self._held.order
         while order and order[0][0] <= now - self._grace_ms:
             timestamp, _, key = order[0]
-            out += [(key, *row, timestamp) for row in self._held.values(key, _STREAM, timestamp)]
+            out += [
+                (key, *row, timestamp)
+                for row in self._held.values(key, _STREAM, timestamp)
+            ]
             self._held.remove(key, _STREAM, timestamp)
         return out
 
 
-def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables) -> None:
+def buffered_join(
+    compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables
+) -> None:
     """Generate code: a record is held, and the records that are due are joined with their rows."""
     if not node.left:
         drop_null_key(function, node, record)
@@ -78,14 +90,22 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
 
 
 def _meet(
-    compiler: Compiler, function: Function, name: str, held: str, at_hand: tuple[str, str, str] | None = None
+    compiler: Compiler,
+    function: Function,
+    name: str,
+    held: str,
+    at_hand: tuple[str, str, str] | None = None,
 ) -> None:
     """Generate code: records are joined with their rows, each under its own headers.
 
     `at_hand`: the variables of the current record, which may be among them.
     """
-    key, value, headers, timestamp = (function.fresh(part) for part in ("key", "value", "headers", "timestamp"))
-    with function.loop(f"for {key}, {value}, {headers}, {timestamp} in process.held({held}):"):
+    key, value, headers, timestamp = (
+        function.fresh(part) for part in ("key", "value", "headers", "timestamp")
+    )
+    with function.loop(
+        f"for {key}, {value}, {headers}, {timestamp} in process.held({held}):"
+    ):
         if at_hand is not None:
             own_key, own_value, own_timestamp = at_hand
             own = f"{value} is {own_value} and {timestamp} == {own_timestamp} and {key} == {own_key}"
@@ -100,7 +120,13 @@ def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> 
     join = compiler.unit.function(f"{name}_join")
     join.parameters = ("key_bytes", "value", "timestamp")
     record = RecordVariables(
-        node.name, "key_bytes", node.store.key, "value", stream_time=now, has_key=not node.left, dense=True
+        node.name,
+        "key_bytes",
+        node.store.key,
+        "value",
+        stream_time=now,
+        has_key=not node.left,
+        dense=True,
     )
     compiler.forward(join, node, join_row(compiler, join, node, record))
 

@@ -23,7 +23,12 @@ from typing import Any, Protocol, TypeAlias, cast
 from sortedcontainers import SortedList
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
-from coopstreams.topology.stores import TableStore, WindowTableStore, split_window_key, window_key
+from coopstreams.topology.stores import (
+    TableStore,
+    WindowTableStore,
+    split_window_key,
+    window_key,
+)
 
 Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
 """A result of a join: key, left value, right value, timestamp."""
@@ -67,22 +72,30 @@ class JoinMemory:
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
         self._sides = [
-            _Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]
+            _Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms)
+            for spec in node.stores[:2]
         ]
         self._keeps = (len(self._sides) > 1, True)
         if len(self._sides) == 1:
             self._sides *= 2
-        self._waiting = UnmatchedRecords(stores[node.stores[2].name]) if len(node.stores) > 2 else None
+        self._waiting = (
+            UnmatchedRecords(stores[node.stores[2].name])
+            if len(node.stores) > 2
+            else None
+        )
         self._topics, self._process, self._shared = topics, process, shared
         self._told = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
             self._gate = store.siblings.setdefault(
-                f"gate of {store.spec.name}", EmissionGate((after, before), windows.grace_ms, store.guard)
+                f"gate of {store.spec.name}",
+                EmissionGate((after, before), windows.grace_ms, store.guard),
             )
             self._gate.add(self._waiting.order)
 
-    def before(self, side: int, key: bytes | None, timestamp: int, now: int) -> list[Pair]:
+    def before(
+        self, side: int, key: bytes | None, timestamp: int, now: int
+    ) -> list[Pair]:
         """Return and remove the unmatched records that are emitted before a record's own results. Call `take` next."""
         if key is None:
             return []
@@ -90,21 +103,29 @@ class JoinMemory:
             self._gate.look(now, side)
         return self.due(now)
 
-    def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
+    def take(
+        self, side: int, key: bytes | None, value: Any, timestamp: int, now: int
+    ) -> list[Pair]:
         """Return a record's own results: its matches, or itself. `now`: stream time."""
         if key is None:
-            return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
+            return (
+                [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
+            )
         if self._keeps[side]:
             self._sides[side].put(key, timestamp, value)
         told: list[Pair] = []
         before, after = self._reach[side]
         other = self._sides[1 - side]
         other.observe_others(self._process.stream_time(self._topics[1 - side]))
-        found = list(other.between(key, max(0, timestamp - before), max(0, timestamp + after)))
+        found = list(
+            other.between(key, max(0, timestamp - before), max(0, timestamp + after))
+        )
         for at, values in found:
             if self._waiting is not None and self._waiting.remove(key, 1 - side, at):
                 self._gate.remove((at, side, key))
-            told += [_pair(side, key, value, match, max(timestamp, at)) for match in values]
+            told += [
+                _pair(side, key, value, match, max(timestamp, at)) for match in values
+            ]
         if not found and self._outer[side]:
             if self._waiting is None or max(0, timestamp + after) < now:
                 told.append(_pair(side, key, value, None, timestamp))
@@ -132,7 +153,10 @@ class JoinMemory:
         told: list[Pair] = []
         for at, order, key in self._gate.closed(self._waiting.order, now):
             self._gate.remove((at, order, key))
-            told += [_pair(1 - order, key, value, None, at) for value in self._waiting.values(key, 1 - order, at)]
+            told += [
+                _pair(1 - order, key, value, None, at)
+                for value in self._waiting.values(key, 1 - order, at)
+            ]
             self._waiting.remove(key, 1 - order, at)
         return told
 
@@ -149,7 +173,9 @@ class EmissionGate:
     ahead.
     """
 
-    def __init__(self, reach: tuple[int, int], grace_ms: int, guard: AbstractContextManager[Any]) -> None:
+    def __init__(
+        self, reach: tuple[int, int], grace_ms: int, guard: AbstractContextManager[Any]
+    ) -> None:
         self._reach, self._grace_ms, self._guard = reach, grace_ms, guard
         self._order: Any = SortedList()
         self._of: tuple[Any, Any] = (SortedList(), SortedList())
@@ -164,7 +190,9 @@ class EmissionGate:
                     self._of[1 - wait[1]].add(wait)
                 self._first = min(self._first, wait[0])
                 if self._is_closed(wait, self._opened):
-                    self._opened = -_FOREVER  # the new record is earlier, so it waits for the next look
+                    self._opened = (
+                        -_FOREVER
+                    )  # the new record is earlier, so it waits for the next look
 
     def remove(self, wait: Wait) -> None:
         """Remove a record that has found a match or was emitted."""
@@ -190,7 +218,9 @@ class EmissionGate:
                 while self._of[of] and self._is_closed(self._of[of][0], now):
                     self._remove(self._of[of][0])
             if all(self._of):
-                looked = self._order.index(max(self._of[LEFT][0], self._of[RIGHT][0])) + 1
+                looked = (
+                    self._order.index(max(self._of[LEFT][0], self._of[RIGHT][0])) + 1
+                )
                 last = self._order[min(looked, len(self._order) - 1)]
             self._first = _FOREVER if last is None else last[0]
 
@@ -201,7 +231,11 @@ class EmissionGate:
         """
         until = min(now, self._opened)
         nearest = until - self._grace_ms - min(self._reach)
-        return [wait for wait in waiting.irange(None, (nearest, 0, b""), (True, False)) if self._is_closed(wait, until)]
+        return [
+            wait
+            for wait in waiting.irange(None, (nearest, 0, b""), (True, False))
+            if self._is_closed(wait, until)
+        ]
 
     def _is_closed(self, wait: Wait, now: int) -> bool:
         return wait[0] + self._reach[1 - wait[1]] + self._grace_ms < now
@@ -228,7 +262,9 @@ class _Side:
             newest = max(newest, at)
         for times in self._times.values():
             times.sort()
-        self._of_all: list[int] = store.siblings.setdefault(f"newest of {store.spec.name}", [_NEVER])
+        self._of_all: list[int] = store.siblings.setdefault(
+            f"newest of {store.spec.name}", [_NEVER]
+        )
         self._of_all[0] = max(self._of_all[0], newest)
 
     def observe(self, timestamp: int) -> None:
@@ -265,12 +301,16 @@ class _Side:
         if not entry.dirty:
             self._store.touch(row, entry)
 
-    def between(self, key: bytes, first: int, last: int) -> Iterator[tuple[int, list[Any]]]:
+    def between(
+        self, key: bytes, first: int, last: int
+    ) -> Iterator[tuple[int, list[Any]]]:
         """Yield a key's timestamps from first to last (inclusive, ascending), with their values in arrival order."""
         times = self._times.get(key)
         if times is None:
             return
-        for at in times[bisect_left(times, max(first, self._oldest)) : bisect_right(times, last)]:
+        for at in times[
+            bisect_left(times, max(first, self._oldest)) : bisect_right(times, last)
+        ]:
             row = window_key(key, at)
             yield at, (self._store.entries.get(row) or self._store.load(row)).value
 
@@ -297,13 +337,19 @@ class UnmatchedRecords:
 
     def values(self, key: bytes, side: int, timestamp: int) -> list[Any]:
         """Return the values of a key, side and timestamp, in the order of arrival."""
-        return [value for at, of, value in self.store.load(key).value or () if (at, of) == (timestamp, side)]
+        return [
+            value
+            for at, of, value in self.store.load(key).value or ()
+            if (at, of) == (timestamp, side)
+        ]
 
     def add(self, key: bytes, side: int, timestamp: int, value: Any) -> None:
         """Add a record."""
         if (timestamp, 1 - side, key) not in self.order:
             self.order.add((timestamp, 1 - side, key))
-        self._write(key, [*(self.store.load(key).value or ()), (timestamp, side, value)])
+        self._write(
+            key, [*(self.store.load(key).value or ()), (timestamp, side, value)]
+        )
 
     def remove(self, key: bytes, side: int, timestamp: int) -> bool:
         """Remove all records of a key, side and timestamp; return whether there were any."""
@@ -311,7 +357,14 @@ class UnmatchedRecords:
         if at not in self.order:
             return False
         self.order.remove(at)
-        self._write(key, [row for row in self.store.load(key).value or () if row[:2] != (timestamp, side)])
+        self._write(
+            key,
+            [
+                row
+                for row in self.store.load(key).value or ()
+                if row[:2] != (timestamp, side)
+            ],
+        )
         return True
 
     def _write(self, key: bytes, rows: list[tuple[int, int, Any]]) -> None:
@@ -323,4 +376,8 @@ class UnmatchedRecords:
 
 
 def _pair(side: int, key: bytes | None, value: Any, other: Any, timestamp: int) -> Pair:
-    return (key, value, other, timestamp) if side == LEFT else (key, other, value, timestamp)
+    return (
+        (key, value, other, timestamp)
+        if side == LEFT
+        else (key, other, value, timestamp)
+    )

@@ -64,13 +64,17 @@ def look_up(
     if isinstance(node, TableTableJoin):
         return _joined(compiler, function, node, record, key_bytes, said=said)
     assert isinstance(node, Filter | MapValues | Suppress)
-    row = look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said)
+    row = look_up(
+        compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said
+    )
     if isinstance(node, Suppress):
         return _let_go(compiler, function, node, record, key_bytes, row)
     return _seen(compiler, function, node, record, row)
 
 
-def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
+def joined_value(
+    kind: str, joiner: str, left: str, right: str, *, known: str | None = None
+) -> str:
     """Return the expression of a table join's value, None if it has none. `known`: this value is not None."""
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
@@ -90,11 +94,17 @@ def _stored(
     said: bool = False,
 ) -> RowVariables:
     name, entry = compiler.unit.store(store), function.fresh("entry")
-    written = compiler.unit.constant("as_written", as_written if store.history_ms is None else latest_as_written)
+    written = compiler.unit.constant(
+        "as_written", as_written if store.history_ms is None else latest_as_written
+    )
     stored = f"{entry}.stored" if said else f"{written}({entry})"
     row = RowVariables(function.fresh("row"), f"{entry}.timestamp", stored)
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
-    function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
+    function.line(
+        f"{entry} = {found}"
+        if record.has_key
+        else f"{entry} = None if {key_bytes} is None else {found}"
+    )
     function.line(
         f"{row.value} = {entry}.value"
         if record.has_key
@@ -103,7 +113,9 @@ def _stored(
     if said:
         decode = compiler.unit.constant("decode_value", store.value.decode)
         with function.block(f"if {entry} is not None and {entry}.dirty:"):
-            function.line(f"{row.value} = None if {entry}.stored is None else {decode}({entry}.stored)")
+            function.line(
+                f"{row.value} = None if {entry}.stored is None else {decode}({entry}.stored)"
+            )
     return row
 
 
@@ -117,25 +129,51 @@ def _version(
     as_of: str | None,
 ) -> RowVariables:
     """Generate the look-up of the version that was valid at a moment, or the latest."""
-    unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
-    now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
+    unit, row, entry = (
+        compiler.unit,
+        _stored(compiler, function, store, record, key_bytes),
+        function.fresh("version"),
+    )
+    now = unit.operator_time(
+        compiler.analysis.numbers[node.name], compiler.analysis.topics(node)
+    )
     assert store.past is not None
     version, past = unit.constant("version_at", version_at), unit.store(store.past)
     stored = row.stored if as_of is None else "None"
     found = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
-    asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
-    function.line(f"{entry} = {version}({row.value}, {past}, {key_bytes}, {asked[0]}, {asked[1]})")
+    asked = (
+        (as_of, f"{now} - {store.history_ms}")
+        if as_of is not None
+        else (str(LATEST), str(LATEST))
+    )
+    function.line(
+        f"{entry} = {version}({row.value}, {past}, {key_bytes}, {asked[0]}, {asked[1]})"
+    )
     function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
     return found
 
 
 def _seen(
-    compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
+    compiler: Compiler,
+    function: Function,
+    step: Filter | MapValues,
+    record: RecordVariables,
+    row: RowVariables,
 ) -> RowVariables:
     """Generate code: a filter or a mapper is applied to a row that was looked up."""
-    label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
+    label, called = (
+        ("predicate", step.predicate)
+        if isinstance(step, Filter)
+        else ("mapper", step.mapper)
+    )
     with_key = isinstance(step, Filter) or step.with_key
-    call = compiler.call_of(function, label, called, record, ("key", row.value) if with_key else (row.value,))
+    call = compiler.call_of(
+        function,
+        label,
+        called,
+        record,
+        ("key", row.value) if with_key else (row.value,),
+    )
     if isinstance(step, Filter):
         seen = f"{row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None"
     else:
@@ -145,7 +183,12 @@ def _seen(
 
 
 def _let_go(
-    compiler: Compiler, function: Function, node: Suppress, record: RecordVariables, key_bytes: str, row: RowVariables
+    compiler: Compiler,
+    function: Function,
+    node: Suppress,
+    record: RecordVariables,
+    key_bytes: str,
+    row: RowVariables,
 ) -> RowVariables:
     """Generate code: if an update of a row is held, the row is as before the update, with an unknown timestamp."""
     held = function.fresh("held")
@@ -153,23 +196,42 @@ def _let_go(
     seen = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
     decode = compiler.unit.constant("decode_value", node.value.decode)
     found = f"{buffer(compiler, node)}.held({key_bytes})"
-    function.line(f"{held} = {found}" if record.has_key else f"{held} = None if {key_bytes} is None else {found}")
+    function.line(
+        f"{held} = {found}"
+        if record.has_key
+        else f"{held} = None if {key_bytes} is None else {found}"
+    )
     with function.block(f"if {held} is not None:"):
-        function.line(f"{seen.value} = None if {held}.before is None else {decode}({held}.before)")
+        function.line(
+            f"{seen.value} = None if {held}.before is None else {decode}({held}.before)"
+        )
         function.line(f"{seen.timestamp} = -1")
     with function.block("else:"):
         function.line(f"{seen.value} = {row.value}")
-        function.line(f"{seen.timestamp} = -1 if {row.value} is None else {row.timestamp}")
+        function.line(
+            f"{seen.timestamp} = -1 if {row.value} is None else {row.timestamp}"
+        )
     return seen
 
 
 def _joined(
-    compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool
+    compiler: Compiler,
+    function: Function,
+    node: TableTableJoin,
+    record: RecordVariables,
+    key_bytes: str,
+    *,
+    said: bool,
 ) -> RowVariables:
     """Generate the look-up of a row of a join without a store."""
-    left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
+    left, right = (
+        look_up(compiler, function, parent, record, key_bytes, said=said)
+        for parent in node.parents
+    )
     joiner = compiler.unit.constant("joiner", node.joiner)
-    value = function.guarded("row", joined_value(node.kind, joiner, left.value, right.value), node)
+    value = function.guarded(
+        "row", joined_value(node.kind, joiner, left.value, right.value), node
+    )
     row = RowVariables(value, function.fresh("timestamp"))
     function.line(f"{row.timestamp} = {later(left, right)}")
     return row

@@ -25,7 +25,11 @@ from coopstreams.topology.graph.nodes import (
     Sink,
     Source,
 )
-from coopstreams.topology.operators.analysis import Analysis, aggregate_reads, reads_pair
+from coopstreams.topology.operators.analysis import (
+    Analysis,
+    aggregate_reads,
+    reads_pair,
+)
 from coopstreams.topology.operators.codegen import Function
 
 unread: Final = object()
@@ -35,7 +39,9 @@ unread: Final = object()
 class Parts(Protocol):
     """Reads parts of JSON values, each as orjson does."""
 
-    def columns(self, values: Sequence[bytes | None], unread: object) -> list[tuple[list[Any], type | None]]:
+    def columns(
+        self, values: Sequence[bytes | None], unread: object
+    ) -> list[tuple[list[Any], type | None]]:
         """Return the column of each part, and int or float if all in it are of this class.
 
         A record is unread in all columns if a part is missing or no scalar, or if the value is no JSON object.
@@ -90,8 +96,13 @@ def read_parts(function: Function, make: MakeParts, names: Sequence[str]) -> Non
     unit = function.unit
     function.parts = {name: unit.identifier("part", name) for name in names}
     made = unit.constant("Parts", make)
-    read = unit.bind(f"columns_{function.name}", f"columns_{function.name} = {made}({list(names)!r}).columns")
-    columns = ", ".join(f"({variable}_column, {variable}_class)" for variable in function.parts.values())
+    read = unit.bind(
+        f"columns_{function.name}",
+        f"columns_{function.name} = {made}({list(names)!r}).columns",
+    )
+    columns = ", ".join(
+        f"({variable}_column, {variable}_class)" for variable in function.parts.values()
+    )
     function.prologue += [
         "batch = process.at_hand()[1]",
         f"{columns}, = {read}(batch.values, {unit.constant('unread', unread)})",

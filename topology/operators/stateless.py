@@ -33,18 +33,24 @@ from coopstreams.topology.stores import StoreSpec
 KEY_AND_VALUE = ("key", "value")
 
 
-def filter_records(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
+def filter_records(
+    compiler: Compiler, function: Function, node: Filter, record: RecordVariables
+) -> None:
     """Generate code: a record that fails the predicate is dropped; on a table, it becomes a tombstone."""
     if node.table:
         _filter_rows(compiler, function, node, record)
         return
-    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
+    passes = compiler.call_of(
+        function, "predicate", node.predicate, record, KEY_AND_VALUE
+    )
     with function.guard("processing", node.name):
         function.skip_if(f"{'' if node.negate else 'not '}{passes}")
     compiler.forward(function, node, record)
 
 
-def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
+def _filter_rows(
+    compiler: Compiler, function: Function, node: Filter, record: RecordVariables
+) -> None:
     """Forward a tombstone for a row that fails the predicate.
 
     If the old value is known and failed the predicate too, forward nothing.
@@ -57,27 +63,63 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
     if node.store is not None:
         _filter_kept_rows(compiler, function, node, node.store, record)
         return
-    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
-    passed = compiler.call_of(function, "predicate", node.predicate, record, ("key", record.old)) if record.old else ""
-    word, value, kept = "not " if node.negate else "", function.value(record), function.fresh("value")
+    passes = compiler.call_of(
+        function, "predicate", node.predicate, record, KEY_AND_VALUE
+    )
+    passed = (
+        compiler.call_of(
+            function, "predicate", node.predicate, record, ("key", record.old)
+        )
+        if record.old
+        else ""
+    )
+    word, value, kept = (
+        "not " if node.negate else "",
+        function.value(record),
+        function.fresh("value"),
+    )
     old = function.fresh("old") if record.old else None
     with function.guard("processing", node.name):
-        function.line(f"{kept} = {value} if {value} is not None and {word}{passes} else None")
+        function.line(
+            f"{kept} = {value} if {value} is not None and {word}{passes} else None"
+        )
         if old:
-            function.line(f"{old} = {record.old} if {record.old} is not None and {word}{passed} else None")
+            function.line(
+                f"{old} = {record.old} if {record.old} is not None and {word}{passed} else None"
+            )
     if old and record.latest is None:
         function.skip_if(f"{kept} is None and {old} is None")
-    compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
+    compiler.forward(
+        function,
+        node,
+        record.with_value(kept, old if compiler.analysis.wants_old(node) else None),
+    )
 
 
 def _filter_kept_rows(
-    compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables
+    compiler: Compiler,
+    function: Function,
+    node: Filter,
+    store: StoreSpec,
+    record: RecordVariables,
 ) -> None:
     """Generate the filter of a materialised table, whose store has the old value."""
-    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
+    passes = compiler.call_of(
+        function, "predicate", node.predicate, record, KEY_AND_VALUE
+    )
     value, word = function.value(record), "not " if node.negate else ""
-    kept = function.guarded("value", f"{value} if {value} is not None and {word}{passes} else None", node)
-    _keep(compiler, function, node, store, record, kept, skip_nothing=node.sends_old and record.latest is None)
+    kept = function.guarded(
+        "value", f"{value} if {value} is not None and {word}{passes} else None", node
+    )
+    _keep(
+        compiler,
+        function,
+        node,
+        store,
+        record,
+        kept,
+        skip_nothing=node.sends_old and record.latest is None,
+    )
 
 
 def _keep(
@@ -99,7 +141,11 @@ def _keep(
     entry = compiler.entry_of(function, store, key_bytes)
     if skip_nothing:
         function.skip_if(f"{value} is None and {entry}.value is None")
-    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caches(node) else None
+    old = (
+        function.fresh("old")
+        if compiler.analysis.wants_old(node) and not compiler.caches(node)
+        else None
+    )
     if old:
         function.line(f"{old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
@@ -107,21 +153,41 @@ def _keep(
     compiler.touch(function, store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
     if not compiler.caches(node):
-        compiler.forward(function, node, replace(record.with_value(value, old), latest=None))
+        compiler.forward(
+            function, node, replace(record.with_value(value, old), latest=None)
+        )
 
 
-def map_values(compiler: Compiler, function: Function, node: MapValues, record: RecordVariables) -> None:
+def map_values(
+    compiler: Compiler, function: Function, node: MapValues, record: RecordVariables
+) -> None:
     """Generate code: the value is mapped. A table's tombstones stay tombstones."""
-    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
-    tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
+    call = compiler.call_of(
+        function,
+        "mapper",
+        node.mapper,
+        record,
+        KEY_AND_VALUE if node.with_key else ("value",),
+    )
+    tombstone = (
+        f"None if {record.value or record.value_bytes} is None else "
+        if node.table and not record.dense
+        else ""
+    )
     if node.store is not None:
         value = function.guarded("value", f"{tombstone}{call}", node)
         _keep(compiler, function, node, node.store, record, value, skip_nothing=False)
         return
     value = function.fresh("value")
-    old = function.fresh("old") if record.old and compiler.analysis.wants_old(node) else None
+    old = (
+        function.fresh("old")
+        if record.old and compiler.analysis.wants_old(node)
+        else None
+    )
     parts = ("key", record.old or "") if node.with_key else (record.old or "",)
-    again = compiler.call_of(function, "mapper", node.mapper, record, parts) if old else ""
+    again = (
+        compiler.call_of(function, "mapper", node.mapper, record, parts) if old else ""
+    )
     with function.guard("processing", node.name):
         function.line(f"{value} = {tombstone}{call}")
         if old:
@@ -129,12 +195,20 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
     compiler.forward(function, node, record.with_value(value, old))
 
 
-def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables) -> None:
+def flat_map_values(
+    compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables
+) -> None:
     """Generate code: a value becomes any number of values.
 
     The mapper is run to its end first, so that its errors are not taken for those of a node below.
     """
-    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
+    call = compiler.call_of(
+        function,
+        "mapper",
+        node.mapper,
+        record,
+        KEY_AND_VALUE if node.with_key else ("value",),
+    )
     many = function.fresh("values")
     with function.guard("processing", node.name):
         function.line(f"{many} = {call}")
@@ -143,20 +217,32 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
     forward_values(compiler, function, node, record, many)
 
 
-def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
+def flat_map(
+    compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables
+) -> None:
     """Generate code: a record becomes several. The pairs are unpacked at once, so a bad pair fails the mapper."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     pairs = f"[(new_key, new_value) for new_key, new_value in {call}]"
-    forward_pairs(compiler, function, node, record, function.guarded("pairs", pairs, node))
+    forward_pairs(
+        compiler, function, node, record, function.guarded("pairs", pairs, node)
+    )
 
 
-def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordVariables) -> None:
+def map_pairs(
+    compiler: Compiler, function: Function, node: Map, record: RecordVariables
+) -> None:
     """Generate code: key and value are mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     forward_pair(compiler, function, node, record, call)
 
 
-def forward_pair(compiler: Compiler, function: Function, node: Node, record: RecordVariables, pair: str) -> None:
+def forward_pair(
+    compiler: Compiler,
+    function: Function,
+    node: Node,
+    record: RecordVariables,
+    pair: str,
+) -> None:
     """Generate code: the record is forwarded with the key and the value of this pair, guarded."""
     key, value = function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):
@@ -164,14 +250,26 @@ def forward_pair(compiler: Compiler, function: Function, node: Node, record: Rec
     compiler.forward(function, node, record.with_key(key).with_value(value))
 
 
-def forward_pairs(compiler: Compiler, function: Function, node: Node, record: RecordVariables, many: str) -> None:
+def forward_pairs(
+    compiler: Compiler,
+    function: Function,
+    node: Node,
+    record: RecordVariables,
+    many: str,
+) -> None:
     """Generate code: the record is forwarded with each of these keys and values."""
     key, value = function.fresh("key"), function.fresh("value")
     with function.loop(f"for {key}, {value} in {many}:"):
         compiler.forward(function, node, record.with_key(key).with_value(value))
 
 
-def forward_values(compiler: Compiler, function: Function, node: Node, record: RecordVariables, many: str) -> None:
+def forward_values(
+    compiler: Compiler,
+    function: Function,
+    node: Node,
+    record: RecordVariables,
+    many: str,
+) -> None:
     """Generate code: the record is forwarded with each of these values."""
     if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
         function.key(record)  # once, not in each iteration
@@ -180,13 +278,19 @@ def forward_values(compiler: Compiler, function: Function, node: Node, record: R
         compiler.forward(function, node, record.with_value(value))
 
 
-def select_key(compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables) -> None:
+def select_key(
+    compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables
+) -> None:
     """Generate code: the key is mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
-    compiler.forward(function, node, record.with_key(function.guarded("key", call, node)))
+    compiler.forward(
+        function, node, record.with_key(function.guarded("key", call, node))
+    )
 
 
-def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
+def peek(
+    compiler: Compiler, function: Function, node: Peek, record: RecordVariables
+) -> None:
     """Generate code: the action is called, and the record forwarded."""
     call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
@@ -194,20 +298,31 @@ def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVaria
     compiler.forward(function, node, record)
 
 
-def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: RecordVariables) -> None:
+def drop_null_keys(
+    compiler: Compiler, function: Function, node: DropNullKeys, record: RecordVariables
+) -> None:
     """Generate code: a record without a key is dropped and counted."""
     function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
     compiler.forward(function, node, replace(record, has_key=True))
 
 
 def pass_on(
-    compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
+    compiler: Compiler,
+    function: Function,
+    node: Merge | ToStream | Branch | Late,
+    record: RecordVariables,
 ) -> None:
     """Generate code: the record is forwarded. A stream has no latest record, unlike a table."""
-    compiler.forward(function, node, replace(record, latest=None) if isinstance(node, ToStream) else record)
+    compiler.forward(
+        function,
+        node,
+        replace(record, latest=None) if isinstance(node, ToStream) else record,
+    )
 
 
-def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVariables) -> None:
+def sink(
+    compiler: Compiler, function: Function, node: Sink, record: RecordVariables
+) -> None:
     """Generate code: the record is appended to the topic's output."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
@@ -218,16 +333,27 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
         function.line(f"timestamp_{out}({record.timestamp})")
 
 
-def apply_to(compiler: Compiler, function: Function, _: ApplyTo, record: RecordVariables) -> None:
+def apply_to(
+    compiler: Compiler, function: Function, _: ApplyTo, record: RecordVariables
+) -> None:
     """Generate code: the record is noted for the external sink."""
     note = compiler.unit.bind("note_applied", "note_applied = process.applied.append")
-    made, key, value = compiler.unit.constant("Applied", Applied), function.key(record), function.value(record)
+    made, key, value = (
+        compiler.unit.constant("Applied", Applied),
+        function.key(record),
+        function.value(record),
+    )
     function.line(f"{note}({made}(process.at_hand(), {key}, {value}))")
 
 
 @contextmanager
 def each_partition(
-    compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str
+    compiler: Compiler,
+    function: Function,
+    node: Sink | DynamicSink,
+    record: RecordVariables,
+    topic: str,
+    out: str,
 ) -> Iterator[None]:
     """Generate the body once for each partition that a sink's partitioner chooses; without a partitioner, once.
 

@@ -20,53 +20,80 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import JoinMemory
 
 
-def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: RecordVariables) -> None:
+def stream_stream_join(
+    compiler: Compiler,
+    function: Function,
+    node: StreamStreamJoin,
+    record: RecordVariables,
+) -> None:
     """Generate the join of a record of the side `record.side`."""
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
-    value, key_bytes = function.value(record), function.key_as_bytes(record, node.key, node)
+    value, key_bytes = (
+        function.value(record),
+        function.key_as_bytes(record, node.key, node),
+    )
     now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
     if not outer:
-        _drop_if(function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})")
+        _drop_if(
+            function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})"
+        )
     if len(node.stores) > 2:
         _tell_when_due(compiler, node, now, memory, record)
         before = function.fresh("held")
-        function.line(f"{before} = {memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})")
+        function.line(
+            f"{before} = {memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})"
+        )
         with function.block(f"if {before}:"):  # few records let others go
             _forward(compiler, function, node, f"process.held({before})", record)
-    matches = f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})"
+    matches = (
+        f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})"
+    )
     _forward(compiler, function, node, matches, record, skip="break")
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
     """Return the variable of a join's memory."""
-    topics = [compiler.analysis.topics(compiler.analysis.named(parent)) for parent in node.parents]
+    topics = [
+        compiler.analysis.topics(compiler.analysis.named(parent))
+        for parent in node.parents
+    ]
     make = partial(JoinMemory, node, (topics[0], topics[1]), shared=compiler.shared)
     return compiler.unit.made("join", node.name, make, "stores, process")
 
 
-def _drop_if(function: Function, node: Node, condition: str, reason: str, first: str) -> None:
+def _drop_if(
+    function: Function, node: Node, condition: str, reason: str, first: str
+) -> None:
     with function.block(f"if {condition}:"):
         function.line(first)
         function.drop(node, reason)
 
 
 def _tell_when_due(
-    compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables
+    compiler: Compiler,
+    node: StreamStreamJoin,
+    operator_time: str,
+    memory: str,
+    record: RecordVariables,
 ) -> None:
     """Generate the function that forwards records without a match when other tasks' records advance stream time."""
     name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if name in due:
         return
     due.append(name)
-    if compiler.shared:  # another task's record may open the gate without advancing stream time
+    if (
+        compiler.shared
+    ):  # another task's record may open the gate without advancing stream time
         again = compiler.unit.function(f"{name}_again")
         again.parameters = ("now",)
         again.line(f"{name}()")
         compiler.unit.operator_times[operator_time].stores.append(again.name)
     function = compiler.unit.function(name)
     due_now = f"process.held({memory}.due({operator_time}))"
-    _forward(compiler, function, node, due_now, replace(record, stream_time=operator_time))
+    _forward(
+        compiler, function, node, due_now, replace(record, stream_time=operator_time)
+    )
 
 
 def _forward(
@@ -83,12 +110,18 @@ def _forward(
     `skip`: `break` if the pairs are those of one record, which fails with all that remain. Pairs of several records
     fail one by one.
     """
-    key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
+    key, left, right, timestamp = (
+        function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp")
+    )
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
-        made = RecordVariables(node.name, key, node.key, left, timestamp, record.stream_time)
+        made = RecordVariables(
+            node.name, key, node.key, left, timestamp, record.stream_time
+        )
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
-        compiler.call_children(function, node, made.with_value(function.guarded("value", call, node, skip)))
+        compiler.call_children(
+            function, node, made.with_value(function.guarded("value", call, node, skip))
+        )
 
 
 OPERATORS: Mapping[type[Node], Operator] = {StreamStreamJoin: stream_stream_join}

@@ -32,8 +32,14 @@ class SuppressionBuffer:
 
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
         self._store = stores[node.buffer.name]
-        self._end: Callable[[bytes], int] | None = node.end_of if node.until_close else None
-        self._wait_ms, self._most, self._most_bytes = node.wait_ms, node.max_records, node.max_bytes
+        self._end: Callable[[bytes], int] | None = (
+            node.end_of if node.until_close else None
+        )
+        self._wait_ms, self._most, self._most_bytes = (
+            node.wait_ms,
+            node.max_records,
+            node.max_bytes,
+        )
         self._stops, self._name = node.when_full == "shut_down", node.name
         self._drops_deletions = node.until_close
         self._queue: list[tuple[int, bytes]] = []
@@ -44,7 +50,12 @@ class SuppressionBuffer:
             self._bytes += _size(key, entry.value)
 
     def put(
-        self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None
+        self,
+        key: bytes,
+        value: bytes | None,
+        before: bytes | None,
+        timestamp: int,
+        headers: Headers | None,
     ) -> None:
         """Hold an update. If one of the same row is held already, replace it and keep its place."""
         entry = self._store.entries.get(key) or self._store.load(key)
@@ -54,7 +65,9 @@ class SuppressionBuffer:
             entry.value = SuppressedUpdate(place, timestamp, value, before, headers)
             self._queue_up(key, place)
         else:
-            entry.value = SuppressedUpdate(earlier.place, timestamp, value, earlier.before, headers)
+            entry.value = SuppressedUpdate(
+                earlier.place, timestamp, value, earlier.before, headers
+            )
             self._bytes -= _size(key, earlier)
         self._bytes += _size(key, entry.value)
         entry.timestamp = timestamp
@@ -63,7 +76,9 @@ class SuppressionBuffer:
 
     def held(self, key: bytes) -> SuppressedUpdate | None:
         """Return the update of a row that is held, None if there is none."""
-        held: SuppressedUpdate | None = (self._store.entries.get(key) or self._store.load(key)).value
+        held: SuppressedUpdate | None = (
+            self._store.entries.get(key) or self._store.load(key)
+        ).value
         return held
 
     def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate, int]]:
@@ -108,7 +123,9 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
     return len(key) + len(update.value or b"") + len(update.before or b"")
 
 
-def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
+def suppress(
+    compiler: Compiler, function: Function, node: Suppress, record: RecordVariables
+) -> None:
     """Generate code: an update is held, and the updates that are then due are forwarded."""
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
@@ -121,20 +138,28 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     if all(known.name != f"{name}_due" for known in compiler.unit.functions):
         _write_due(compiler, node, name, operator_time)
     headers = held_headers(compiler, node)
-    function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, {headers})")
+    function.line(
+        f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, {headers})"
+    )
     if not compiler.caching:
         function.line(f"{name}_due()")
 
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
     """Return the variable of the buffer."""
-    return compiler.unit.made("waiting", node.name, partial(SuppressionBuffer, node), "stores")
+    return compiler.unit.made(
+        "waiting", node.name, partial(SuppressionBuffer, node), "stores"
+    )
 
 
 def held_headers(compiler: Compiler, node: Node) -> str:
     """Return the expression of the headers that a held record keeps; with where it was read, if it may be asked for."""
     asked = _is_asked(compiler, node)
-    return f"{compiler.unit.constant('placed_headers', placed_headers)}(process)" if asked else "process.headers"
+    return (
+        f"{compiler.unit.constant('placed_headers', placed_headers)}(process)"
+        if asked
+        else "process.headers"
+    )
 
 
 def under_held_headers(compiler: Compiler, headers: str, call: str) -> str:
@@ -156,13 +181,17 @@ def _is_asked(compiler: Compiler, node: Node) -> bool:
     return False
 
 
-def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
+def _write_due(
+    compiler: Compiler, node: Suppress, name: str, operator_time: str
+) -> None:
     """Generate the functions that forward the due updates, each with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
-    record = RecordVariables(node.name, "key_bytes", node.key, stream_time=operator_time, has_key=True)
+    record = RecordVariables(
+        node.name, "key_bytes", node.key, stream_time=operator_time, has_key=True
+    )
     record = replace(record, value_bytes="value_bytes", value_serde=node.value)
     if compiler.analysis.wants_old(node):
         emit.line(
@@ -172,8 +201,14 @@ def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str
         record = replace(record, old="old")
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")
-    with due.loop(f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"):
-        due.line(under_held_headers(compiler, "update.headers", f"{name}_emit(key_bytes, update)"))
+    with due.loop(
+        f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"
+    ):
+        due.line(
+            under_held_headers(
+                compiler, "update.headers", f"{name}_emit(key_bytes, update)"
+            )
+        )
     if not compiler.caching:
         unit.operator_times[operator_time].due.append(f"{name}_due")
 

@@ -26,27 +26,47 @@ from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.stores import Entry
 
 
-def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables) -> None:
+def table_table_join(
+    compiler: Compiler,
+    function: Function,
+    node: TableTableJoin,
+    record: RecordVariables,
+) -> None:
     """Generate the join of an update of the side `record.side` with the row of the other side."""
     drop_null_key(function, node, record)
     drop_the_past(function, node, record)
     record = replace(record, has_key=True, latest=None)
-    value, key_bytes = function.value(record), function.key_as_bytes(record, node.key, node)
+    value, key_bytes = (
+        function.value(record),
+        function.key_as_bytes(record, node.key, node),
+    )
     mine, others = node.parents[record.side], node.parents[1 - record.side]
     waits = waits_for_both(compiler, node)
     other = look_up(compiler, function, others, record, key_bytes)
     asks = compiler.caches(node) and (waits or _needs_other(node, record))
-    before = look_up(compiler, function, others, record, key_bytes, said=True) if asks else other
+    before = (
+        look_up(compiler, function, others, record, key_bytes, said=True)
+        if asks
+        else other
+    )
     _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
-        record.old = look_up(compiler, function, mine, record, key_bytes, said=True).value
+        record.old = look_up(
+            compiler, function, mine, record, key_bytes, said=True
+        ).value
     result, old, timestamp = function.fresh("value"), None, function.fresh("timestamp")
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
-        function.line(f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caches(node))}")
-        if record.old is not None and (waits or (node.sends_old and not compiler.caches(node))):
+        function.line(
+            f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caches(node))}"
+        )
+        if record.old is not None and (
+            waits or (node.sends_old and not compiler.caches(node))
+        ):
             old = function.fresh("old")
-            function.line(f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}")
+            function.line(
+                f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}"
+            )
     function.line(
         f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
         f"{other.timestamp}"
@@ -56,9 +76,13 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
         if compiler.caches(node):
             return
     if waits:
-        function.line(f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)")
+        function.line(
+            f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)"
+        )
         return
-    known = replace(record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp)
+    known = replace(
+        record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp
+    )
     compiler.forward(function, node, known.with_value(result, old))
 
 
@@ -71,12 +95,16 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
     """Generate the function that forwards the pending updates of such a join; return its name."""
     function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
-    with function.loop(f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"):
+    with function.loop(
+        f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"
+    ):
         function.line("value, timestamp, old = entry.value, entry.timestamp, entry.old")
         with function.block("if value is None and old is None:"):
             function.line("continue")
         old = "old" if compiler.analysis.wants_old(node) else None
-        record = RecordVariables(node.name, "key_bytes", node.key, "value", has_key=True, old=old)
+        record = RecordVariables(
+            node.name, "key_bytes", node.key, "value", has_key=True, old=old
+        )
         compiler.forward(function, node, record)
     compiler.read_stream_time(function, node)
     return function.name
@@ -98,7 +126,14 @@ class PendingUpdates:
     def __init__(self) -> None:
         self._updates: dict[bytes, LastEmitted] = {}
 
-    def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: object,
+        timestamp: int,
+        old: object,
+        headers: Headers | None,
+    ) -> None:
         """Add an update. If the key has an update already, its old value stays: it was forwarded last."""
         update = self._updates.get(key)
         if update is None:
@@ -127,19 +162,34 @@ def _skip_nothing(
 ) -> None:
     """Generate code: if neither the new nor the old result exists, the update ends here."""
     if _needs_other(node, record):
-        function.skip_if(f"{other.value} is None" + ("" if other is before else f" and {before.value} is None"))
+        function.skip_if(
+            f"{other.value} is None"
+            + ("" if other is before else f" and {before.value} is None")
+        )
     else:
         assert record.old is not None
-        function.skip_if(f"{other.value} is None and {value} is None and {record.old} is None")
+        function.skip_if(
+            f"{other.value} is None and {value} is None and {record.old} is None"
+        )
 
 
 def _join(
-    node: TableTableJoin, joiner: str, record: RecordVariables, value: str, other: RowVariables, *, known: bool = True
+    node: TableTableJoin,
+    joiner: str,
+    record: RecordVariables,
+    value: str,
+    other: RowVariables,
+    *,
+    known: bool = True,
 ) -> str:
     """Return the expression of the join with the other row. `known`: the other row is not None if the join needs it."""
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
     return joined_value(
-        node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None
+        node.kind,
+        joiner,
+        left,
+        right,
+        known=other.value if known and _needs_other(node, record) else None,
     )
 
 
@@ -149,7 +199,12 @@ def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
 
 
 def _keep(
-    compiler: Compiler, function: Function, node: TableTableJoin, key_bytes: str, value: str, timestamp: str
+    compiler: Compiler,
+    function: Function,
+    node: TableTableJoin,
+    key_bytes: str,
+    value: str,
+    timestamp: str,
 ) -> None:
     assert node.store is not None
     compiler.expire_view(function, node, node.store)

@@ -25,7 +25,9 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def table_source(compiler: Compiler, function: Function, node: TableSource, record: RecordVariables) -> None:
+def table_source(
+    compiler: Compiler, function: Function, node: TableSource, record: RecordVariables
+) -> None:
     """Generate code: a record sets the row of its key, a tombstone deletes it. Both are updates, changed or not."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -49,7 +51,12 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
         compiler.forward(function, node, record)
 
 
-def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables) -> None:
+def stream_table_join(
+    compiler: Compiler,
+    function: Function,
+    node: StreamTableJoin,
+    record: RecordVariables,
+) -> None:
     """Generate the join of a stream record with the current row of its key; the output keeps the record's timestamp."""
     if not node.left:
         drop_null_key(function, node, record)
@@ -57,11 +64,17 @@ def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJ
     checked = record.value or record.value_bytes
     if not record.dense:
         function.drop_if(f"{checked} is None", node, "null-value")
-    compiler.forward(function, node, join_row(compiler, function, node, record, checked))
+    compiler.forward(
+        function, node, join_row(compiler, function, node, record, checked)
+    )
 
 
 def join_row(
-    compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None
+    compiler: Compiler,
+    function: Function,
+    node: StreamTableJoin,
+    record: RecordVariables,
+    checked: str | None = None,
 ) -> RecordVariables:
     """Generate the join of a record with the row of its key; return the result as a record.
 
@@ -80,7 +93,9 @@ def join_row(
     parts = ("key", "value", row) if node.with_key else ("value", row)
     call = compiler.call_of(function, "joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
-        function.drop_if(f"{record.value} is None", node, "null-value")  # bytes may deserialise to null, as JSON's do
+        function.drop_if(
+            f"{record.value} is None", node, "null-value"
+        )  # bytes may deserialise to null, as JSON's do
     return record.with_value(function.guarded("value", call, node))
 
 

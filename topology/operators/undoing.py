@@ -19,7 +19,9 @@ from coopstreams.topology.operators.windowing import UNCHANGEABLE
 from coopstreams.topology.stores import StoreSpec
 
 
-def undo_of(compiler: Compiler, function: Function, store: StoreSpec, entry: str, before: str) -> Sequence[str]:
+def undo_of(
+    compiler: Compiler, function: Function, store: StoreSpec, entry: str, before: str
+) -> Sequence[str]:
     """Generate code before a call that may change the value of a row; return the lines that undo the change.
 
     Both are empty where each failure ends the task.
@@ -27,14 +29,21 @@ def undo_of(compiler: Compiler, function: Function, store: StoreSpec, entry: str
     if not compiler.may_drop:
         return ()
     kept, unit = function.fresh("kept"), compiler.unit
-    encode, decode = (unit.constant(f"{way}_value", getattr(store.value, way)) for way in ("encode", "decode"))
-    changeable = f"if {before}.__class__ not in {unit.constant('unchangeable', UNCHANGEABLE)}:"
+    encode, decode = (
+        unit.constant(f"{way}_value", getattr(store.value, way))
+        for way in ("encode", "decode")
+    )
+    changeable = (
+        f"if {before}.__class__ not in {unit.constant('unchangeable', UNCHANGEABLE)}:"
+    )
     function.line(f"{kept} = None")
     with function.block(changeable):
         with function.block("try:"):
             function.line(f"{kept} = {encode}({before})")
         with function.block("except Exception:"):
-            function.line("pass  # it has no bytes: the next commit names it and ends the task, if it is still so")
+            function.line(
+                "pass  # it has no bytes: the next commit names it and ends the task, if it is still so"
+            )
     return (
         changeable,
         f"    if {kept} is None:",

@@ -19,10 +19,17 @@ from coopstreams.topology.versions import latest_value, put_version
 
 
 def versioned_source(
-    compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables
+    compiler: Compiler,
+    function: Function,
+    node: TableSource,
+    store: StoreSpec,
+    record: RecordVariables,
 ) -> None:
     """Generate code: a record becomes a version of its row. The record's key is not null."""
-    value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
+    value, key_bytes = (
+        function.value(record),
+        function.key_as_bytes(record, store.key, node),
+    )
     now, unit = compiler.stream_time(function, node, record), compiler.unit
     assert store.past is not None
     past, latest = unit.store(store.past), function.fresh("latest")
@@ -32,7 +39,9 @@ def versioned_source(
     entry = compiler.entry_of(function, store, key_bytes)
     if compiler.analysis.wants_old(node):
         old = function.fresh("old")
-        function.line(f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)")
+        function.line(
+            f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)"
+        )
         record = replace(record, old=old)
     put = unit.constant("put_version", put_version)
     arguments = f"{entry}, {past}, {key_bytes}, {record.timestamp}, {value}, {oldest}, {store.history_ms}"

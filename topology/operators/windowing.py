@@ -19,7 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTableStore, session_key, window_key
+from coopstreams.topology.stores import (
+    SessionTableStore,
+    TableStore,
+    WindowTableStore,
+    session_key,
+    window_key,
+)
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
 
 NEVER = 1 << 63
@@ -72,14 +78,22 @@ def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
 
 def snapshot(value: object, serde: Serde[Any]) -> object:
     """Return the value itself if it is immutable, else a copy."""
-    return value if value.__class__ in UNCHANGEABLE else serde.deserialize(serde.serialize(value))
+    return (
+        value
+        if value.__class__ in UNCHANGEABLE
+        else serde.deserialize(serde.serialize(value))
+    )
 
 
 class Sliding:
     """The sliding windows of one task."""
 
     def __init__(
-        self, store: WindowTableStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator
+        self,
+        store: WindowTableStore,
+        windows: SlidingWindows,
+        initializer: Callable[[], Any],
+        aggregator: Aggregator,
     ) -> None:
         self._store = store
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
@@ -91,10 +105,18 @@ class Sliding:
         return timestamp + self._difference < stream_time - self._grace
 
     def update(
-        self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
+        self,
+        key_bytes: bytes,
+        key: Any,
+        value: Any,
+        timestamp: int,
+        stream_time: int,
+        updates: list[Update],
     ) -> None:
         """Add a record to all windows that hold it, and append the updates."""
-        record = _Sliding(self, key_bytes, key, value, timestamp, stream_time - self._grace, updates)
+        record = _Sliding(
+            self, key_bytes, key, value, timestamp, stream_time - self._grace, updates
+        )
         if timestamp < self._difference:
             record.early()
         else:
@@ -114,8 +136,17 @@ class _Sliding:
         close_time: int,
         updates: list[Update],
     ) -> None:
-        self._of, self._key_bytes, self._key, self._value = windows, key_bytes, key, value
-        self._timestamp, self._close_time, self._updates = timestamp, close_time, updates
+        self._of, self._key_bytes, self._key, self._value = (
+            windows,
+            key_bytes,
+            key,
+            value,
+        )
+        self._timestamp, self._close_time, self._updates = (
+            timestamp,
+            close_time,
+            updates,
+        )
 
     def usual(self) -> None:
         """Add the record to the windows that hold it, latest first, then make the missing windows.
@@ -123,7 +154,9 @@ class _Sliding:
         These are its predecessor's right window, its own left window and its own right window, in this order.
         """
         timestamp, difference = self._timestamp, self._of._difference
-        found = self._of._store.fetch(self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1)
+        found = self._of._store.fetch(
+            self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1
+        )
         starts: set[int] = set()
         left: Any = None
         right: tuple[Any, int] | None = None
@@ -149,11 +182,19 @@ class _Sliding:
             else:
                 left, previous = self._copy(value), newest
                 break
-        if previous is not None and previous + 1 not in starts and previous + 1 + difference >= timestamp:
+        if (
+            previous is not None
+            and previous + 1 not in starts
+            and previous + 1 + difference >= timestamp
+        ):
             self._add(previous + 1, self._of._initializer(), timestamp)
         if not has_left:
             follows = previous is not None and timestamp - difference <= previous
-            self._add(timestamp - difference, left if follows else self._of._initializer(), timestamp)
+            self._add(
+                timestamp - difference,
+                left if follows else self._of._initializer(),
+                timestamp,
+            )
         if not has_right:
             self._begin_right(right)
 
@@ -224,20 +265,37 @@ class Sessions:
     ) -> None:
         self._store = store
         self._gap, self._wait = windows.gap_ms, windows.gap_ms + windows.grace_ms
-        self._initializer, self._aggregator, self._merger = initializer, aggregator, merger
+        self._initializer, self._aggregator, self._merger = (
+            initializer,
+            aggregator,
+            merger,
+        )
         self._serde = store.spec.value
 
     def update(
-        self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
+        self,
+        key_bytes: bytes,
+        key: Any,
+        value: Any,
+        timestamp: int,
+        stream_time: int,
+        updates: list[Update],
     ) -> bool:
         """Merge the sessions within the gap of a record, add it, and append the updates.
 
         Return False, and change nothing, if the session is closed.
         """
-        store, start, end, total = self._store, timestamp, timestamp, self._initializer()
+        store, start, end, total = (
+            self._store,
+            timestamp,
+            timestamp,
+            self._initializer(),
+        )
         absorbed = [
             (row, entry)
-            for row, entry in store.sessions(key_bytes, timestamp - self._gap, timestamp + self._gap)
+            for row, entry in store.sessions(
+                key_bytes, timestamp - self._gap, timestamp + self._gap
+            )
             if entry.value is not None
         ]
         for row, entry in absorbed:
@@ -281,11 +339,18 @@ class Closing:
     """
 
     def __init__(
-        self, store: TableStore, windows: AnyWindows, parts: Sequence[Sequence[tuple[KeyRange, int]]] = ()
+        self,
+        store: TableStore,
+        windows: AnyWindows,
+        parts: Sequence[Sequence[tuple[KeyRange, int]]] = (),
     ) -> None:
         self._store = store
         self._windows = windows
-        self._parts = [each for each in parts if each] if any(len(each) > 1 for each in parts) else []
+        self._parts = (
+            [each for each in parts if each]
+            if any(len(each) > 1 for each in parts)
+            else []
+        )
         self._starts = [[part.start for part, _ in each] for each in self._parts]
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
@@ -297,7 +362,9 @@ class Closing:
         """Add a window that has a value."""
         if key not in self._open:
             self._open.add(key)
-            time = _end(key) if isinstance(self._windows, SessionWindows) else _start(key)
+            time = (
+                _end(key) if isinstance(self._windows, SessionWindows) else _start(key)
+            )
             heappush(self._waiting, (self._closes(key), time, key))
             self.next = self._waiting[0][0]
 
@@ -310,8 +377,15 @@ class Closing:
             due.append((time, key))
         self.next = self._waiting[0][0] if self._waiting else NEVER
         due.sort()
-        entries = ((key, self._store.entries.get(key) or self._store.load(key)) for _, key in due)
-        return [Update(key, entry.value, None, entry.timestamp) for key, entry in entries if entry.value is not None]
+        entries = (
+            (key, self._store.entries.get(key) or self._store.load(key))
+            for _, key in due
+        )
+        return [
+            Update(key, entry.value, None, entry.timestamp)
+            for key, entry in entries
+            if entry.value is not None
+        ]
 
     def resume(self, stream_time: int) -> None:
         """Find the windows that are open at this stream time: those of the store that are not closed.
@@ -328,7 +402,10 @@ class Closing:
             rows.append((key, part))
             reached[part] = max(reached.get(part, -1), entry.timestamp)
         for part, newest in reached.items():
-            own = max((each[at][1] for each, at in zip(self._parts, part, strict=False)), default=-1)
+            own = max(
+                (each[at][1] for each, at in zip(self._parts, part, strict=False)),
+                default=-1,
+            )
             reached[part] = max(newest, own if own >= 0 else stream_time)
         for key, part in rows:
             if self._closes(key) > reached[part]:
@@ -338,7 +415,9 @@ class Closing:
         """Return, for each partition, the number of the part of the range that has a window's key."""
         if not self._parts:
             return ()
-        hash_ = key_hash(key[:-16] if isinstance(self._windows, SessionWindows) else key[:-8])
+        hash_ = key_hash(
+            key[:-16] if isinstance(self._windows, SessionWindows) else key[:-8]
+        )
         return tuple(bisect_right(starts, hash_) - 1 for starts in self._starts)
 
     def _closes(self, key: bytes) -> int:

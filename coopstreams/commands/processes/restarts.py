@@ -50,7 +50,11 @@ def exit_status(error: CoopStreamsError) -> int:
     """Return the exit status of an error."""
     if isinstance(error, ApplicationStoppedError):
         return STOPPED
-    return WRONG if isinstance(error, ConfigError | TopologyError | UnknownTopicError) else FAILED
+    return (
+        WRONG
+        if isinstance(error, ConfigError | TopologyError | UnknownTopicError)
+        else FAILED
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,9 @@ class Restarts:
         """Whether its last end was WRONG."""
         return self._last_status == WRONG
 
-    def ended(self, status: int, why: str, now: float, *, ran: bool, others: bool) -> Verdict:
+    def ended(
+        self, status: int, why: str, now: float, *, ran: bool, others: bool
+    ) -> Verdict:
         """Note an end; return the decision.
 
         `status`: as in `Popen.returncode`. `why`: the worker's reason, if any. `ran`: the process had its tasks open.
@@ -97,9 +103,14 @@ class Restarts:
         self._last_status, self._has_run = status, self._has_run or ran
         told = f"worker {self._worker} {describe_end(status, why)}"
         if status == STOPPED:
-            return Over(status, f"{told}; the others end in the same way, so all are stopped")
+            return Over(
+                status, f"{told}; the others end in the same way, so all are stopped"
+            )
         if status == WRONG and not self._has_run:
-            return Over(status, f"{told}; it has not run yet, and cannot before this is mended, so all are stopped")
+            return Over(
+                status,
+                f"{told}; it has not run yet, and cannot before this is mended, so all are stopped",
+            )
         row = self._back_off.in_a_row
         spared = status == WRONG and not ran and others and self._most > 0
         if row > self._most and not spared:

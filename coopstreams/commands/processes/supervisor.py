@@ -24,7 +24,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coopstreams.commands.processes.restarts import FAILED, MOST_RESTARTS, Again, Over, Restarts, describe_end
+from coopstreams.commands.processes.restarts import (
+    FAILED,
+    MOST_RESTARTS,
+    Again,
+    Over,
+    Restarts,
+    describe_end,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +49,9 @@ LOOK_EVERY_S = 0.1
 MOST_WORDS = 2000
 """The most characters of that reason, to fit into a pipe's buffer and into a log line."""
 
-Spawn: TypeAlias = Callable[[int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"]
+Spawn: TypeAlias = Callable[
+    [int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"
+]
 """Starts a worker, in a session of its own, given its number, its command line, its environment and the file
 descriptors that it inherits.
 """
@@ -51,13 +60,18 @@ Rests: TypeAlias = Callable[[int, float, str], None]
 
 
 def spawn(
-    _: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    _: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
 ) -> subprocess.Popen[bytes]:
     """Start a worker whose output goes where the supervisor's goes.
 
     It gets a session of its own: Ctrl-C reaches only the supervisor, which drains the workers.
     """
-    return subprocess.Popen(list(command), env=environment, pass_fds=descriptors, start_new_session=True)
+    return subprocess.Popen(
+        list(command), env=environment, pass_fds=descriptors, start_new_session=True
+    )
 
 
 @dataclass(slots=True)
@@ -92,7 +106,9 @@ class Supervisor:
         self._drain_s = drain_s
         self._rests = rests
         self._stopping = False
-        self._workers = [_Worker(number, Restarts(number, most_restarts)) for number in self.numbers]
+        self._workers = [
+            _Worker(number, Restarts(number, most_restarts)) for number in self.numbers
+        ]
 
     def run(self) -> int:
         """Start the workers; return the exit status: 0 after `stop`, else that of the worker that ended the run."""
@@ -124,15 +140,25 @@ class Supervisor:
         _end_children(worker.process)
         worker.process = None
         said = _read(worker.words)
-        return self._ended(worker, status, said.removeprefix(RAN.decode()), ran=said.startswith(RAN.decode()))
+        return self._ended(
+            worker,
+            status,
+            said.removeprefix(RAN.decode()),
+            ran=said.startswith(RAN.decode()),
+        )
 
-    def _ended(self, worker: _Worker, status: int, why: str, *, ran: bool) -> Over | None:
+    def _ended(
+        self, worker: _Worker, status: int, why: str, *, ran: bool
+    ) -> Over | None:
         now = time.monotonic()
         others = any(_goes_on(other) for other in self._workers if other is not worker)
         verdict = worker.ends.ended(status, why, now, ran=ran, others=others)
         if isinstance(verdict, Over):
             return verdict
-        worker.last_end, worker.start_at = describe_end(status, why), now + verdict.rest_s
+        worker.last_end, worker.start_at = (
+            describe_end(status, why),
+            now + verdict.rest_s,
+        )
         self._say(worker, verdict)
         return None
 
@@ -141,22 +167,36 @@ class Supervisor:
         self._rests(worker.number, verdict.rest_s, worker.last_end)
 
     def _start(self, worker: _Worker) -> Over | None:
-        told = {SUPERVISOR: str(os.getpid()), RESTARTS: str(worker.starts), LAST_END: worker.last_end}
+        told = {
+            SUPERVISOR: str(os.getpid()),
+            RESTARTS: str(worker.starts),
+            LAST_END: worker.last_end,
+        }
         worker.words, theirs = os.pipe()
         worker.starts += 1
         try:
             environment = os.environ | told | {LAST_WORDS: str(theirs)}
-            worker.process = self._spawn(worker.number, self._command(worker.number), environment, (theirs,))
+            worker.process = self._spawn(
+                worker.number, self._command(worker.number), environment, (theirs,)
+            )
             os.set_blocking(worker.words, False)
-        except OSError as error:  # memory or processes are exhausted, perhaps for a moment only
+        except (
+            OSError
+        ) as error:  # memory or processes are exhausted, perhaps for a moment only
             os.close(worker.words)
-            return self._ended(worker, FAILED, f"it cannot be started: {error}", ran=False)
+            return self._ended(
+                worker, FAILED, f"it cannot be started: {error}", ran=False
+            )
         finally:
             os.close(theirs)
         return None
 
     def _end_all(self) -> None:
-        running = {worker.number: worker.process for worker in self._workers if worker.process is not None}
+        running = {
+            worker.number: worker.process
+            for worker in self._workers
+            if worker.process is not None
+        }
         for process in running.values():
             process.terminate()
         deadline = time.monotonic() + self._drain_s
@@ -164,7 +204,11 @@ class Supervisor:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.error("worker %d did not drain within %.0f s; killing it", number, self._drain_s)
+                log.error(
+                    "worker %d did not drain within %.0f s; killing it",
+                    number,
+                    self._drain_s,
+                )
                 process.kill()
                 process.wait()
             _end_children(process)

@@ -11,7 +11,14 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from coopstreams.commands.processes.supervisor import LAST_END, LAST_WORDS, MOST_WORDS, RAN, RESTARTS, SUPERVISOR
+from coopstreams.commands.processes.supervisor import (
+    LAST_END,
+    LAST_WORDS,
+    MOST_WORDS,
+    RAN,
+    RESTARTS,
+    SUPERVISOR,
+)
 from coopstreams.tasks.lifecycle import StateListener, StreamsState
 
 log = logging.getLogger(__name__)
@@ -22,15 +29,23 @@ LOOK_EVERY_S = 1.0
 def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
     """Return the fields of a restarted worker for `/v1/status`: `restarts` and `last_end`; of other processes, none."""
     restarts = int(environment.get(RESTARTS, "0"))
-    return {"restarts": restarts, "last_end": environment.get(LAST_END, "")} if restarts else {}
+    return (
+        {"restarts": restarts, "last_end": environment.get(LAST_END, "")}
+        if restarts
+        else {}
+    )
 
 
-def end_with_supervisor(environment: Mapping[str, str], stop: Callable[[], None]) -> bool:
+def end_with_supervisor(
+    environment: Mapping[str, str], stop: Callable[[], None]
+) -> bool:
     """Call `stop` when the supervisor dies, since nothing else would end this process; return whether there is one."""
     supervisor = environment.get(SUPERVISOR)
     if supervisor is None:
         return False
-    threading.Thread(target=_watch, args=(int(supervisor), stop), name="parent", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(int(supervisor), stop), name="parent", daemon=True
+    ).start()
     return True
 
 
@@ -48,7 +63,10 @@ def say_running(environment: Mapping[str, str]) -> StateListener:
 
 def say_why(error: BaseException, environment: Mapping[str, str]) -> None:
     """Send the reason why this process ends to its supervisor, if there is one."""
-    _tell(f"{type(error).__name__}: {error}"[:MOST_WORDS].encode(errors="replace"), environment)
+    _tell(
+        f"{type(error).__name__}: {error}"[:MOST_WORDS].encode(errors="replace"),
+        environment,
+    )
 
 
 def _tell(said: bytes, environment: Mapping[str, str]) -> None:

@@ -22,7 +22,16 @@ WIDTH = 40
 MOST_PARTITIONS = 12
 """The most bars of a sub-topology; the partitions with the largest lag come first if there are more."""
 _HEIGHTS = "▁▂▃▄▅▆▇█"
-COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_green")
+COLOURS = (
+    "blue",
+    "yellow",
+    "green",
+    "magenta",
+    "cyan",
+    "red",
+    "bright_blue",
+    "bright_green",
+)
 """The colours of owners."""
 
 
@@ -39,16 +48,22 @@ class Letters:
     def meet(self, instances: Iterable[str]) -> None:
         """Give letters to new instances; those of instances that have gone are free again."""
         known = sorted(instances)
-        self._numbers = {name: number for name, number in self._numbers.items() if name in known}
+        self._numbers = {
+            name: number for name, number in self._numbers.items() if name in known
+        }
         for name in known:
             taken = set(self._numbers.values())
-            self._numbers.setdefault(name, next(free for free in range(len(taken) + 1) if free not in taken))
+            self._numbers.setdefault(
+                name, next(free for free in range(len(taken) + 1) if free not in taken)
+            )
 
     def of(self, instance: str) -> Text:
         """Return the letter of an instance in its colour."""
         number = self._numbers[instance]
         letter = chr(ord("A") + number % 26) if number < 2 * 26 else "?"
-        return Text(letter if number < 26 else letter.lower(), COLOURS[number % len(COLOURS)])
+        return Text(
+            letter if number < 26 else letter.lower(), COLOURS[number % len(COLOURS)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,10 @@ class _Partition:
 
 
 def range_bars(
-    instances: Iterable[tuple[Text, Sequence[Mapping[str, Any]]]], *, ascii_only: bool = False, gap: str = "red"
+    instances: Iterable[tuple[Text, Sequence[Mapping[str, Any]]]],
+    *,
+    ascii_only: bool = False,
+    gap: str = "red",
 ) -> Table:
     """Return a bar for each partition, from the letters of instances and their tasks as `/v1/status` reports them.
 
@@ -92,13 +110,25 @@ def range_bars(
         own = [part for part in partitions if part.subtopology == subtopology]
         most = max(one.density for part in own for one in part.ranges)
         if len(own) > MOST_PARTITIONS:
-            own.sort(key=lambda part: (-max((task.get("lag") or 0 for task in part.tasks), default=0), part.number))
+            own.sort(
+                key=lambda part: (
+                    -max((task.get("lag") or 0 for task in part.tasks), default=0),
+                    part.number,
+                )
+            )
         for part in own[:MOST_PARTITIONS]:
             bar = _bar(part.ranges, most, gap, ascii_only=ascii_only)
             rate = sum(task.get("rate") or 0.0 for task in part.tasks)
-            table.add_row(f"{part.subtopology}_{part.number}", bar, f"{number_of(rate)}/s", _lag(part.tasks))
+            table.add_row(
+                f"{part.subtopology}_{part.number}",
+                bar,
+                f"{number_of(rate)}/s",
+                _lag(part.tasks),
+            )
         if len(own) > MOST_PARTITIONS:
-            table.add_row("", Text(f"and {len(own) - MOST_PARTITIONS} more partitions", "dim"))
+            table.add_row(
+                "", Text(f"and {len(own) - MOST_PARTITIONS} more partitions", "dim")
+            )
     return table
 
 
@@ -117,7 +147,9 @@ def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
     for owner, tasks in instances:
         for task in tasks:
             place = task["subtopology"], task["partition"]
-            found.setdefault(place, _Partition(*place)).ranges.append(_Range(task, owner, *_span(task["key_range"])))
+            found.setdefault(place, _Partition(*place)).ranges.append(
+                _Range(task, owner, *_span(task["key_range"]))
+            )
     for part in found.values():
         part.ranges.sort(key=lambda one: one.start)
     return [found[place] for place in sorted(found)]

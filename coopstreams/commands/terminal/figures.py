@@ -50,7 +50,11 @@ def number(value: float | None) -> str:
 def total(figures: Iterable[float | None]) -> float | None:
     """Return the sum; None if one is unknown, or if there are none."""
     known = list(figures)
-    return None if not known or None in known else sum(figure for figure in known if figure is not None)
+    return (
+        None
+        if not known or None in known
+        else sum(figure for figure in known if figure is not None)
+    )
 
 
 def written(task: Mapping[str, Any]) -> int | None:
@@ -60,17 +64,25 @@ def written(task: Mapping[str, Any]) -> int | None:
 
 def dropped(task: Mapping[str, Any]) -> int | None:
     """Return the number of records that a task has dropped; None before it runs."""
-    return sum(each["records"] for each in task["dropped"]) if "dropped" in task else None
+    return (
+        sum(each["records"] for each in task["dropped"]) if "dropped" in task else None
+    )
 
 
 def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
     """Return the combined lag of tasks; with `≤` if they share partitions, whose lag includes other key ranges."""
     known = list(tasks)
     value = total(task.get("lag") for task in known)
-    return f"≤{number(value)}" if value and any(task.get("shared") for task in known) else number(value)
+    return (
+        f"≤{number(value)}"
+        if value and any(task.get("shared") for task in known)
+        else number(value)
+    )
 
 
-def reasons_of(instances: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], str, str]]:
+def reasons_of(
+    instances: Iterable[Mapping[str, Any]],
+) -> list[tuple[list[str], str, str]]:
     """Return each reason of these instances once: the ids of those that have it, its code and its message, which may
     quote a record.
 
@@ -79,7 +91,9 @@ def reasons_of(instances: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], 
     found: dict[tuple[str, str], list[str]] = {}
     for instance in instances:
         for reason in instance["reasons"]:
-            owners = found.setdefault((reason["code"], visible_lines(reason["message"])), [])
+            owners = found.setdefault(
+                (reason["code"], visible_lines(reason["message"])), []
+            )
             if instance["id"] not in owners:
                 owners.append(instance["id"])
     ordered = sorted(found.items(), key=lambda one: one[0][0] == "not-shared")

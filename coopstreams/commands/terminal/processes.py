@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from coopstreams.commands.terminal.bars import COLOURS, range_bars
-from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, total, written
+from coopstreams.commands.terminal.figures import (
+    behind,
+    dropped,
+    lag,
+    new_table,
+    number,
+    total,
+    written,
+)
 
 MOST_TASKS = 6
 """The number of a process's tasks that are shown one by one; the others are only counted."""
@@ -42,7 +50,9 @@ class WorkerProcess:
     """The time of the worker's restart, while it waits for one."""
 
 
-def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:
+def processes_table(
+    application: str, processes: Iterable[WorkerProcess], now: float
+) -> Table:
     """Return a row for each process and one for all: state, tasks with key ranges, records/s, lag.
 
     `now` is on the clock of `again_at`.
@@ -66,17 +76,29 @@ def processes_table(application: str, processes: Iterable[WorkerProcess], now: f
         min_width=len("0_0[128..255]"),
     )
     together = [task for own in tasks for task in own]
-    for name, footer in zip(("records/s", "out", "dropped", "lag", "behind"), figures_of(together), strict=True):
+    for name, footer in zip(
+        ("records/s", "out", "dropped", "lag", "behind"),
+        figures_of(together),
+        strict=True,
+    ):
         table.add_column(name, footer=footer, justify="right", no_wrap=True)
     for process, own in zip(known, tasks, strict=True):
-        table.add_row(f"{process.number}  pid {process.pid}", _state(process, now), _ranges(own), *figures_of(own))
+        table.add_row(
+            f"{process.number}  pid {process.pid}",
+            _state(process, now),
+            _ranges(own),
+            *figures_of(own),
+        )
     return table
 
 
 def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Table:
     """Return a bar for each partition, with the key ranges of these processes by their numbers."""
     owned = [
-        (Text(str(process.number % 10), COLOURS[process.number % len(COLOURS)]), tasks_of(process))
+        (
+            Text(str(process.number % 10), COLOURS[process.number % len(COLOURS)]),
+            tasks_of(process),
+        )
         for process in processes
     ]
     return range_bars(owned, ascii_only=ascii_only, gap="dim")
@@ -84,33 +106,66 @@ def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Tab
 
 def figures_of(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the sums of tasks: records/s, written, dropped, lag, behind."""
-    sums = [total(task.get("rate") for task in tasks), total(map(written, tasks)), total(map(dropped, tasks))]
+    sums = [
+        total(task.get("rate") for task in tasks),
+        total(map(written, tasks)),
+        total(map(dropped, tasks)),
+    ]
     return *map(number, sums), lag(tasks), behind(tasks)
 
 
 def tasks_of(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
     """Return the tasks of a process; none once it has ended."""
-    return () if process.report is None or process.word == "ended" or process.last_end else process.report["tasks"]
+    return (
+        ()
+        if process.report is None or process.word == "ended" or process.last_end
+        else process.report["tasks"]
+    )
 
 
 def _state(process: WorkerProcess, now: float) -> Text:
     """Return the state in a word, the reason if it is not healthy, and the number of restarts."""
     if process.last_end and process.word != "draining":
-        return Text(f"again in {max(0.0, process.again_at - now):.0f} s: {process.last_end}"[:MOST_SAID], "red")
+        return Text(
+            f"again in {max(0.0, process.again_at - now):.0f} s: {process.last_end}"[
+                :MOST_SAID
+            ],
+            "red",
+        )
     state = _word(process)
-    return state.append(f", {process.restarts} restart{'s' * (process.restarts != 1)}") if process.restarts else state
+    return (
+        state.append(f", {process.restarts} restart{'s' * (process.restarts != 1)}")
+        if process.restarts
+        else state
+    )
 
 
 def _word(process: WorkerProcess) -> Text:
     word = process.word or (process.report or {}).get("state", "starting")
-    reasons = list(dict.fromkeys(reason["code"] for reason in (process.report or {}).get("reasons", ())))
+    reasons = list(
+        dict.fromkeys(
+            reason["code"] for reason in (process.report or {}).get("reasons", ())
+        )
+    )
     if process.word or not reasons or process.report is None:
         return Text(word, _COLOURS.get(word, "yellow"))
-    return Text(f"{word}: {', '.join(reasons)}", "yellow" if process.report["live"] else "red")
+    return Text(
+        f"{word}: {', '.join(reasons)}", "yellow" if process.report["live"] else "red"
+    )
 
 
 def _ranges(tasks: Sequence[Mapping[str, Any]]) -> str:
     shown = [
-        task["id"] if task["state"] == "running" else f"{task['id']} {task['state']}" for task in tasks[:MOST_TASKS]
+        task["id"] if task["state"] == "running" else f"{task['id']} {task['state']}"
+        for task in tasks[:MOST_TASKS]
     ]
-    return ", ".join([*shown, *([f"and {len(tasks) - MOST_TASKS} more"] if len(tasks) > MOST_TASKS else [])])
+    return ", ".join(
+        [
+            *shown,
+            *(
+                [f"and {len(tasks) - MOST_TASKS} more"]
+                if len(tasks) > MOST_TASKS
+                else []
+            ),
+        ]
+    )

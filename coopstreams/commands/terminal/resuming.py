@@ -23,10 +23,26 @@ def resuming(
 
     `work`: the folder of runs; None: the default of the command.
     """
-    given = {"--bootstrap-servers": bootstrap_servers, "--config": config, "--work": work}
-    options = [f"{option} {shlex.quote(str(value))}" for option, value in given.items() if value is not None]
-    settings = [f"--set {shlex.quote(pair.partition('=')[0].strip())}=…" for pair in pairs or ()]
-    return " ".join([f"coopstreams {command} {shlex.quote(target)} --resume {run}", *options, *settings])
+    given = {
+        "--bootstrap-servers": bootstrap_servers,
+        "--config": config,
+        "--work": work,
+    }
+    options = [
+        f"{option} {shlex.quote(str(value))}"
+        for option, value in given.items()
+        if value is not None
+    ]
+    settings = [
+        f"--set {shlex.quote(pair.partition('=')[0].strip())}=…" for pair in pairs or ()
+    ]
+    return " ".join(
+        [
+            f"coopstreams {command} {shlex.quote(target)} --resume {run}",
+            *options,
+            *settings,
+        ]
+    )
 
 
 @contextmanager

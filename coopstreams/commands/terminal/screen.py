@@ -59,7 +59,11 @@ class Screen:
         self._live.stop()
 
     def spawn(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Sequence[int],
     ) -> subprocess.Popen[bytes]:
         """Start a worker in a session of its own: Ctrl-C reaches only the supervisor, which drains the workers."""
         reports, descriptor = os.pipe()
@@ -114,12 +118,19 @@ class Screen:
     def _picture(self) -> Group:
         processes = [process for _, process in sorted(dict(self._processes).items())]
         table = processes_table(self._application, processes, time.monotonic())
-        return Group(table, "", bars(processes, ascii_only=self._console.options.ascii_only))
+        return Group(
+            table, "", bars(processes, ascii_only=self._console.options.ascii_only)
+        )
 
     def _read(self, read: Any, stream: IO[bytes], process: WorkerProcess) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]
         self._readers.append(
-            threading.Thread(target=read, args=(stream, process), name=f"worker {process.number}", daemon=True)
+            threading.Thread(
+                target=read,
+                args=(stream, process),
+                name=f"worker {process.number}",
+                daemon=True,
+            )
         )
         self._readers[-1].start()
 
@@ -153,7 +164,9 @@ def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
     """In a worker: report its status once a second, if the supervisor shows it. Returns at once."""
     descriptor = environment.get(REPORTS)
     if descriptor is not None:
-        threading.Thread(target=_report, args=(app, int(descriptor)), name="reports", daemon=True).start()
+        threading.Thread(
+            target=_report, args=(app, int(descriptor)), name="reports", daemon=True
+        ).start()
 
 
 def _report(app: CoopStreams, descriptor: int) -> None:

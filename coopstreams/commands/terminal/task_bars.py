@@ -32,7 +32,9 @@ class TaskBars:
             TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(),
         )
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bars = Progress(
+            *columns, console=console, disable=not console.is_terminal
+        )
         self._stages: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
         self._said: set[tuple[str, str]] = set()
@@ -44,7 +46,9 @@ class TaskBars:
     def __exit__(self, *_: object) -> None:
         for bar in self._running.values():
             self._bars.remove_task(bar)
-        if self._console.is_terminal:  # elsewhere rich before 14.3 ends a line that was not begun
+        if (
+            self._console.is_terminal
+        ):  # elsewhere rich before 14.3 ends a line that was not begun
             self._bars.stop()
 
     def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
@@ -55,12 +59,21 @@ class TaskBars:
                 if each.done and (stage.name, each.name) not in self._said:
                     self._said.add((stage.name, each.name))
                     self._console.print(
-                        f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True
+                        f"{label(each)}: {each.records:,} records",
+                        highlight=False,
+                        markup=False,
+                        soft_wrap=True,
                     )
             return
         if stage.name not in self._stages:
-            self._stages[stage.name] = self._bars.add_task(stage.name, total=len(stage.running), amount="")
-        self._bars.update(self._stages[stage.name], completed=done, amount=f"{done} of {len(stage.running)} tasks")
+            self._stages[stage.name] = self._bars.add_task(
+                stage.name, total=len(stage.running), amount=""
+            )
+        self._bars.update(
+            self._stages[stage.name],
+            completed=done,
+            amount=f"{done} of {len(stage.running)} tasks",
+        )
         for each in progress:
             self._one(each)
 
@@ -74,7 +87,11 @@ class TaskBars:
             self._running[each.name] = self._bars.add_task(
                 label(each).replace("[", "\\["), total=each.target, amount=""
             )
-        self._bars.update(self._running[each.name], completed=each.position, amount=f"{each.records:,} records")
+        self._bars.update(
+            self._running[each.name],
+            completed=each.position,
+            amount=f"{each.records:,} records",
+        )
 
 
 def label(each: TaskProgress) -> str:

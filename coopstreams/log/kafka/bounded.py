@@ -21,7 +21,13 @@ class Bounded:
 
     def __init__(self) -> None:
         self._calls: (
-            queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]] | None]
+            queue.SimpleQueue[
+                tuple[
+                    Callable[[], Any],
+                    queue.SimpleQueue[tuple[Any, BaseException | None]],
+                ]
+                | None
+            ]
             | None
         ) = None
 
@@ -33,8 +39,12 @@ class Bounded:
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=[self._calls], name="bounded", daemon=True).start()
-        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+            threading.Thread(
+                target=_serve, args=[self._calls], name="bounded", daemon=True
+            ).start()
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
         self._calls.put((call, answer))
         try:
             result, error = answer.get(timeout=timeout_s)
@@ -59,4 +69,8 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
             answer.put((call(), None))
         except BaseException as error:  # noqa: BLE001 it is raised where the call was made
             answer.put((None, error))
-        del job, call, answer  # release the objects of the call (a producer) before the next one
+        del (
+            job,
+            call,
+            answer,
+        )  # release the objects of the call (a producer) before the next one

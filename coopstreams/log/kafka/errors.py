@@ -49,8 +49,20 @@ UNKNOWN = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
-OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
-_TIMED = frozenset({KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD})
+OUT_OF_RANGE = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._LOG_TRUNCATION,
+    }
+)
+_TIMED = frozenset(
+    {
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_DIFFERENT_RECORD,
+    }
+)
 """A broker refused the records of a batch, perhaps for their times."""
 _REFUSED = _TIMED | frozenset({
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -109,7 +121,14 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     KafkaError._UNKNOWN_PROTOCOL,
 })  # fmt: skip
 """Errors that a retry does not cure: a user must change something. All others heal."""
-CONSEQUENCES = frozenset({KafkaError._STATE, KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+CONSEQUENCES = frozenset(
+    {
+        KafkaError._STATE,
+        KafkaError._FATAL,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+    }
+)
 """Errors of every call after a record made its transaction fail: they do not name the cause."""
 _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError.POLICY_VIOLATION,
@@ -185,7 +204,11 @@ def error_of(exception: BaseException) -> KafkaError:
             return KafkaError(KafkaError._FATAL, str(exception))
         exception = exception.__cause__
     error = exception.args[0] if exception.args else None
-    return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+    return (
+        error
+        if isinstance(error, KafkaError)
+        else KafkaError(KafkaError._FAIL, str(exception))
+    )
 
 
 def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
@@ -195,7 +218,10 @@ def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
     A fatal error ends the client, not the work: a writer aborts with a new producer (seen: a broker that was killed and
     one that was paused left a producer's sequence numbers out of order; its worker ended).
     """
-    if error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED_BROKERS in error.str():
+    if (
+        error.code() == KafkaError.INVALID_REPLICATION_FACTOR
+        and _FENCED_BROKERS in error.str()
+    ):
         return True
     return error.code() not in FINAL or (login.by_token and error.code() in _LOGIN)
 
@@ -205,7 +231,9 @@ def refuses_records(error: KafkaError) -> bool:
     return error.code() in _REFUSED | UNKNOWN
 
 
-def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> LogError:
+def translated(
+    error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
+) -> LogError:
     """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one.
 
     `attempt`: which ACLs it needs.
@@ -214,7 +242,11 @@ def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -
     text = f"{what}: {error.str()} ({error.name()})."
     if code in _LOGIN:
         denied = f"{text} {_CURE_LOGIN.format(attempt.login)}"
-        return LogError(denied, retryable=True) if attempt.login.by_token else AccessDeniedError(denied)
+        return (
+            LogError(denied, retryable=True)
+            if attempt.login.by_token
+            else AccessDeniedError(denied)
+        )
     if code == KafkaError._SSL:
         return AccessDeniedError(f"{text} {_CURE_TLS}")
     if missing := attempt.missing(error.name()):
@@ -234,13 +266,19 @@ def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -
     return LogError(f"{text} {_CURE.get(code, '')}".rstrip(), retryable=heals(error))
 
 
-def not_delivered(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> DeliveryError | AccessDeniedError:
+def not_delivered(
+    error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
+) -> DeliveryError | AccessDeniedError:
     """Return the exception for a record that the broker refused; `attempt`: which ACLs it needed."""
-    cure = _cure_unknown(what) if error.code() in UNKNOWN else _CURE.get(error.code(), "")
+    cure = (
+        _cure_unknown(what) if error.code() in UNKNOWN else _CURE.get(error.code(), "")
+    )
     text = f"{what}: {error.str()} ({error.name()})."
     if missing := attempt.missing(error.name()):
         return AccessDeniedError(f"{text} {missing}")
-    if error.code() in _TIMED and COMMIT_TOPIC in what:  # no record of the program is at fault
+    if (
+        error.code() in _TIMED and COMMIT_TOPIC in what
+    ):  # no record of the program is at fault
         return DeliveryError(f"{text} {_CURE_CLOCK}")
     text = f"{text} {cure}".rstrip()
     if error.code() in _REFUSED:
@@ -276,7 +314,9 @@ def unknown_topic(where: str) -> UnknownTopicError:
 
 def _cure_unknown(what: str) -> str:
     cure = "Create the topic first, or correct the name."
-    if "-changelog" in what or "-repartition" in what:  # an empty one would hide what is lost
+    if (
+        "-changelog" in what or "-repartition" in what
+    ):  # an empty one would hide what is lost
         cure += (
             " But if it is one of the application's own that was deleted, do not create it. The next start says what "
             "is lost, and the cures."
@@ -289,7 +329,9 @@ def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> Lo
     that a quota holds this client back.
     """
     if errors.held_back:
-        return LogError(f"{what}: not done after {seconds:g} s: {errors.held_back}", retryable=True)
+        return LogError(
+            f"{what}: not done after {seconds:g} s: {errors.held_back}", retryable=True
+        )
     last = f" The last thing heard: {errors.last.rstrip('.')}." if errors.last else ""
     return LogError(
         f"{what}: no Kafka broker at {servers} answered within {seconds:g} s.{last} "

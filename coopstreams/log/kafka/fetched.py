@@ -45,7 +45,9 @@ class Part(Protocol):
         """The offset after the last record; None: there is none."""
         ...
 
-    def batches(self, routes: Routes | None, at: Position, end: int | None) -> list[RecordBatch]:
+    def batches(
+        self, routes: Routes | None, at: Position, end: int | None
+    ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends at `end`."""
         ...
 

@@ -25,7 +25,15 @@ from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import OFFSETS_TOPIC, Transactions
-from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, made_again, translated, unknown_topic
+from coopstreams.log.kafka.errors import (
+    UNKNOWN,
+    away,
+    error_of,
+    heals,
+    made_again,
+    translated,
+    unknown_topic,
+)
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
@@ -40,7 +48,12 @@ from coopstreams.log.kafka.settings import (
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, UnknownTopicError
+from coopstreams.topology.errors import (
+    AccessDeniedError,
+    GroupError,
+    LogError,
+    UnknownTopicError,
+)
 
 LOOK_S = 1.0
 GLANCE_S = 3.0
@@ -76,7 +89,9 @@ class KafkaLog:
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = resolved(settings)
-        producer_settings(self._settings, None)  # raises if a setting is wrong, as the next call does
+        producer_settings(
+            self._settings, None
+        )  # raises if a setting is wrong, as the next call does
         data_plane()
         self.timeout_s = timeout_s
         """How long brokers may be unreachable before a request fails; may be changed at any time."""
@@ -98,10 +113,14 @@ class KafkaLog:
 
     def reader(self, *, committed_only: bool = True) -> KafkaReader:
         """Return a reader of committed records only, or of all."""
-        return made_again(lambda: KafkaReader(self._settings, committed_only=committed_only))
+        return made_again(
+            lambda: KafkaReader(self._settings, committed_only=committed_only)
+        )
 
     def writer(
-        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+        self,
+        transactional_id: str | None = None,
+        written: Callable[[], Collection[str]] | None = None,
     ) -> KafkaWriter:
         """Return a writer; a transactional one first ends the open transaction of its id.
 
@@ -138,7 +157,9 @@ class KafkaLog:
         if not specs:
             return
         for spec in specs:
-            new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
+            new = NewTopic(
+                spec.name, spec.partitions, spec.replication, config=dict(spec.config)
+            )
             self._request(
                 AdminClient.create_topics,
                 [new],
@@ -156,7 +177,13 @@ class KafkaLog:
         self._made -= set(names)
         for name in names:
             deleted = self._attempt("Delete", name)
-            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', deleted, fine=UNKNOWN)
+            self._request(
+                AdminClient.delete_topics,
+                [name],
+                f'deleting topic "{name}"',
+                deleted,
+                fine=UNKNOWN,
+            )
         deadline = time.monotonic() + self.timeout_s
         while self.partitions(names) and time.monotonic() < deadline:
             time.sleep(RETRY_S)
@@ -171,21 +198,34 @@ class KafkaLog:
         """Return the configuration of each of these topics, in one request."""
         what = f"asking for the configuration of {len(topics)} topics ({', '.join(topics[:SOME])})"
         try:
-            found = self._configs(topics, what, self._attempt("DescribeConfigs", ", ".join(topics)))
+            found = self._configs(
+                topics, what, self._attempt("DescribeConfigs", ", ".join(topics))
+            )
         except AccessDeniedError:  # of which topic, the error of a single request says
             return {topic: self.topic_config(topic) for topic in topics}
         return dict(zip(topics, found, strict=True))
 
-    def _configs(self, topics: Sequence[str], what: str, attempt: Attempt) -> list[dict[str, str]]:
+    def _configs(
+        self, topics: Sequence[str], what: str, attempt: Attempt
+    ) -> list[dict[str, str]]:
         """Return the configuration of each of these topics, in their order; all are asked for in one request."""
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        answers = self._requests(AdminClient.describe_configs, resources, what, attempt) if topics else []
-        return [{name: one.value for name, one in entries.items() if one.value is not None} for entries in answers]
+        answers = (
+            self._requests(AdminClient.describe_configs, resources, what, attempt)
+            if topics
+            else []
+        )
+        return [
+            {name: one.value for name, one in entries.items() if one.value is not None}
+            for entries in answers
+        ]
 
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
         found = str(self._described(topic).topic_id)
-        if self._listed is not None and topic not in self._listed:  # another broker knows it already
+        if (
+            self._listed is not None and topic not in self._listed
+        ):  # another broker knows it already
             self._await_from_now({topic})
         return "" if found == NO_ID else found
 
@@ -197,25 +237,39 @@ class KafkaLog:
         """Return the true high watermark: every record acknowledged before lies below it, even if a broker hung."""
         return self.end_offsets([partition])[partition]
 
-    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return the true high watermark of each of these partitions, all in one request."""
         found: dict[TopicPartition, int] = {}
         unknown_since: dict[TopicPartition, float] = {}
-        what = f"asking where {', '.join(str(at) for at in sorted(partitions)[:SOME])} end"
+        what = (
+            f"asking where {', '.join(str(at) for at in sorted(partitions)[:SOME])} end"
+        )
         patience = Patience(what, self.timeout_s)
         while left := set(partitions) - found.keys():
             told = self._connected().ends.ask(left, min(patience.attempt_s(), GLANCE_S))
             found |= told.ends
-            unknown_since |= {at: self._check_known(at, unknown_since.get(at, 0.0)) for at in sorted(told.unknown)}
+            unknown_since |= {
+                at: self._check_known(at, unknown_since.get(at, 0.0))
+                for at in sorted(told.unknown)
+            }
             if missing := sorted(left - found.keys()):
                 self._wait_for_end(patience, what, missing[0], told)
         return found
 
-    def stable_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def stable_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return the last stable offset of each of these partitions: no transaction is open below it."""
         settings = consumer_settings(self._settings, committed_only=True)
-        with contextlib.closing(make_client(Consumer, settings, self._errors)) as consumer:
-            return {partition: self._watermarks(partition, consumer)[1] for partition in partitions}
+        with contextlib.closing(
+            make_client(Consumer, settings, self._errors)
+        ) as consumer:
+            return {
+                partition: self._watermarks(partition, consumer)[1]
+                for partition in partitions
+            }
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         """Return the first offset of a record that is not older than this; the true high watermark if there is none."""
@@ -237,7 +291,9 @@ class KafkaLog:
         """Return the high watermark that a leader reports: an old one, if that broker hung. One request."""
         return self._watermarks(partition)[1]
 
-    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+    def silent_replicas(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, frozenset[int]]:
         """Return the brokers of in-sync replicas of these partitions that do not answer within a second."""
         return self._connected().ends.silent(partitions, LOOK_S)
 
@@ -263,8 +319,12 @@ class KafkaLog:
     def _described(self, topic: str, fine: Collection[int] = ()) -> Any:
         """Return a topic's metadata from the brokers; None: an error in `fine`."""
 
-        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
-            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+        def describe(
+            admin: AdminClient, names: list[str], *, request_timeout: float
+        ) -> Any:
+            return admin.describe_topics(
+                TopicCollection(names), request_timeout=request_timeout
+            )
 
         what, attempt = f'asking for topic "{topic}"', self._attempt("Describe", topic)
         return self._request(describe, [topic], what, attempt, fine=fine)
@@ -287,7 +347,10 @@ class KafkaLog:
                 raise LogError("this log is closed")
             if self._brokers is None:
                 # It raises the usual error if the brokers are unreachable or refuse us; the topic does not matter.
-                self._ask(lambda seconds: self._consumer.list_topics(OFFSETS_TOPIC, seconds), "asking for the brokers")
+                self._ask(
+                    lambda seconds: self._consumer.list_topics(OFFSETS_TOPIC, seconds),
+                    "asking for the brokers",
+                )
                 try:
                     connection = connected(self._settings, self.timeout_s)
                 except GroupError as error:
@@ -297,32 +360,55 @@ class KafkaLog:
 
     def _new_consumer(self) -> Consumer:
         consumer: Consumer = make_client(
-            Consumer, consumer_settings(self._settings, committed_only=False), self._errors
+            Consumer,
+            consumer_settings(self._settings, committed_only=False),
+            self._errors,
         )
         return consumer
 
     def _new_admin(self) -> AdminClient:
-        admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
+        admin: AdminClient = make_client(
+            AdminClient, client_settings(self._settings, "admin"), self._errors
+        )
         return admin
 
     def _known(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition counts of these topics (None: of all), as one of the brokers knows them."""
         if topics is not None:
-            known = {name: count for name in topics if (count := self._count(name)) is not None}
+            known = {
+                name: count
+                for name in topics
+                if (count := self._count(name)) is not None
+            }
             if self._listed is not None:
                 self._listed = self._listed - set(topics) | known.keys()
             return known
-        found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
-        known = {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
+        found = self._ask(
+            lambda seconds: self._consumer.list_topics(timeout=seconds),
+            "asking for the topics",
+        ).topics
+        known = {
+            name: len(topic.partitions)
+            for name, topic in found.items()
+            if topic.error is None
+        }
         self._listed = set(known)
         return known
 
     def _count(self, topic: str) -> int | None:
         """Return a topic's partition count; None: there is no such topic. A consumer's request does not create it."""
         what = f'asking for topic "{topic}"'
-        found = self._ask(lambda seconds: self._consumer.list_topics(topic, seconds), what).topics[topic]
-        if found.error is not None:  # `_described` repeats the request if the error may pass, and raises it if not
-            found = None if found.error.code() in UNKNOWN else self._described(topic, fine=UNKNOWN)
+        found = self._ask(
+            lambda seconds: self._consumer.list_topics(topic, seconds), what
+        ).topics[topic]
+        if (
+            found.error is not None
+        ):  # `_described` repeats the request if the error may pass, and raises it if not
+            found = (
+                None
+                if found.error.code() in UNKNOWN
+                else self._described(topic, fine=UNKNOWN)
+            )
         return None if found is None else len(found.partitions)
 
     def _await_from_now(self, topics: Collection[str]) -> None:
@@ -330,16 +416,25 @@ class KafkaLog:
         self._made.update(topics)
         self._made_until = time.monotonic() + NEW_FOR_S
 
-    def _watermarks(self, partition: TopicPartition, other: Consumer | None = None) -> tuple[int, int]:
+    def _watermarks(
+        self, partition: TopicPartition, other: Consumer | None = None
+    ) -> tuple[int, int]:
         """Return the start and end offset of a partition, as this log's consumer sees them, or as `other` does."""
         where = KafkaPartition(*partition)
         return self._ask(
-            lambda seconds: (other or self._consumer).get_watermark_offsets(where, seconds, cached=False),
+            lambda seconds: (other or self._consumer).get_watermark_offsets(
+                where, seconds, cached=False
+            ),
             f"asking for the offsets of {partition}",
             partition,
         )
 
-    def _ask(self, question: Callable[[float], T], what: str, where: TopicPartition | None = None) -> T:
+    def _ask(
+        self,
+        question: Callable[[float], T],
+        what: str,
+        where: TopicPartition | None = None,
+    ) -> T:
         """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic.
 
         `where`: the partition whose leader is asked, which may be dead: librdkafka waits for it for a whole attempt.
@@ -350,7 +445,9 @@ class KafkaLog:
                 if self._closed:
                     raise LogError("this log is closed")
                 try:
-                    answer = question(patience.attempt_s(0.0 if where is None else FAILOVER_S))
+                    answer = question(
+                        patience.attempt_s(0.0 if where is None else FAILOVER_S)
+                    )
                     self._answered_at = time.monotonic()
                     self._heard = True
                     return answer
@@ -359,28 +456,42 @@ class KafkaLog:
                     self._consumer.poll(0)  # report the reason through `error_cb`
             if where is not None and error.code() in UNKNOWN:
                 unknown = self._check_known(where, unknown)
-            elif (refused := self._refused) is not None or not heals(error, self._errors.login):
+            elif (refused := self._refused) is not None or not heals(
+                error, self._errors.login
+            ):
                 asked = self._attempt("Describe", "" if where is None else where.topic)
                 raise translated(refused or error, what, asked)
             if patience.over:
                 self._renew()
-                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+                raise away(
+                    self._settings["bootstrap.servers"],
+                    what,
+                    self.timeout_s,
+                    self._errors,
+                )
             patience.rest(f"{error.str()} ({error.name()})")
             if where is not None:
                 self._look_again()
 
-    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer) -> None:
+    def _wait_for_end(
+        self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer
+    ) -> None:
         """Pause before the end of a partition is requested again.
 
         Raises:
             LogError: retryable: the time is over; says why the end is not known.
         """
-        reason = told.reasons.get(partition, "no broker knows it yet" if told.heard else "no broker answers")
+        reason = told.reasons.get(
+            partition, "no broker knows it yet" if told.heard else "no broker answers"
+        )
         if patience.over and not told.heard:
-            raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+            raise away(
+                self._settings["bootstrap.servers"], what, self.timeout_s, self._errors
+            )
         if patience.over:
             raise LogError(
-                f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}", retryable=True
+                f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}",
+                retryable=True,
             )
         patience.rest(f"{partition}: {reason}")
 
@@ -392,7 +503,11 @@ class KafkaLog:
         """
         since = since or time.monotonic()
         new = where.topic in self._made and time.monotonic() < self._made_until
-        if not new and time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
+        if (
+            not new
+            and time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s)
+            and self._is_missing(where)
+        ):
             raise unknown_topic(str(where))
         return since
 
@@ -417,10 +532,16 @@ class KafkaLog:
         """
         with self._lock:
             try:
-                found = self._consumer.list_topics(timeout=ATTEMPT_S).topics.get(where.topic)
+                found = self._consumer.list_topics(timeout=ATTEMPT_S).topics.get(
+                    where.topic
+                )
             except KafkaException:
                 return False
-        return where.partition not in found.partitions if found is not None else not self._exists(where.topic)
+        return (
+            where.partition not in found.partitions
+            if found is not None
+            else not self._exists(where.topic)
+        )
 
     def _exists(self, topic: str) -> bool:
         """Whether the controller knows a topic, or does not answer.
@@ -429,9 +550,9 @@ class KafkaLog:
         creation that is only validated. If this client may not create topics, the broker's answer counts.
         """
         try:
-            self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[
-                topic
-            ].result(2 * ATTEMPT_S)
+            self._admin.create_topics(
+                [NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S
+            )[topic].result(2 * ATTEMPT_S)
         except KafkaException as exception:
             error = error_of(exception)
             return error.code() == KafkaError.TOPIC_ALREADY_EXISTS or heals(error)
@@ -470,11 +591,15 @@ class KafkaLog:
                 raise LogError("this log is closed")
             seconds = patience.attempt_s()
             try:
-                answers = request(self._admin, what_for, request_timeout=seconds).values()
+                answers = request(
+                    self._admin, what_for, request_timeout=seconds
+                ).values()
                 return [answer.result(seconds + ATTEMPT_S) for answer in answers]
             except KafkaException as exception:
                 error = error_of(exception)
-            except TimeoutError:  # this process was stopped for longer than its request may take
+            except (
+                TimeoutError
+            ):  # this process was stopped for longer than its request may take
                 error = KafkaError(KafkaError._TIMED_OUT)
             if error.code() in fine:
                 return []
@@ -482,15 +607,26 @@ class KafkaLog:
             if error.code() in UNKNOWN:
                 unknown = unknown or time.monotonic()
                 if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
-                    raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
-            elif (refused := self._refused) is not None or not heals(error, self._errors.login):
+                    raise UnknownTopicError(
+                        f"{what}: Kafka has no such topic or partition."
+                    )
+            elif (refused := self._refused) is not None or not heals(
+                error, self._errors.login
+            ):
                 raise translated(refused or error, what, attempt)
             if patience.over:
                 self._admin = made_again(self._new_admin)
-                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+                raise away(
+                    self._settings["bootstrap.servers"],
+                    what,
+                    self.timeout_s,
+                    self._errors,
+                )
             patience.rest(f"{error.str()} ({error.name()})")
             if error.code() == KafkaError._TIMED_OUT:
-                self._admin = made_again(self._new_admin)  # its requests go to the supposed controller, which may hang
+                self._admin = made_again(
+                    self._new_admin
+                )  # its requests go to the supposed controller, which may hang
                 continue
             # A broker that has just started may not have known the controller when the client asked, and the client
             # would not ask again for long.

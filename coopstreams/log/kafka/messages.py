@@ -19,7 +19,13 @@ from confluent_kafka import Consumer, KafkaError, Message
 from coopstreams.log.batches import Routes, make_batches, raw_columns
 from coopstreams.log.kafka.fetched import Event, Fetched, Part
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Columns,
+    Headers,
+    Int64s,
+    TopicPartition,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +42,9 @@ class _Messages:
         """Advance the position past these messages."""
         for message in reversed(messages):
             error, offset = message.error(), message.offset()
-            if offset is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+            if offset is not None and (
+                error is None or error.code() == KafkaError._PARTITION_EOF
+            ):
                 self.fetched_to = max(self.fetched_to, offset + (error is None))
                 return
 
@@ -61,13 +69,22 @@ class MessagePart:
                     self.after = offset + 1
             self._records = [message for message in messages if message.error() is None]
 
-    def batches(self, routes: Routes | None, at: Position, end: int | None) -> list[RecordBatch]:
+    def batches(
+        self, routes: Routes | None, at: Position, end: int | None
+    ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends at `end`."""
         columns = columns_of(self._records, at.offset)
         if end is None and not len(columns):
             return []
         next_offset = columns.offsets[-1] + 1 if end is None else end
-        return make_batches(self.partition, columns, routes, at.stream_time, next_offset, at_end=end is not None)
+        return make_batches(
+            self.partition,
+            columns,
+            routes,
+            at.stream_time,
+            next_offset,
+            at_end=end is not None,
+        )
 
 
 class MessageBuffer:
@@ -94,7 +111,9 @@ class MessageBuffer:
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset."""
         before = self._readings.get(partition)
-        self._readings[partition] = _Messages(partition, offset, before is not None and before.held)
+        self._readings[partition] = _Messages(
+            partition, offset, before is not None and before.held
+        )
         self._by_number = None
 
     def stop(self, partition: TopicPartition) -> None:
@@ -169,7 +188,10 @@ class MessageBuffer:
             return
         if len(self._readings) == 1:
             ((partition, single),) = self._readings.items()
-            if all((message.topic(), message.partition()) == partition for message in (messages[0], messages[-1])):
+            if all(
+                (message.topic(), message.partition()) == partition
+                for message in (messages[0], messages[-1])
+            ):
                 yield single, messages
                 return
         if self._by_number is None:
@@ -186,7 +208,11 @@ class MessageBuffer:
             return
         parts: dict[Any, list[Message]] = {}
         plain = len(self._by_number) == len(self._readings)
-        keys: Iterable[Any] = numbers if plain else zip([message.topic() for message in messages], numbers, strict=True)
+        keys: Iterable[Any] = (
+            numbers
+            if plain
+            else zip([message.topic() for message in messages], numbers, strict=True)
+        )
         start = 0
         for key, same in groupby(keys):
             end = start + sum(1 for _ in same)
@@ -205,7 +231,9 @@ def columns_of(messages: list[Message], at: int) -> Columns:
     if not messages:
         return NO_RECORDS
     offsets = _offsets(messages)
-    if offsets[0] < at or (isinstance(offsets, list) and not all(map(lt, offsets, offsets[1:]))):
+    if offsets[0] < at or (
+        isinstance(offsets, list) and not all(map(lt, offsets, offsets[1:]))
+    ):
         messages = _ascending(messages, at)
         if not messages:
             return NO_RECORDS
@@ -234,7 +262,10 @@ def headers_of(message: Message) -> Headers | None:
         headers = message.headers()
     except SystemError:
         headers = message.headers()
-    return headers and [pair if len(get_referents(pair)) == len(pair) else ("\ufffd", pair[1]) for pair in headers]
+    return headers and [
+        pair if len(get_referents(pair)) == len(pair) else ("\ufffd", pair[1])
+        for pair in headers
+    ]
 
 
 def _offsets(messages: list[Message]) -> Int64s:
@@ -242,7 +273,11 @@ def _offsets(messages: list[Message]) -> Int64s:
     offsets: list[int] = list(map(Message.offset, messages))  # type: ignore[arg-type]
     ascending = range(offsets[0], offsets[0] + len(offsets))
     # Comparing the ends is not enough: a duplicate may hide a missing record.
-    return ascending if offsets[-1] == ascending[-1] and offsets == list(ascending) else offsets
+    return (
+        ascending
+        if offsets[-1] == ascending[-1] and offsets == list(ascending)
+        else offsets
+    )
 
 
 def _ascending(messages: list[Message], at: int) -> list[Message]:

@@ -74,7 +74,12 @@ class Appender(Protocol):
 
 
 RawColumns: TypeAlias = tuple[
-    list[bytes | None], list[bytes | None], list[int], Int64s, list[int], list[Headers | None] | None
+    list[bytes | None],
+    list[bytes | None],
+    list[int],
+    Int64s,
+    list[int],
+    list[Headers | None] | None,
 ]
 """Keys, values, timestamps, offsets, stream times as if there were no records before, headers."""
 RawEvent: TypeAlias = tuple[int, str, int, int | None]
@@ -82,7 +87,13 @@ RawEvent: TypeAlias = tuple[int, str, int, int | None]
 RawAdvances: TypeAlias = tuple[bytes, bytes]
 """The offsets at which stream time advances, and the times, as if nothing had been read before: 64-bit integers."""
 RawPart: TypeAlias = tuple[
-    int, RawColumns | list[RawColumns | None], int | None, int, list[RawEvent], bool, RawAdvances | None
+    int,
+    RawColumns | list[RawColumns | None],
+    int | None,
+    int,
+    list[RawEvent],
+    bool,
+    RawAdvances | None,
 ]
 """Id, columns, the offset after the last record, the stream time after it, events; whether there are columns for each
 slot, None for an empty one, instead of those of all records; the advances, if they are cut and were asked for.
@@ -154,13 +165,17 @@ def data_plane() -> str:
     """
     chosen = os.environ.get(SETTING, "")
     if chosen not in ("", "0", "1"):
-        raise ConfigError(f"{SETTING}={chosen}: must be 0 (pure Python) or 1 (native), or not set")
+        raise ConfigError(
+            f"{SETTING}={chosen}: must be 0 (pure Python) or 1 (native), or not set"
+        )
     if chosen == "0":
         return f"pure Python: {SETTING}=0"
     loaded = _loaded()
     if isinstance(loaded, _UnusableError):
         if chosen == "1":
-            raise ConfigError(f"{SETTING}=1, but {loaded}. {_CURE}; without {SETTING}, pure Python runs.")
+            raise ConfigError(
+                f"{SETTING}=1, but {loaded}. {_CURE}; without {SETTING}, pure Python runs."
+            )
         return f"pure Python: {loaded}"
     return "native"
 
@@ -181,7 +196,9 @@ def front() -> Callable[..., Any] | None:
     return made
 
 
-def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+def native_tables(
+    part: SubTopology, config: Config, *, caching: bool
+) -> dict[str, MakeTable]:
     """Return the factory of one task's stores with rows in native memory: those of known folds.
 
     With a processor wrapper, which is called for each record at each node, there are none.
@@ -191,7 +208,8 @@ def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[s
     make = _loaded().Rows
     return {
         name: partial(
-            NativeTable if fold.windows is None else NativeWindowTable, rows=make(fold.kind, fold.number, fold.windows)
+            NativeTable if fold.windows is None else NativeWindowTable,
+            rows=make(fold.kind, fold.number, fold.windows),
         )
         for name, fold in folds(part, caching=caching).items()
     }
@@ -216,7 +234,9 @@ def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
     loaded = _loaded() if plane == "native" else None
     if loaded is None or isinstance(loaded, _UnusableError):
         return settings
-    return settings | {PLUGINS: ";".join(filter(None, (settings.get(PLUGINS), loaded.__file__)))}
+    return settings | {
+        PLUGINS: ";".join(filter(None, (settings.get(PLUGINS), loaded.__file__)))
+    }
 
 
 def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None:
@@ -245,7 +265,11 @@ def fetcher_of(consumer: Consumer, settings: dict[str, Any]) -> Fetcher | None:
 def _plugin_in(settings: dict[str, Any]) -> Any:
     """Return the extension, if it is a plugin of a client with these settings."""
     loaded = _loaded() if PLUGINS in settings else None
-    if loaded is None or isinstance(loaded, _UnusableError) or loaded.__file__ not in settings[PLUGINS].split(";"):
+    if (
+        loaded is None
+        or isinstance(loaded, _UnusableError)
+        or loaded.__file__ not in settings[PLUGINS].split(";")
+    ):
         return None
     return loaded
 
@@ -256,7 +280,9 @@ def _loaded() -> Any:
     try:
         return _load()
     except _UnusableError as reason:
-        return _UnusableError(str(reason))  # a raised error would keep the frames of its callers, and their objects
+        return _UnusableError(
+            str(reason)
+        )  # a raised error would keep the frames of its callers, and their objects
 
 
 def _load() -> Any:
@@ -267,15 +293,21 @@ def _load() -> Any:
     except ImportError as error:
         raise _UnusableError(f"coopstreams-native cannot be loaded: {error}") from error
     if getattr(found, "INTERFACE", None) != INTERFACE:
-        raise _UnusableError("coopstreams-native was built for another version of coopstreams")
+        raise _UnusableError(
+            "coopstreams-native was built for another version of coopstreams"
+        )
     if ";" in str(found.__file__):
-        raise _UnusableError(f"librdkafka takes no plugin at {found.__file__}: a path with a semicolon")
+        raise _UnusableError(
+            f"librdkafka takes no plugin at {found.__file__}: a path with a semicolon"
+        )
     try:
         version, features = found.load(cimpl.__file__)
     except RuntimeError as error:
         raise _UnusableError(f"librdkafka lacks what it calls: {error}") from error
     if version >> 24 != LIBRDKAFKA:
-        raise _UnusableError(f"it knows librdkafka {LIBRDKAFKA}, and this is {version >> 24}")
+        raise _UnusableError(
+            f"it knows librdkafka {LIBRDKAFKA}, and this is {version >> 24}"
+        )
     if "plugins" not in features.split(","):
         raise _UnusableError("this librdkafka was built without plugins")
     return found

@@ -29,23 +29,52 @@ EVENTS = 100
 class NativePart:
     """The columns that one fetch returns for one partition."""
 
-    __slots__ = ("_advances", "_columns", "_cut", "_stream_time", "after", "events", "partition")
+    __slots__ = (
+        "_advances",
+        "_columns",
+        "_cut",
+        "_stream_time",
+        "after",
+        "events",
+        "partition",
+    )
 
     def __init__(self, partition: TopicPartition, part: RawPart) -> None:
-        _, self._columns, self.after, self._stream_time, events, self._cut, self._advances = part
+        (
+            _,
+            self._columns,
+            self.after,
+            self._stream_time,
+            events,
+            self._cut,
+            self._advances,
+        ) = part
         self.partition = partition
-        self.events = [Event(KafkaError(code, text), offset, after) for code, text, offset, after in events]
+        self.events = [
+            Event(KafkaError(code, text), offset, after)
+            for code, text, offset, after in events
+        ]
 
-    def batches(self, routes: Routes | None, at: Position, end: int | None) -> list[RecordBatch]:
+    def batches(
+        self, routes: Routes | None, at: Position, end: int | None
+    ) -> list[RecordBatch]:
         """Return a batch for each slot; none without records, unless the partition ends at `end`."""
         if end is None and self.after is None:
             return []
         next_offset = cast(int, self.after) if end is None else end
         if not self._cut:
             columns = Columns(*cast(RawColumns, self._columns))
-            return make_batches(self.partition, columns, routes, at.stream_time, next_offset, at_end=end is not None)
+            return make_batches(
+                self.partition,
+                columns,
+                routes,
+                at.stream_time,
+                next_offset,
+                at_end=end is not None,
+            )
         slots = [
-            NO_RECORDS if some is None else Columns(*some) for some in cast(list[RawColumns | None], self._columns)
+            NO_RECORDS if some is None else Columns(*some)
+            for some in cast(list[RawColumns | None], self._columns)
         ]
         return slot_batches(
             RecordBatch(
@@ -77,7 +106,12 @@ class NativeBuffer:
 
     attentive = True
 
-    def __init__(self, consumer: Consumer, fetcher: Fetcher, on_error: Callable[[KafkaError], None]) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        fetcher: Fetcher,
+        on_error: Callable[[KafkaError], None],
+    ) -> None:
         self._consumer = consumer
         self._fetcher = fetcher
         self._on_error = on_error
@@ -91,7 +125,10 @@ class NativeBuffer:
     def connect(self, consumer: Consumer) -> None:
         """Read by this client, which the thread has just made."""
         if not self._fetcher.connect(consumer):
-            raise LogError("librdkafka has not handed the new client of a reader to the extension", retryable=True)
+            raise LogError(
+                "librdkafka has not handed the new client of a reader to the extension",
+                retryable=True,
+            )
         self._consumer, self._fatal = consumer, None
 
     def disconnect(self) -> None:
@@ -153,5 +190,11 @@ class NativeBuffer:
             found, kept = self._fetcher.fetch(most, round(wait_s * 1000))
         except RuntimeError as error:
             raise LogError(f"a reader cannot fetch: {error}") from error
-        parts: list[Part] = [NativePart(self._partitions[part[0]], part) for part in found]
-        return Fetched([*reported.parts, *parts], [self._partitions[id_] for id_ in kept], reported.events)
+        parts: list[Part] = [
+            NativePart(self._partitions[part[0]], part) for part in found
+        ]
+        return Fetched(
+            [*reported.parts, *parts],
+            [self._partitions[id_] for id_ in kept],
+            reported.events,
+        )

@@ -15,7 +15,12 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
-from coopstreams.log.kafka.settings import ClientErrors, login_of, make_client, producer_settings
+from coopstreams.log.kafka.settings import (
+    ClientErrors,
+    login_of,
+    make_client,
+    producer_settings,
+)
 from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
@@ -26,19 +31,27 @@ _UNUSABLE = _ENDED | {KafkaError._STATE, KafkaError._CONFLICT}
 """The answers to a beginning, and to an abort, behind a commit that ran out of time: it has to be resumed first."""
 
 
-def transactional_producer(settings: Mapping[str, Any], transactional_id: str) -> Producer:
+def transactional_producer(
+    settings: Mapping[str, Any], transactional_id: str
+) -> Producer:
     """Return a producer for transactions, which has ended those that an earlier one left open.
 
     Raises:
         LogError: refused, or the brokers do not answer.
     """
     errors = ClientErrors(login_of(settings))
-    producer: Producer = make_client(Producer, producer_settings(settings, transactional_id), errors)
+    producer: Producer = make_client(
+        Producer, producer_settings(settings, transactional_id), errors
+    )
     try:
         producer.init_transactions()
     except CLIENT_ERRORS as error:
         attempt = Attempt(errors.login, transactional_id=transactional_id)
-        raise translated(error_of(error), f'beginning with transactional id "{transactional_id}"', attempt) from error
+        raise translated(
+            error_of(error),
+            f'beginning with transactional id "{transactional_id}"',
+            attempt,
+        ) from error
     return producer
 
 
@@ -51,7 +64,11 @@ class ProducerTransaction:
 
     def begin(self) -> None:
         """Begin the transaction."""
-        self._call("beginning a transaction", self._producer.begin_transaction, unusable=_UNUSABLE)
+        self._call(
+            "beginning a transaction",
+            self._producer.begin_transaction,
+            unusable=_UNUSABLE,
+        )
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -90,19 +107,33 @@ class ProducerTransaction:
         """Wait until all queued records are in the log."""
         if left := self._producer.flush(timeout_s):
             raise DeliveryError(
-                f"{left} records are not acknowledged after {timeout_s:g} s. Is Kafka up?", retryable=True
+                f"{left} records are not acknowledged after {timeout_s:g} s. Is Kafka up?",
+                retryable=True,
             )
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         """Add group offsets to the transaction; the coordinator checks the fence now."""
         fence.check(offsets)
-        sent = [KafkaPartition(*at, offset, metadata) for at, (offset, metadata) in offsets.items()]
+        sent = [
+            KafkaPartition(*at, offset, metadata)
+            for at, (offset, metadata) in offsets.items()
+        ]
         what = f'sending the offsets of group "{fence.group}"'
-        self._call(what, self._producer.send_offsets_to_transaction, sent, group_metadata(fence), self._timeout_s)
+        self._call(
+            what,
+            self._producer.send_offsets_to_transaction,
+            sent,
+            group_metadata(fence),
+            self._timeout_s,
+        )
 
     def commit(self, timeout_s: float) -> None:
         """Commit the transaction: all its records and offsets count."""
-        self._call("committing a transaction", self._producer.commit_transaction, timeout_s)
+        self._call(
+            "committing a transaction", self._producer.commit_transaction, timeout_s
+        )
 
     def abort(self) -> None:
         """Abort the transaction: nothing of it counts.
@@ -111,10 +142,19 @@ class ProducerTransaction:
         producer (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
         """
         self._call("writing", self._producer.flush, self._timeout_s)
-        self._call("aborting a transaction", self._producer.abort_transaction, self._timeout_s, unusable=_UNUSABLE)
+        self._call(
+            "aborting a transaction",
+            self._producer.abort_transaction,
+            self._timeout_s,
+            unusable=_UNUSABLE,
+        )
 
     def _call(
-        self, what: str, call: Callable[..., object], *arguments: object, unusable: Collection[int] = _ENDED
+        self,
+        what: str,
+        call: Callable[..., object],
+        *arguments: object,
+        unusable: Collection[int] = _ENDED,
     ) -> None:
         try:
             call(*arguments)

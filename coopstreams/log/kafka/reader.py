@@ -38,7 +38,13 @@ from coopstreams.log.kafka.fetched import FetchBuffer, Part
 from coopstreams.log.kafka.messages import MessageBuffer
 from coopstreams.log.kafka.native import fetcher_of, router, with_plugin
 from coopstreams.log.kafka.native_buffer import NativeBuffer
-from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, login_of, make_client
+from coopstreams.log.kafka.settings import (
+    ClientErrors,
+    consumer_settings,
+    logger,
+    login_of,
+    make_client,
+)
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
@@ -86,7 +92,9 @@ class KafkaReader:
     """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each other."""
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
-        self._settings = with_plugin(consumer_settings(settings, committed_only=committed_only))
+        self._settings = with_plugin(
+            consumer_settings(settings, committed_only=committed_only)
+        )
         self._errors = ClientErrors(login_of(settings))
         self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
         self._buffer = _buffer_of(self._consumer, self._settings, self._errors)
@@ -99,8 +107,12 @@ class KafkaReader:
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Read exactly these partitions."""
-        self._look_for([partition for partition in positions if partition not in self._readings])
-        changed = [reading for reading in self._readings.values() if _moves(reading, positions)]
+        self._look_for(
+            [partition for partition in positions if partition not in self._readings]
+        )
+        changed = [
+            reading for reading in self._readings.values() if _moves(reading, positions)
+        ]
         self._give_back(changed)
         for reading in changed:
             if reading.partition in positions:
@@ -119,7 +131,13 @@ class KafkaReader:
             reading = self._readings[partition]
             if at.stream_time > reading.at.stream_time:
                 reading.at = at
-        self._take([reading for reading in self._readings.values() if not reading.taken and not self._is_full(reading)])
+        self._take(
+            [
+                reading
+                for reading in self._readings.values()
+                if not reading.taken and not self._is_full(reading)
+            ]
+        )
 
     def route(
         self,
@@ -167,7 +185,9 @@ class KafkaReader:
             self._look_after_silent_topics()
             self._raise_failure()
             left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
-            runs = self._fetch(max_records, min(left, LOOK_S if self._buffer.attentive else WAKE_S))
+            runs = self._fetch(
+                max_records, min(left, LOOK_S if self._buffer.attentive else WAKE_S)
+            )
             if runs:
                 return runs  # a failure in the same batch is raised by the next fetch, so no record is lost
             if left == 0.0:
@@ -192,12 +212,16 @@ class KafkaReader:
         """Check that these partitions exist; return if no broker answers, because the fetches report that."""
         wanted: dict[str, int] = {}
         for partition in partitions:
-            wanted[partition.topic] = max(partition.partition, wanted.get(partition.topic, 0))
+            wanted[partition.topic] = max(
+                partition.partition, wanted.get(partition.topic, 0)
+            )
         deadline = time.monotonic() + METADATA_TIMEOUT_S
         for topic, highest in wanted.items():
             while True:
                 try:
-                    found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
+                    found = self._consumer.list_topics(
+                        topic, timeout=METADATA_TIMEOUT_S
+                    ).topics.get(topic)
                 except KafkaException as exception:
                     if heals(error_of(exception), self._errors.login):
                         return
@@ -210,7 +234,11 @@ class KafkaReader:
                     and found.error is not None
                     and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
                 ):
-                    raise translated(found.error, f'looking for topic "{topic}"', self._attempt(topic))
+                    raise translated(
+                        found.error,
+                        f'looking for topic "{topic}"',
+                        self._attempt(topic),
+                    )
                 if time.monotonic() > deadline:
                     raise unknown_topic(f'partition {highest} of topic "{topic}"')
                 time.sleep(0.02)
@@ -223,7 +251,9 @@ class KafkaReader:
         silent = [reading for reading in self._readings.values() if reading.looks]
         for topic in {reading.partition.topic for reading in silent}:
             try:
-                found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
+                found = self._consumer.list_topics(
+                    topic, timeout=METADATA_TIMEOUT_S
+                ).topics.get(topic)
             except KafkaException:
                 self._renew("no broker answers")
                 break
@@ -245,9 +275,15 @@ class KafkaReader:
         if silent.looks < 2 or silent.looks.bit_count() > 1:
             return False
         try:
-            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S)
+            _, end = self._consumer.get_watermark_offsets(
+                KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S
+            )
         except KafkaException as exception:
-            logger.debug("reading: the end of %s is not known: %s", silent.partition, error_of(exception))
+            logger.debug(
+                "reading: the end of %s is not known: %s",
+                silent.partition,
+                error_of(exception),
+            )
             return False
         return end > self._buffer.fetched_to(silent.partition)
 
@@ -260,7 +296,9 @@ class KafkaReader:
         """
         logger.debug("reading: %s; going on with a new client", why)
         try:
-            consumer = made_again(lambda: make_client(Consumer, self._settings, self._errors))
+            consumer = made_again(
+                lambda: make_client(Consumer, self._settings, self._errors)
+            )
         except LogError as error:
             logger.warning("reading: %s; %s", why, error)
             return
@@ -277,10 +315,13 @@ class KafkaReader:
             partitions = [reading.partition for reading in readings]
             self._buffer.expect(partitions)
             try:
-                self._consumer.incremental_assign([KafkaPartition(*p, self._buffer.fetched_to(p)) for p in partitions])
+                self._consumer.incremental_assign(
+                    [KafkaPartition(*p, self._buffer.fetched_to(p)) for p in partitions]
+                )
             except KafkaException as exception:
                 raise translated(
-                    error_of(exception), "assigning " + ", ".join(str(r.partition) for r in readings)
+                    error_of(exception),
+                    "assigning " + ", ".join(str(r.partition) for r in readings),
                 ) from exception
             for reading in readings:
                 reading.taken = True
@@ -289,7 +330,9 @@ class KafkaReader:
         """Unassign these partitions; librdkafka drops the records that it has fetched ahead."""
         taken = [reading for reading in readings if reading.taken]
         if taken:
-            self._consumer.incremental_unassign([KafkaPartition(*reading.partition) for reading in taken])
+            self._consumer.incremental_unassign(
+                [KafkaPartition(*reading.partition) for reading in taken]
+            )
             for reading in taken:
                 reading.taken = False
 
@@ -304,13 +347,23 @@ class KafkaReader:
         While all partitions are held, hardly anything is taken from the client, which stops fetching when its own
         buffer is full.
         """
-        held = bool(self._readings) and all(reading.held for reading in self._readings.values())
+        held = bool(self._readings) and all(
+            reading.held for reading in self._readings.values()
+        )
         try:
-            fetched = self._buffer.fetch(1, 0.0) if held else self._buffer.fetch(most, timeout_s)
+            fetched = (
+                self._buffer.fetch(1, 0.0)
+                if held
+                else self._buffer.fetch(most, timeout_s)
+            )
         except KafkaException as exception:
             raise translated(error_of(exception), "reading") from exception
         if self._errors.refused is not None:
-            self._failures.append(translated(self._errors.refused, "logging in to Kafka", self._attempt("")))
+            self._failures.append(
+                translated(
+                    self._errors.refused, "logging in to Kafka", self._attempt("")
+                )
+            )
             self._errors.refused = None
         self._heed((event.error(), event.topic()) for event in fetched.events)
         for partition in fetched.kept:
@@ -345,11 +398,18 @@ class KafkaReader:
             at = reading.at.offset if after is None else after
             if error.code() == KafkaError._PARTITION_EOF:
                 last = after == part.after
-                end = offset if last and offset is not None and offset >= reading.at.offset else None
+                end = (
+                    offset
+                    if last and offset is not None and offset >= reading.at.offset
+                    else None
+                )
             elif error.code() in OUT_OF_RANGE and offset not in (None, at):
                 reading.astray = True
             elif error.code() in OUT_OF_RANGE:
-                reading.failure = translated(error, f"reading {reading.partition} from offset {reading.at.offset}")
+                reading.failure = translated(
+                    error,
+                    f"reading {reading.partition} from offset {reading.at.offset}",
+                )
             elif error.code() in UNKNOWN:
                 reading.failure = unknown_topic(f"{reading.partition} any more")
             else:
@@ -369,7 +429,11 @@ class KafkaReader:
             ):
                 logger.debug("reading: %s", error)
             else:
-                self._failures.append(translated(error, f"reading {topic or 'Kafka'}", self._attempt(topic or "")))
+                self._failures.append(
+                    translated(
+                        error, f"reading {topic or 'Kafka'}", self._attempt(topic or "")
+                    )
+                )
 
     def _attempt(self, topic: str) -> Attempt:
         return Attempt(self._errors.login, "Read", topic)
@@ -387,10 +451,16 @@ class KafkaReader:
                 raise reading.failure
 
 
-def _buffer_of(consumer: Consumer, settings: dict[str, Any], errors: ClientErrors) -> FetchBuffer:
+def _buffer_of(
+    consumer: Consumer, settings: dict[str, Any], errors: ClientErrors
+) -> FetchBuffer:
     """Return the buffer for a consumer that this thread has just made, of the data plane that runs."""
     fetcher = fetcher_of(consumer, settings)
-    return MessageBuffer(consumer) if fetcher is None else NativeBuffer(consumer, fetcher, errors)
+    return (
+        MessageBuffer(consumer)
+        if fetcher is None
+        else NativeBuffer(consumer, fetcher, errors)
+    )
 
 
 def _moves(reading: _Reading, positions: Mapping[TopicPartition, Position]) -> bool:

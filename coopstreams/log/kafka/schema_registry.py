@@ -73,7 +73,11 @@ class RegistryClient:
             if self._place(each) is None:
                 self.register(each.name, each.schema)
         theirs = self._theirs(schema)
-        number = self._ask(lambda client: client.register_schema(subject, theirs, normalize_schemas=_normal(schema)))
+        number = self._ask(
+            lambda client: client.register_schema(
+                subject, theirs, normalize_schemas=_normal(schema)
+            )
+        )
         assert number is not None
         return int(number)
 
@@ -105,13 +109,19 @@ class RegistryClient:
     def _ours(self, schema: Any) -> Schema:
         references = []
         for each in schema.references or ():
-            found = self._ask(methodcaller("get_version", each.subject, each.version), _NOT_FOUND)
+            found = self._ask(
+                methodcaller("get_version", each.subject, each.version), _NOT_FOUND
+            )
             if found is None:
                 raise SerdeError(
                     f'a schema names "{each.name}", and the schema registry {self.url} has no version {each.version} '
                     f'of subject "{each.subject}": it must keep each that another schema names'
                 )
-            references.append(Reference(each.name, self._ours(found.schema), each.subject, each.version))
+            references.append(
+                Reference(
+                    each.name, self._ours(found.schema), each.subject, each.version
+                )
+            )
         return Schema(str(schema.schema_str), schema.schema_type, tuple(references))
 
     def _theirs(self, schema: Schema) -> Any:
@@ -119,7 +129,11 @@ class RegistryClient:
         from confluent_kafka import schema_registry
 
         places = [self._place(each) for each in schema.references]
-        return None if None in places else schema_registry.Schema(schema.text, schema.kind, places)
+        return (
+            None
+            if None in places
+            else schema_registry.Schema(schema.text, schema.kind, places)
+        )
 
     def _place(self, reference: Reference) -> Any:
         """Return where the registry has a schema that another one names; None: nowhere."""
@@ -128,14 +142,21 @@ class RegistryClient:
         if reference.version:
             return SchemaReference(reference.name, reference.subject, reference.version)
         found = self._registered(reference.name, reference.schema)
-        return None if found is None else SchemaReference(reference.name, reference.name, found.version)
+        return (
+            None
+            if found is None
+            else SchemaReference(reference.name, reference.name, found.version)
+        )
 
     def _registered(self, subject: str, schema: Schema) -> Any:
         """Return a schema as it is registered under a subject; None: it is not."""
         if (theirs := self._theirs(schema)) is None:
             return None
         return self._ask(
-            lambda client: client.lookup_schema(subject, theirs, normalize_schemas=_normal(schema)), _NOT_FOUND
+            lambda client: client.lookup_schema(
+                subject, theirs, normalize_schemas=_normal(schema)
+            ),
+            _NOT_FOUND,
         )
 
     def _unknown(self, number: int) -> SerdeError:
@@ -170,15 +191,25 @@ def registry_of(config: Config) -> RegistryClient:
         ConfigError: none is set, or the extra is not installed.
     """
     if (url := config[f"{PREFIX}url"]) is None:
-        raise ConfigError("the topology has serdes with schemas: set schema.registry.url")
-    if missing := [name for name in ("authlib", "cachetools", "fastavro", "httpx2") if find_spec(name) is None]:
-        raise ConfigError(f'schema.registry.url needs {", ".join(missing)}: pip install "coopstreams[registry]"')
+        raise ConfigError(
+            "the topology has serdes with schemas: set schema.registry.url"
+        )
+    if missing := [
+        name
+        for name in ("authlib", "cachetools", "fastavro", "httpx2")
+        if find_spec(name) is None
+    ]:
+        raise ConfigError(
+            f'schema.registry.url needs {", ".join(missing)}: pip install "coopstreams[registry]"'
+        )
     given = {
         name.removeprefix(PREFIX): value
         for name, value in config.values.items()
         if name.startswith(PREFIX) and value is not None
     }
-    client = RegistryClient(url, tuple(sorted(given.items())), config["auto.register.schemas"])
+    client = RegistryClient(
+        url, tuple(sorted(given.items())), config["auto.register.schemas"]
+    )
     try:
         _client(client.settings)
     except (OSError, ValueError) as error:
@@ -196,4 +227,6 @@ def _client(settings: tuple[tuple[str, Any], ...]) -> Any:
     """Return the client, which caches schemas. It does not pause between tries: its caller does."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    return SchemaRegistryClient.new_client({**dict(settings), "timeout": _TIMEOUT_S, "max.retries": 0})
+    return SchemaRegistryClient.new_client(
+        {**dict(settings), "timeout": _TIMEOUT_S, "max.retries": 0}
+    )

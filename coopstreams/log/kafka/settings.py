@@ -117,28 +117,51 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
         ConfigError: a setting that correctness depends on is given: remove it; or one on security cannot be used.
     """
     if "bootstrap.servers" not in settings:
-        raise ConfigError('"bootstrap.servers" is missing: say where Kafka is, as HOST:PORT, separated by commas')
+        raise ConfigError(
+            '"bootstrap.servers" is missing: say where Kafka is, as HOST:PORT, separated by commas'
+        )
     security = Security.of(settings)
-    settings = {name: value for name, value in settings.items() if not is_security(name)}
-    plain = {name: value for name, value in settings.items() if not name.startswith(_PREFIXES)}
-    own = {name.removeprefix(f"{kind}."): value for name, value in settings.items() if name.startswith(f"{kind}.")}
+    settings = {
+        name: value for name, value in settings.items() if not is_security(name)
+    }
+    plain = {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith(_PREFIXES)
+    }
+    own = {
+        name.removeprefix(f"{kind}."): value
+        for name, value in settings.items()
+        if name.startswith(f"{kind}.")
+    }
     fixed = _NEVER | _OURS["consumer"].keys() | _OURS["producer"].keys()
     if refused := sorted(fixed & (plain.keys() | own.keys())):
         raise ConfigError(
             f"{', '.join(refused)}: coopstreams sets this itself, for exactly-once and for key ranges. Take it out of "
             "the settings."
         )
-    return _EVERYWHERE | _DEFAULTS[kind] | plain | own | security.librdkafka() | _OURS[kind]
+    return (
+        _EVERYWHERE
+        | _DEFAULTS[kind]
+        | plain
+        | own
+        | security.librdkafka()
+        | _OURS[kind]
+    )
 
 
-def consumer_settings(settings: Mapping[str, Any], *, committed_only: bool) -> dict[str, Any]:
+def consumer_settings(
+    settings: Mapping[str, Any], *, committed_only: bool
+) -> dict[str, Any]:
     """Return the settings of a reader."""
     return client_settings(settings, "consumer") | {
         "isolation.level": "read_committed" if committed_only else "read_uncommitted"
     }
 
 
-def producer_settings(settings: Mapping[str, Any], transactional_id: str | None) -> dict[str, Any]:
+def producer_settings(
+    settings: Mapping[str, Any], transactional_id: str | None
+) -> dict[str, Any]:
     """Return the settings of a writer. A record is given up no later than its transaction."""
     found = client_settings(settings, "producer")
     found.pop("group.id", None)
@@ -147,10 +170,20 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
         # Call back for failures only; without a callback they would be dropped silently.
         return found | {"delivery.report.only.error": True}
     found["message.timeout.ms"] = min(
-        int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms
+        int(
+            found.pop(
+                "delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms)
+            )
+        ),
+        timeout_ms,
     )
-    found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), timeout_ms)  # librdkafka refuses a longer one
-    return found | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+    found["socket.timeout.ms"] = min(
+        int(found["socket.timeout.ms"]), timeout_ms
+    )  # librdkafka refuses a longer one
+    return found | {
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": timeout_ms,
+    }
 
 
 class ClientErrors:
@@ -184,7 +217,9 @@ class ClientErrors:
             error.code() == KafkaError._AUTHENTICATION and _NO_TOKEN not in error.str()
         ):
             self.shut_out = error
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before it is more specific
+        if (
+            error.code() != KafkaError._ALL_BROKERS_DOWN
+        ):  # the error before it is more specific
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
@@ -198,7 +233,12 @@ class ClientErrors:
             self._said[what] = now
         if facility in AWAY:
             outage.heard(said)
-        quiet = repeated or facility in AWAY or facility == "TXNERR" or said.endswith(": retrying")
+        quiet = (
+            repeated
+            or facility in AWAY
+            or facility == "TXNERR"
+            or said.endswith(": retrying")
+        )
         logger.log(logging.DEBUG if quiet else level, text, facility, client, said)
         if facility == "TXNERR":
             line = said.partition("]: ")[2]
@@ -238,7 +278,11 @@ def code_in(line: str) -> int | None:
     return code
 
 
-def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any], errors: ClientErrors) -> Any:
+def make_client(
+    make: Callable[[dict[str, Any]], Any],
+    settings: dict[str, Any],
+    errors: ClientErrors,
+) -> Any:
     """Return a client of confluent-kafka.
 
     Raises:
@@ -248,8 +292,12 @@ def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any],
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
     except SystemError as error:  # confluent-kafka has waited for a first token, and does not report why there is none
-        raise LogError(f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True) from error
-    except Exception as error:  # KafkaException, ValueError or TypeError, depending on the setting
+        raise LogError(
+            f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True
+        ) from error
+    except (
+        Exception
+    ) as error:  # KafkaException, ValueError or TypeError, depending on the setting
         raise ConfigError(
             f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md"
         ) from error

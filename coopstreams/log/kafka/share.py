@@ -37,7 +37,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import UNKNOWN, error_of, heals, translated
 from coopstreams.log.kafka.messages import headers_of
-from coopstreams.log.kafka.settings import ClientErrors, client_settings, login_of, make_client
+from coopstreams.log.kafka.settings import (
+    ClientErrors,
+    client_settings,
+    login_of,
+    make_client,
+)
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError
 
@@ -79,9 +84,13 @@ def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
         LogError: refused, or no answer in time.
     """
     errors = ClientErrors(login_of(settings))
-    admin: AdminClient = make_client(AdminClient, client_settings(settings, "admin"), errors)
+    admin: AdminClient = make_client(
+        AdminClient, client_settings(settings, "admin"), errors
+    )
     try:
-        admin.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S + 5)
+        admin.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(
+            _TIMEOUT_S + 5
+        )
     except KafkaException as exception:
         error = error_of(exception)
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
@@ -92,7 +101,9 @@ def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
                 "group.share.session.timeout.ms (45 s by default)"
             ) from exception
         raise translated(
-            error, f"share group {group}: deleting it", Attempt(errors.login, "Delete", "", group)
+            error,
+            f"share group {group}: deleting it",
+            Attempt(errors.login, "Delete", "", group),
         ) from exception
 
 
@@ -100,7 +111,11 @@ class KafkaShare:
     """A member of a share group. One thread."""
 
     def __init__(
-        self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str], writes: Collection[str] = ()
+        self,
+        settings: Mapping[str, Any],
+        group: str,
+        group_settings: Mapping[str, str],
+        writes: Collection[str] = (),
     ) -> None:
         """Alter the settings of the group, for all of its members; join with `subscribe`.
 
@@ -120,7 +135,9 @@ class KafkaShare:
         self._configure(admin, group_settings)
         plain.pop("allow.auto.create.topics")
         own = {"group.id": group, "share.acknowledgement.mode": "explicit"}
-        self._client: ShareConsumer = make_client(ShareConsumer, plain | own, self._errors)
+        self._client: ShareConsumer = make_client(
+            ShareConsumer, plain | own, self._errors
+        )
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe to these topics."""
@@ -138,7 +155,9 @@ class KafkaShare:
             messages = list(self._client.poll(timeout_s))
         except KafkaException as exception:
             error = error_of(exception)
-            if error.fatal():  # the client says so once, and then returns nothing for ever
+            if (
+                error.fatal()
+            ):  # the client says so once, and then returns nothing for ever
                 self._errors.fatal = error
             elif heals(error):
                 return []
@@ -161,7 +180,11 @@ class KafkaShare:
                     )
                 )
             elif not heals(failed):
-                raise translated(failed, f"share group {self._group}", self._attempt(message.topic() or ""))
+                raise translated(
+                    failed,
+                    f"share group {self._group}",
+                    self._attempt(message.topic() or ""),
+                )
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
@@ -171,9 +194,13 @@ class KafkaShare:
             LogError: this member does not have it any more: it was removed from the group, and joins again.
         """
         try:
-            self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
+            self._client.acknowledge_offset(
+                *record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE
+            )
         except IllegalStateException as error:
-            raise LogError(f"share group {self._group}: {error}", retryable=True) from error
+            raise LogError(
+                f"share group {self._group}: {error}", retryable=True
+            ) from error
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
         """Send the acknowledgements; return the partitions for which the broker refused them, with the reason.
@@ -186,7 +213,9 @@ class KafkaShare:
         try:
             answers = self._client.commit_sync(timeout_s)
         except KafkaException as exception:
-            raise translated(error_of(exception), f"share group {self._group}: acknowledging records") from exception
+            raise translated(
+                error_of(exception), f"share group {self._group}: acknowledging records"
+            ) from exception
         return {
             TopicPartition(at.topic, at.partition): error_of(refused).str()
             for at, refused in answers.items()
@@ -200,7 +229,9 @@ class KafkaShare:
     def _failure(self, error: KafkaError) -> LogError:
         if (cure := _CURES.get(error.code())) is None:
             return translated(error, f"share group {self._group}", self._attempt(""))
-        return LogError(f"share group {self._group}: {error.str()}. {cure}", retryable=heals(error))
+        return LogError(
+            f"share group {self._group}: {error.str()}. {cure}", retryable=heals(error)
+        )
 
     def _attempt(self, topic: str) -> Attempt:
         return Attempt(self._errors.login, "Read", topic, self._group)
@@ -209,7 +240,9 @@ class KafkaShare:
         if not topics:
             return
         asked = admin.describe_topics(
-            TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=_TIMEOUT_S,
         )
         for topic, answer in asked.items():
             what, attempt = (
@@ -220,25 +253,36 @@ class KafkaShare:
                 allowed = answer.result(_TIMEOUT_S + 5).authorized_operations
             except KafkaException as exception:
                 error = error_of(exception)
-                if error.code() in UNKNOWN:  # who writes to it says that it is not there
+                if (
+                    error.code() in UNKNOWN
+                ):  # who writes to it says that it is not there
                     continue
                 raise translated(error, what, attempt) from exception
-            if allowed and AclOperation.WRITE not in allowed:  # none: the brokers do not say
-                raise AccessDeniedError(f"{what}: {attempt.missing('TOPIC_AUTHORIZATION_FAILED')}")
+            if (
+                allowed and AclOperation.WRITE not in allowed
+            ):  # none: the brokers do not say
+                raise AccessDeniedError(
+                    f"{what}: {attempt.missing('TOPIC_AUTHORIZATION_FAILED')}"
+                )
 
     def _configure(self, admin: AdminClient, group_settings: Mapping[str, str]) -> None:
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in group_settings.items()
         ]
-        resource = ConfigResource(ResourceType.GROUP, self._group, incremental_configs=entries)
+        resource = ConfigResource(
+            ResourceType.GROUP, self._group, incremental_configs=entries
+        )
         try:
-            admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S + 5)
+            admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[
+                resource
+            ].result(_TIMEOUT_S + 5)
         except KafkaException as exception:
             error = error_of(exception)
             if heals(error):
                 raise LogError(
-                    f"share group {self._group}: altering its settings: {error.str()}", retryable=True
+                    f"share group {self._group}: altering its settings: {error.str()}",
+                    retryable=True,
                 ) from exception
             raise LogError(
                 f"share group {self._group}: the brokers do not take {dict(group_settings)}: {error.str()}. "

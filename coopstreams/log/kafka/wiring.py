@@ -31,5 +31,9 @@ class Wiring:
     coordinator: Callable[[Settings], Connector]
 
 
-KAFKA = Wiring(SYSTEM, lambda settings, timeout_s: KafkaLog(settings, timeout_s=timeout_s), connector)
+KAFKA = Wiring(
+    SYSTEM,
+    lambda settings, timeout_s: KafkaLog(settings, timeout_s=timeout_s),
+    connector,
+)
 """The operating system and a Kafka cluster."""

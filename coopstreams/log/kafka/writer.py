@@ -44,7 +44,13 @@ from coopstreams.log.kafka.errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
-from coopstreams.log.kafka.settings import ClientErrors, logger, login_of, make_client, producer_settings
+from coopstreams.log.kafka.settings import (
+    ClientErrors,
+    logger,
+    login_of,
+    make_client,
+    producer_settings,
+)
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
@@ -130,7 +136,9 @@ class KafkaWriter:
                 self._append(producer, topic, keys, values, timestamps, where, headers)
             producer.poll(0)
         except CLIENT_ERRORS as exception:
-            raise self._translated(exception, f'writing to topic "{topic}"', topic) from exception
+            raise self._translated(
+                exception, f'writing to topic "{topic}"', topic
+            ) from exception
 
     def _append_natively(
         self,
@@ -145,13 +153,21 @@ class KafkaWriter:
     ) -> bool:
         """Queue these records by the extension; return whether it could."""
         start = 0
-        while (told := native.append(topic, keys, values, timestamps, where, headers, start)) is not None:
+        while (
+            told := native.append(
+                topic, keys, values, timestamps, where, headers, start
+            )
+        ) is not None:
             taken, code = told
             start += taken
             if not code:
                 return True
             if code != KafkaError._QUEUE_FULL:
-                raise KafkaException(KafkaError(code, f"Unable to produce message: {KafkaError(code).str()}"))
+                raise KafkaException(
+                    KafkaError(
+                        code, f"Unable to produce message: {KafkaError(code).str()}"
+                    )
+                )
             producer.poll(ROOM_WAIT_S)
         return False
 
@@ -168,8 +184,14 @@ class KafkaWriter:
         """Queue these records one by one."""
         count = len(keys)
         if 0 in timestamps:
-            timestamps = [timestamp or 1 for timestamp in timestamps]  # librdkafka takes 0 for "now"
-        callbacks = repeat(None, count) if self._id is None else chain(repeat(None, count - 1), (self._note,))
+            timestamps = [
+                timestamp or 1 for timestamp in timestamps
+            ]  # librdkafka takes 0 for "now"
+        callbacks = (
+            repeat(None, count)
+            if self._id is None
+            else chain(repeat(None, count - 1), (self._note,))
+        )
         rows = zip(
             repeat(topic, count),
             values,
@@ -199,8 +221,15 @@ class KafkaWriter:
             self._void = True
             error, what, topic = failure
             cause = cause_of(error, self._errors.transaction)
-            what = what if cause is error else f"{what}, after: {self._errors.transaction}"
-            what += f"; {why}" if (why := self._errors.held_back) and cause.code() == KafkaError._MSG_TIMED_OUT else ""
+            what = (
+                what if cause is error else f"{what}, after: {self._errors.transaction}"
+            )
+            what += (
+                f"; {why}"
+                if (why := self._errors.held_back)
+                and cause.code() == KafkaError._MSG_TIMED_OUT
+                else ""
+            )
             raise not_delivered(cause, what, self._attempt(topic))
         if left:
             self._void = True
@@ -221,10 +250,14 @@ class KafkaWriter:
     def begin(self) -> None:
         """Begin a transaction."""
         if self._id is None:
-            raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
+            raise LogError(
+                "this writer has no transactional id; make it with log.writer(transactional_id)"
+            )
         if self._closed or self._open:
             raise LogError(
-                "this writer is closed" if self._closed else "a transaction is open already; commit or abort it first"
+                "this writer is closed"
+                if self._closed
+                else "a transaction is open already; commit or abort it first"
             )
         if self._producer is None:
             made_again(self._start)
@@ -237,17 +270,28 @@ class KafkaWriter:
             raise self._translated(exception, "beginning a transaction") from exception
         self._open = True
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence
+    ) -> None:
         """Add group offsets to the transaction; the coordinator checks the fence now."""
         producer = self._ready()
         fence.check(offsets)
-        sent = [KafkaPartition(*partition, offset, metadata) for partition, (offset, metadata) in offsets.items()]
-        identity, what = group_metadata(fence), f'sending the offsets of group "{fence.group}"'
+        sent = [
+            KafkaPartition(*partition, offset, metadata)
+            for partition, (offset, metadata) in offsets.items()
+        ]
+        identity, what = (
+            group_metadata(fence),
+            f'sending the offsets of group "{fence.group}"',
+        )
         self._check_coordinator(fence, what)
         most_s = min(OFFSETS_TIMEOUT_S, self._settings["transaction.timeout.ms"] / 1000)
 
         def send(left: float) -> None:
-            self._bounded.run(lambda: producer.send_offsets_to_transaction(sent, identity, left), left + GRACE_S)
+            self._bounded.run(
+                lambda: producer.send_offsets_to_transaction(sent, identity, left),
+                left + GRACE_S,
+            )
 
         try:
             self._insist(send, most_s, what, fence.group)
@@ -277,7 +321,11 @@ class KafkaWriter:
 
     def commit(self, timeout_s: float) -> None:
         """Commit the transaction: all its records and offsets count."""
-        self._end(self._ready().commit_transaction, timeout_s, f'committing a transaction of "{self._id}"')
+        self._end(
+            self._ready().commit_transaction,
+            timeout_s,
+            f'committing a transaction of "{self._id}"',
+        )
         self._open = False
 
     def abort(self) -> None:
@@ -285,20 +333,31 @@ class KafkaWriter:
         was_open, self._open = self._open, False
         self._serve()
         fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
-        if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
+        if self._id is not None and (
+            self._fenced or (fatal is not None and fatal.code() in FENCED)
+        ):
             # The producer that fenced us aborts our transaction, and may still be at work: take over again with the
             # next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
-        elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
+        elif (
+            fatal is not None
+            or void
+            or self._producer is None
+            or (self._id is None and len(self._producer))
+        ):
             # If a record was lost, the broker expects its sequence number next: the next transaction would fail, too.
             # A new producer aborts the old one's transaction, however far it got.
             self._discard()
             made_again(self._start)
         elif was_open:
             try:
-                self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
+                self._end(
+                    self._producer.abort_transaction,
+                    ABORT_TIMEOUT_S,
+                    f'aborting a transaction of "{self._id}"',
+                )
                 self._serve()
                 self._take_failure()  # the failure of records that the abort purged
             except LogError:
@@ -315,12 +374,19 @@ class KafkaWriter:
             if self._producer is not None and self._errors.fatal is None:
                 if self._open:
                     self._producer.abort_transaction(CLOSE_TIMEOUT_S)
-                elif self._id is None and (left := self._producer.flush(CLOSE_TIMEOUT_S)):
+                elif self._id is None and (
+                    left := self._producer.flush(CLOSE_TIMEOUT_S)
+                ):
                     logger.warning(
-                        "closing a writer: %d records were not acknowledged within %g s", left, CLOSE_TIMEOUT_S
+                        "closing a writer: %d records were not acknowledged within %g s",
+                        left,
+                        CLOSE_TIMEOUT_S,
                     )
         except CLIENT_ERRORS as exception:
-            logger.warning("closing a writer: %s", self._translated(exception, "ending its transaction"))
+            logger.warning(
+                "closing a writer: %s",
+                self._translated(exception, "ending its transaction"),
+            )
         finally:
             self._open = False
             self._bounded.close()
@@ -331,7 +397,9 @@ class KafkaWriter:
         if self._closed:
             raise LogError("this writer is closed")
         if self._id is not None and in_transaction and not self._open:
-            raise LogError("a transactional writer writes inside transactions only; begin one first")
+            raise LogError(
+                "a transactional writer writes inside transactions only; begin one first"
+            )
         if self._producer is None:
             raise LogError("this writer lost its producer; abort first")
         return self._producer
@@ -343,8 +411,12 @@ class KafkaWriter:
         self._void = False
         self._fenced = False
         self._coordinator = None
-        extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
-        settings = with_plugin(self._settings | extra | {"throttle_cb": self._errors.throttled})
+        extra: dict[str, Any] = (
+            {} if self._id is not None else {"on_delivery": self._note_failure}
+        )
+        settings = with_plugin(
+            self._settings | extra | {"throttle_cb": self._errors.throttled}
+        )
         producer: Producer = make_client(Producer, settings, self._errors)
         self._producer = producer
         self._native = appender_of(producer, settings)
@@ -362,7 +434,11 @@ class KafkaWriter:
         """
         transactions = self._transactions()
         ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
-        self._insist(producer.init_transactions, self._timeout_s, f'taking over the transactional id "{id_}"')
+        self._insist(
+            producer.init_transactions,
+            self._timeout_s,
+            f'taking over the transactional id "{id_}"',
+        )
         if ongoing:
             transactions.settle(id_, ongoing, self._timeout_s)
 
@@ -393,7 +469,13 @@ class KafkaWriter:
             except CLIENT_ERRORS as exception:
                 self._errors.fatal = self._errors.fatal or error_of(exception)
 
-    def _insist(self, call: Callable[[float], None], timeout_s: float, what: str, group: str = "") -> None:
+    def _insist(
+        self,
+        call: Callable[[float], None],
+        timeout_s: float,
+        what: str,
+        group: str = "",
+    ) -> None:
         """Make a call of the transactional API until it succeeds, refuses, or time runs out.
 
         A call that ran out of time is not made again. librdkafka goes on with it and offers to resume it; but if a
@@ -411,27 +493,39 @@ class KafkaWriter:
                 if left <= 0.0 or error.code() == KafkaError._TIMED_OUT:
                     self._void = True  # the call goes on: another one would be answered with a conflict
                     self._serve()
-                    raise away(self._servers, what, timeout_s, self._errors) from exception
+                    raise away(
+                        self._servers, what, timeout_s, self._errors
+                    ) from exception
                 time.sleep(min(RETRY_S, left))
 
     def _attempt(self, topic: str = "", group: str = "") -> Attempt:
         topics = ", ".join(sorted(self._topics)) if self._errors.transaction else topic
         return Attempt(self._login, "Write", topics, group, self._id or "")
 
-    def _translated(self, exception: BaseException, what: str, topic: str = "", group: str = "") -> LogError:
+    def _translated(
+        self, exception: BaseException, what: str, topic: str = "", group: str = ""
+    ) -> LogError:
         """Return our exception. A client with a fatal error reports only the consequence; the cause came earlier."""
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error
-        elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
+        elif (
+            error.txn_requires_abort() or error.code() in CONSEQUENCES
+        ) and not self._errors.transaction:
             self._serve()  # report the reason through `error_cb`
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
-        if group and error.code() in UNKNOWN:  # not of a record: all records are delivered before offsets are sent
-            result: LogError = unknown_topic(f"topic any more of which offsets were sent ({what})")
+        if (
+            group and error.code() in UNKNOWN
+        ):  # not of a record: all records are delivered before offsets are sent
+            result: LogError = unknown_topic(
+                f"topic any more of which offsets were sent ({what})"
+            )
         else:
-            result = translated(self._errors.fatal or error, what, self._attempt(topic, group))
+            result = translated(
+                self._errors.fatal or error, what, self._attempt(topic, group)
+            )
         if isinstance(result, FencedError) and not error.fatal():
             self._errors.transaction = ""  # the coordinator refused; no record was lost
         else:
@@ -450,7 +544,11 @@ class KafkaWriter:
     def _take_failure(self) -> tuple[KafkaError, str, str] | None:
         """Return the first failure of a record since the last call."""
         failure, self._failure = self._failure, None
-        if self._native is not None and (told := self._native.take_failure()) is not None and failure is None:
+        if (
+            self._native is not None
+            and (told := self._native.take_failure()) is not None
+            and failure is None
+        ):
             code, topic = told
             # Without a code: a batch of which the broker refused several records.
             error = KafkaError(code or KafkaError.INVALID_RECORD)
@@ -459,7 +557,11 @@ class KafkaWriter:
 
     def _note(self, error: KafkaError | None, message: Message) -> None:
         """Note where the last record of a batch was delivered, or why it was not."""
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        topic, partition, offset = (
+            message.topic(),
+            message.partition(),
+            message.offset(),
+        )
         if error is not None:
             self._note_failure(error, message)
         elif topic is not None and partition is not None:
@@ -491,8 +593,17 @@ def group_metadata(fence: GroupFence) -> bytes:
     """
     for word in (fence.group, fence.member, fence.instance or ""):
         if not (word.isascii() and word.isprintable()):
-            raise ValueError(f"{word!r} cannot be a group, member or instance id: only printable ASCII can")
+            raise ValueError(
+                f"{word!r} cannot be a group, member or instance id: only printable ASCII can"
+            )
     start = (
-        b"CGMDv2:" + struct.pack("=i", fence.generation) + fence.group.encode() + b"\0" + fence.member.encode() + b"\0"
+        b"CGMDv2:"
+        + struct.pack("=i", fence.generation)
+        + fence.group.encode()
+        + b"\0"
+        + fence.member.encode()
+        + b"\0"
     )
-    return start + (b"\1" if fence.instance is None else b"\0" + fence.instance.encode() + b"\0")
+    return start + (
+        b"\1" if fence.instance is None else b"\0" + fence.instance.encode() + b"\0"
+    )

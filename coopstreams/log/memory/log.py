@@ -50,14 +50,23 @@ class MemoryLog:
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition counts of the topics asked for (None: of all) that exist."""
         with self._state.changed:
-            known = {name: len(topic.partitions) for name, topic in self._state.topics.items()}
-        return known if topics is None else {name: known[name] for name in topics if name in known}
+            known = {
+                name: len(topic.partitions)
+                for name, topic in self._state.topics.items()
+            }
+        return (
+            known
+            if topics is None
+            else {name: known[name] for name in topics if name in known}
+        )
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create the topics that do not exist yet."""
         for spec in specs:
             if spec.partitions < 1:
-                raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
+                raise LogError(
+                    f'topic "{spec.name}" cannot have {spec.partitions} partitions'
+                )
         with self._state.changed:
             for spec in specs:
                 self._state.create_topic(spec)
@@ -92,7 +101,9 @@ class MemoryLog:
         with self._state.changed:
             return self._state.partition(partition).end
 
-    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return the true end of each of these partitions."""
         return {partition: self.end_offset(partition) for partition in partitions}
 

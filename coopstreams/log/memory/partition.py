@@ -15,7 +15,13 @@ from itertools import compress, repeat
 
 from coopstreams.log.batches import raw_columns
 from coopstreams.log.memory.transactions import Producer
-from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import (
+    NO_RECORDS,
+    Columns,
+    Headers,
+    Int64s,
+    TopicPartition,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +85,18 @@ class Partition:
         """Whether the producer has an open span."""
         return producer in self._open
 
-    def read(self, position: int, most: int, *, committed_only: bool) -> tuple[Columns, int, bool]:
+    def read(
+        self, position: int, most: int, *, committed_only: bool
+    ) -> tuple[Columns, int, bool]:
         """Return up to `most` records from a position on, the next position, and whether that is the end."""
         limit = self.stable_end if committed_only else self.end
         stop = bisect_left(self._offsets, limit)
         while True:
             first = bisect_left(self._offsets, position)
             last = min(first + most, stop)
-            position = max(position, limit) if last >= stop else self._offsets[last - 1] + 1
+            position = (
+                max(position, limit) if last >= stop else self._offsets[last - 1] + 1
+            )
             columns = self._columns(first, last, committed_only=committed_only)
             if len(columns) or last >= stop:
                 return columns, position, last >= stop
@@ -94,7 +104,10 @@ class Partition:
     def offset_at(self, timestamp_ms: int) -> int:
         """Return the first offset of a record that is not older than this; the end if there is none."""
         found = zip(self._offsets, self._timestamps, strict=True)
-        return next((offset for offset, timestamp in found if timestamp >= timestamp_ms), self.end)
+        return next(
+            (offset for offset, timestamp in found if timestamp >= timestamp_ms),
+            self.end,
+        )
 
     def compact(self) -> None:
         """Keep the last committed record of each key, and everything from the first open transaction on."""
@@ -127,7 +140,10 @@ class Partition:
                 keys = list(compress(keys, seen))
                 values = list(compress(values, seen))
                 headers = list(compress(headers, seen))
-                timestamps, offsets = list(compress(timestamps, seen)), list(compress(offsets, seen))
+                timestamps, offsets = (
+                    list(compress(timestamps, seen)),
+                    list(compress(offsets, seen)),
+                )
         return raw_columns(keys, values, timestamps, offsets, headers)
 
     def _filter(self, mask: Sequence[bool]) -> None:

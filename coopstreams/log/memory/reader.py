@@ -127,19 +127,32 @@ class MemoryReader:
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 
-    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
+    def _read(
+        self, partition: TopicPartition, reading: Reading, most: int
+    ) -> tuple[list[RecordBatch], int]:
         stored, at = self._state.partition(partition), reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(
                 f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one "
                 "of these, or at the group's last commit."
             )
-        if reading.told_end == at.offset >= (stored.stable_end if self._committed_only else stored.end):
+        if (
+            reading.told_end
+            == at.offset
+            >= (stored.stable_end if self._committed_only else stored.end)
+        ):
             return [], 0  # no new records
-        columns, next_offset, at_end = stored.read(at.offset, most, committed_only=self._committed_only)
+        columns, next_offset, at_end = stored.read(
+            at.offset, most, committed_only=self._committed_only
+        )
         reading.told_end = next_offset if at_end else None
         batches = make_batches(
-            partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end
+            partition,
+            columns,
+            self._routes.get(partition),
+            at.stream_time,
+            next_offset,
+            at_end=at_end,
         )
         reading.at = Position(next_offset, batches[0].stream_time)
         return batches, len(columns)

@@ -14,9 +14,20 @@ from dataclasses import dataclass, field
 
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.partition import Partition
-from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Participant, Producer, ProducerSession
+from coopstreams.log.memory.transactions import (
+    GroupOffsets,
+    Offsets,
+    Participant,
+    Producer,
+    ProducerSession,
+)
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
-from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.errors import (
+    FencedError,
+    LogError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 
 CheckFence = Callable[[GroupFence], str | None]
 """The group coordinator: returns why the fence is stale, or None; may raise an error of its own."""
@@ -84,14 +95,25 @@ class MemoryState:
         """Create a topic if none has that name."""
         if spec.name not in self.topics:
             self.topics[spec.name] = Topic(
-                spec, self.new_id(), [Partition(TopicPartition(spec.name, i)) for i in range(spec.partitions)]
+                spec,
+                self.new_id(),
+                [
+                    Partition(TopicPartition(spec.name, i))
+                    for i in range(spec.partitions)
+                ],
             )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic if it exists, and the groups' offsets of it."""
         if self.topics.pop(name, None) is not None:
             for group in self.groups.values():
-                group.forget([partition for partition in group.committed if partition.topic == name])
+                group.forget(
+                    [
+                        partition
+                        for partition in group.committed
+                        if partition.topic == name
+                    ]
+                )
             self.changed.notify_all()
 
     def delete_before(self, where: TopicPartition, offset: int) -> None:
@@ -102,12 +124,16 @@ class MemoryState:
         """
         stored = self.partition(where)
         if offset > stored.end:
-            raise OffsetOutOfRangeError(f"{where} ends at {stored.end}: there is nothing to delete up to {offset}")
+            raise OffsetOutOfRangeError(
+                f"{where} ends at {stored.end}: there is nothing to delete up to {offset}"
+            )
         stored.delete_before(offset)
 
     def take_over(self, transactional_id: str) -> ProducerSession:
         """Return a session for a transactional id; the previous writer is fenced, and its open transaction aborted."""
-        producer = self.producers.setdefault(transactional_id, Producer(transactional_id))
+        producer = self.producers.setdefault(
+            transactional_id, Producer(transactional_id)
+        )
         self.fence(producer)
         return ProducerSession(producer, producer.epoch)
 
@@ -137,7 +163,12 @@ class MemoryState:
         stored.append(keys, values, timestamps, headers, producer)
         return stored.end
 
-    def send_offsets(self, offsets: Offsets, fence: GroupFence, session: ProducerSession | None = None) -> None:
+    def send_offsets(
+        self,
+        offsets: Offsets,
+        fence: GroupFence,
+        session: ProducerSession | None = None,
+    ) -> None:
         """Add offsets of a group: to the open transaction, or, without a session, to the committed ones.
 
         Raises:
@@ -150,7 +181,9 @@ class MemoryState:
                 f"{fence.generation}: {reason}"
             )
         group = self.group(fence.group)
-        group.send(offsets, None if session is None else self._in_transaction(session, group))
+        group.send(
+            offsets, None if session is None else self._in_transaction(session, group)
+        )
 
     def end(self, session: ProducerSession, *, commit: bool) -> None:
         """End the open transaction."""
@@ -159,7 +192,9 @@ class MemoryState:
             raise LogError("there is no transaction to end; begin one first")
         self._end(session.producer, commit=commit)
 
-    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+    def tell(
+        self, participant: Participant, producer: Producer, *, commit: bool
+    ) -> None:
         """Inform a participant how a transaction ended."""
         participant.mark(producer, commit=commit)
 
@@ -170,14 +205,20 @@ class MemoryState:
             FencedError: another writer took over its id.
         """
         if session.is_fenced:
-            raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
+            raise FencedError(
+                f'another writer with the transactional id "{session.producer.id}" took over'
+            )
 
-    def _in_transaction(self, session: ProducerSession, participant: Participant) -> Producer:
+    def _in_transaction(
+        self, session: ProducerSession, participant: Participant
+    ) -> Producer:
         """Return the producer, and add this participant to its transaction."""
         self.check(session)
         producer = session.producer
         if not producer.open:
-            raise LogError("a transactional writer writes inside transactions only; begin one first")
+            raise LogError(
+                "a transactional writer writes inside transactions only; begin one first"
+            )
         producer.participants[participant] = None
         return producer
 

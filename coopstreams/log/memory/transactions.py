@@ -73,7 +73,9 @@ class GroupOffsets:
     def __init__(self, group: str) -> None:
         self.where = group
         self._committed: dict[TopicPartition, tuple[int, tuple[int, str]]] = {}
-        self._pending: dict[Producer, dict[TopicPartition, tuple[int, tuple[int, str]]]] = {}
+        self._pending: dict[
+            Producer, dict[TopicPartition, tuple[int, tuple[int, str]]]
+        ] = {}
         self._sent = 0
 
     @property
@@ -84,13 +86,21 @@ class GroupOffsets:
     @property
     def unstable(self) -> frozenset[TopicPartition]:
         """The partitions whose offset an open transaction may still change."""
-        return frozenset(partition for sent in self._pending.values() for partition in sent)
+        return frozenset(
+            partition for sent in self._pending.values() for partition in sent
+        )
 
     def send(self, offsets: Offsets, producer: Producer | None) -> None:
         """Add offsets: they count now, or with the producer's transaction."""
         self._sent += 1
-        target = self._committed if producer is None else self._pending.setdefault(producer, {})
-        target.update({partition: (self._sent, told) for partition, told in offsets.items()})
+        target = (
+            self._committed
+            if producer is None
+            else self._pending.setdefault(producer, {})
+        )
+        target.update(
+            {partition: (self._sent, told) for partition, told in offsets.items()}
+        )
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
         """Commit the producer's pending offsets, or drop them."""

@@ -50,9 +50,13 @@ class MemoryWriter:
                 )
             check_records(stored, keys, values)
             if isinstance(partitions, int):
-                self._add(stored, partitions, keys, values, timestamps, headers, session)
+                self._add(
+                    stored, partitions, keys, values, timestamps, headers, session
+                )
             else:
-                for partition, rows in by_partition(choose_partitions(stored, keys, partitions)).items():
+                for partition, rows in by_partition(
+                    choose_partitions(stored, keys, partitions)
+                ).items():
                     self._add(
                         stored,
                         partition,
@@ -78,9 +82,13 @@ class MemoryWriter:
         """Begin a transaction."""
         with self._state.changed:
             if self._id is None:
-                raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
+                raise LogError(
+                    "this writer has no transactional id; make it with log.writer(transactional_id)"
+                )
             if self._open:
-                raise LogError("a transaction is open already; commit or abort it first")
+                raise LogError(
+                    "a transaction is open already; commit or abort it first"
+                )
             self._state.begin(self._session or self._take_over(self._id))
             self._open = True
 
@@ -131,7 +139,9 @@ class MemoryWriter:
         if self._session is not None:
             self._state.check(self._session)
         if self._id is not None and not self._open:
-            raise LogError("a transactional writer writes inside transactions only; begin one first")
+            raise LogError(
+                "a transactional writer writes inside transactions only; begin one first"
+            )
         return self._session
 
     def _add(
@@ -154,7 +164,9 @@ class MemoryWriter:
             self._delivered[target.where] = end
 
 
-def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+def check_records(
+    stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+) -> None:
     """Check that Kafka would take these records."""
     config, name = stored.spec.config, stored.spec.name
     most = int(config.get("max.message.bytes", MOST_BYTES))
@@ -164,13 +176,19 @@ def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[
             f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}'
         )
     if None in keys and "compact" in config.get("cleanup.policy", ""):
-        raise RefusedError(f'a record without a key cannot be written to the compacted topic "{name}"')
+        raise RefusedError(
+            f'a record without a key cannot be written to the compacted topic "{name}"'
+        )
 
 
-def choose_partitions(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:
+def choose_partitions(
+    stored: Topic, keys: Sequence[bytes | None], given: Int64s | None
+) -> list[int]:
     """Return the partition of each record: the given one, that of its key, or any if it has no key."""
     count, chosen = len(stored.partitions), []
-    for key, partition in zip(keys, repeat(ANY_PARTITION) if given is None else given, strict=False):
+    for key, partition in zip(
+        keys, repeat(ANY_PARTITION) if given is None else given, strict=False
+    ):
         if partition != ANY_PARTITION:
             chosen.append(partition)
         elif key is None:

@@ -57,7 +57,10 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
             transport.close()
             if time.monotonic() - said_at >= SAY_EVERY_S:
                 said_at = time.monotonic()
-                log.warning("%d connections are open: new ones are refused (http.max.connections)", limits.connections)
+                log.warning(
+                    "%d connections are open: new ones are refused (http.max.connections)",
+                    limits.connections,
+                )
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._asking.cancel()
@@ -70,7 +73,9 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
             super().data_received(data)
             if self.cycle is not before:
                 self._asking.cancel()
-            elif getattr(before, "response_complete", True):  # no request yet, or the last one is answered
+            elif getattr(
+                before, "response_complete", True
+            ):  # no request yet, or the last one is answered
                 self._asking.set()
 
         def shutdown(self) -> None:
@@ -127,7 +132,9 @@ def limit_handshakes(loop: asyncio.AbstractEventLoop, most_s: float) -> None:
 class _Deadline:
     """Calls a function at the end of a time; `set` has no effect while it runs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._seconds = seconds
         self._call = call

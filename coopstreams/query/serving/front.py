@@ -79,19 +79,25 @@ class FrontThreads:
         self.behind = socket.socket(socket.AF_UNIX)
         self._folder: str | None = None
         try:
-            if sys.platform == "linux":  # an abstract name and no file, so that a killed process leaves nothing behind
+            if (
+                sys.platform == "linux"
+            ):  # an abstract name and no file, so that a killed process leaves nothing behind
                 self.behind.bind("")
             else:
                 self._folder = tempfile.mkdtemp(prefix="coopstreams-")
                 self.behind.bind(os.path.join(self._folder, "http"))
         except OSError as error:
             self.behind.close()
-            raise ConfigError(f"the query server cannot bind a socket for itself: {error}") from error
+            raise ConfigError(
+                f"the query server cannot bind a socket for itself: {error}"
+            ) from error
         self.behind.listen(1024)
         self._front: Front
         self._threads: list[threading.Thread] = []
 
-    def start(self, listener: socket.socket, answers: KeyAnswers, budget: CpuBudget) -> None:
+    def start(
+        self, listener: socket.socket, answers: KeyAnswers, budget: CpuBudget
+    ) -> None:
         """Serve; the listener is the front's from now on."""
         limits = self._limits
         self._front = self._make(
@@ -104,8 +110,16 @@ class FrontThreads:
             limits.read_s,
         )
         self._threads = [
-            threading.Thread(target=_logged, args=(what,), name=f"coopstreams-http-{name}", daemon=True)
-            for name, what in (("front", self._front.serve), ("keys", lambda: self._keys(answers, budget)))
+            threading.Thread(
+                target=_logged,
+                args=(what,),
+                name=f"coopstreams-http-{name}",
+                daemon=True,
+            )
+            for name, what in (
+                ("front", self._front.serve),
+                ("keys", lambda: self._keys(answers, budget)),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -136,10 +150,16 @@ class FrontThreads:
         front, refused, said_at = self._front, 0, -SAY_EVERY_S
         try:
             while front.wait():
-                if front.refused() > refused and time.monotonic() - said_at >= SAY_EVERY_S:
+                if (
+                    front.refused() > refused
+                    and time.monotonic() - said_at >= SAY_EVERY_S
+                ):
                     refused, said_at = front.refused(), time.monotonic()
                     most = self._limits.connections
-                    log.warning("%d connections are open: new ones are refused (http.max.connections)", most)
+                    log.warning(
+                        "%d connections are open: new ones are refused (http.max.connections)",
+                        most,
+                    )
                 if wait_s := budget.wait_elsewhere_s():
                     time.sleep(wait_s)
                     front.give(answers.overdue(front.take(self._limits.request_s)))

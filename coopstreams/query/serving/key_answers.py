@@ -76,7 +76,9 @@ class _Read:
 class KeyAnswers:
     """The answers of one instance to requests for keys."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access) -> None:
+    def __init__(
+        self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access
+    ) -> None:
         self._backend = backend
         self._metrics = metrics
         self._limits = limits
@@ -89,7 +91,9 @@ class KeyAnswers:
         placement = self._backend.placement()
         with _Views(self._backend, placement.here) as views:
             found = [
-                None if views.size > MOST_BYTES else self._read(target, authorization, placement, views)
+                None
+                if views.size > MOST_BYTES
+                else self._read(target, authorization, placement, views)
                 for target, authorization, _ in requests
             ]
             lost = views.lost()
@@ -99,34 +103,51 @@ class KeyAnswers:
                 answers.sent.append(None)
                 continue
             status = answers.add(read)
-            self._metrics.answered(_route_of(target), status, waited_s + time.monotonic() - began)
+            self._metrics.answered(
+                _route_of(target), status, waited_s + time.monotonic() - began
+            )
         return answers.sent
 
     def overdue(self, requests: Sequence[KeyRequest]) -> list[bytes | None]:
         """Return the answers to requests that have waited longer than allowed."""
         answers = _Answers(self._backend.placement().here)
         for target, _, waited_s in requests:
-            status = answers.add(timed_out(f"no answer within {self._limits.request_s:g} s"))
+            status = answers.add(
+                timed_out(f"no answer within {self._limits.request_s:g} s")
+            )
             self._metrics.answered(_route_of(target), status, waited_s)
         return answers.sent
 
     def _read(
-        self, target: bytes, authorization: bytes | None, placement: Placement, views: _Views
+        self,
+        target: bytes,
+        authorization: bytes | None,
+        placement: Placement,
+        views: _Views,
     ) -> _Read | QueryError | None:
         """Return the rows of a request, or the error in their place; None: `QueryApp` answers."""
         try:
-            self._access.check("read", None if authorization is None else authorization.decode("latin-1"))
+            self._access.check(
+                "read",
+                None if authorization is None else authorization.decode("latin-1"),
+            )
             store, texts, asked, many = self._parsed(target)
             wanted = keys_of(store, texts, self._limits.max_keys)
             rows: list[tuple[Lookup, About, Row | None]] = []
             size = 0
             if store.kind == "global":
-                table, about = self._local.global_table(store), about_global(placement.here)
+                table, about = (
+                    self._local.global_table(store),
+                    about_global(placement.here),
+                )
                 for one in wanted:
                     rows.append((one, about, row := table.get(one[1])))
                     size = grown(store, size, row)
                 return _Read(store, many, rows)
-            if not all(isinstance(decided(placement, store, at, asked), Here) for _, _, at in wanted):
+            if not all(
+                isinstance(decided(placement, store, at, asked), Here)
+                for _, _, at in wanted
+            ):
                 return None
             for one in wanted:
                 opened = views.of(store, one)
@@ -154,7 +175,14 @@ class KeyAnswers:
             store = store_named(self._backend, name)
             return store, parameters.many, how_asked(parameters, forwarded=False), True
         store, text = store_named(self._backend, name), path_piece(path, 5)
-        return store, [text], how_asked(Parameters(query, ("local",)), forwarded=False) if query else "any", False
+        return (
+            store,
+            [text],
+            how_asked(Parameters(query, ("local",)), forwarded=False)
+            if query
+            else "any",
+            False,
+        )
 
 
 class _Views:
@@ -184,7 +212,9 @@ class _Views:
 
     def lost(self) -> bool:
         """Whether the owner of one of the views has changed since it was opened."""
-        return not all(view.owned() for opened in self._open.values() for view, _ in opened)
+        return not all(
+            view.owned() for opened in self._open.values() for view, _ in opened
+        )
 
     def __enter__(self) -> _Views:
         return self
@@ -217,7 +247,11 @@ class _Answers:
         return error.status
 
     def _put(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) if headers else ""
+        more = (
+            "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            if headers
+            else ""
+        )
         head = f"HTTP/1.1 {_STATUS[status]}\r\n{self._date}content-length: {len(body)}\r\n{more}{self._same}\r\n"
         self.sent.append(head.encode("latin-1") + body)
 

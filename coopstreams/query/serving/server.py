@@ -39,7 +39,9 @@ DRAIN_S = 3
 class QueryServer:
     """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its `url`, `start(...)`, `stop()`."""
 
-    def __init__(self, listen: str, advertised: str | None = None, access: Access = OPEN) -> None:
+    def __init__(
+        self, listen: str, advertised: str | None = None, access: Access = OPEN
+    ) -> None:
         """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or URL) that others reach it by.
 
         Raises:
@@ -61,7 +63,9 @@ class QueryServer:
         self._end_app: Callable[[], object] = lambda: None
         self._front: FrontThreads | None = None
 
-    def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
+    def start(
+        self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None
+    ) -> None:
         """Serve on a thread of its own; return when requests are answered.
 
         Raises:
@@ -86,7 +90,9 @@ class QueryServer:
             listener = self._front.behind
             connections *= 2  # the front counts them; a connection that has just ended there may still be open here
         if certificates is not None:
-            listener = self._socket = BoundedSocket(self._socket, 2 * connections)  # handshakes among them
+            listener = self._socket = BoundedSocket(
+                self._socket, 2 * connections
+            )  # handshakes among them
         config = uvicorn.Config(
             app.starlette(),
             access_log=False,
@@ -102,12 +108,20 @@ class QueryServer:
         )
         if certificates is not None:
             config.load()
-            config.ssl = certificates.server  # its parameter for this is new: it would shut out older versions
+            config.ssl = (
+                certificates.server
+            )  # its parameter for this is new: it would shut out older versions
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
-            args=(self._server, listener, app, started, limits.ask_s if certificates else None),
+            args=(
+                self._server,
+                listener,
+                app,
+                started,
+                limits.ask_s if certificates else None,
+            ),
             name="coopstreams-http",
             daemon=True,
         )
@@ -115,9 +129,15 @@ class QueryServer:
         # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
         started.wait()
         if not self._server.started:
-            raise ConfigError(f"the query server at {self.url} did not come up; see the log")
+            raise ConfigError(
+                f"the query server at {self.url} did not come up; see the log"
+            )
         if self._front is not None:
-            self._front.start(self._socket, KeyAnswers(backend, metrics, limits, self._access), app.budget)
+            self._front.start(
+                self._socket,
+                KeyAnswers(backend, metrics, limits, self._access),
+                app.budget,
+            )
 
     def stop(self) -> None:
         """Finish the running requests, then close the socket. Idempotent; `start` need not have been called."""
@@ -183,7 +203,9 @@ def _bound(listen: str) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"http.listen = {listen}: {error}. Give HOST:PORT; port 0 takes a free one") from error
+        raise ConfigError(
+            f"http.listen = {listen}: {error}. Give HOST:PORT; port 0 takes a free one"
+        ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

@@ -24,7 +24,10 @@ Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 def read_rows(
-    settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure
+    settings: Mapping[str, Any],
+    tables: Sequence[GlobalTable],
+    cut: Cut,
+    on_failure: OnFailure,
 ) -> dict[str, GlobalRows]:
     """Return the rows of global tables at the cut, by store. `on_failure` handles records that the serde cannot read.
 
@@ -33,10 +36,19 @@ def read_rows(
     """
     found = {table.store.name: rows_of(table, lambda: 0) for table in tables}
     for table in tables:
-        bounds = {TopicPartition(table.topic, number): each for number, each in cut[table.topic].items()}
+        bounds = {
+            TopicPartition(table.topic, number): each
+            for number, each in cut[table.topic].items()
+        }
         parts = KafkaParts(read_options(settings, bounds))
         for part in parts.partitions():
             for rows in parts.read(part):
-                source = TopicPartition(table.topic, rows.column("partition")[0].as_py())
-                found[table.store.name].apply(source, columns_of(rows, rows.column("offset").to_pylist()), on_failure)
+                source = TopicPartition(
+                    table.topic, rows.column("partition")[0].as_py()
+                )
+                found[table.store.name].apply(
+                    source,
+                    columns_of(rows, rows.column("offset").to_pylist()),
+                    on_failure,
+                )
     return found

@@ -70,13 +70,17 @@ class TableHistory:
                     f'for example df.select(col("...").cast("{wanted}").alias("{name}"), ...)'
                 )
         if missing := [name for name in self.order_by if name not in found]:
-            raise ConfigError(f'the history of "{topic}": there is no column {", ".join(missing)} to order by')
+            raise ConfigError(
+                f'the history of "{topic}": there is no column {", ".join(missing)} to order by'
+            )
 
 
 History = KafkaHistory | TableHistory
 
 
-def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> dict[int, tuple[int, int]]:
+def cut_of(
+    cluster: KafkaLog, topic: str, history: History, partitions: int
+) -> dict[int, tuple[int, int]]:
     """Return the offsets [start, end) of each partition that the backfill covers. Of a table, `end` alone counts.
 
     Raises:
@@ -84,7 +88,9 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
         OffsetOutOfRangeError: a cut below the first offset that the topic still has.
     """
     given = history.continues_at if isinstance(history, TableHistory) else history.until
-    if isinstance(given, Mapping) and (unknown := [number for number in given if number not in range(partitions)]):
+    if isinstance(given, Mapping) and (
+        unknown := [number for number in given if number not in range(partitions)]
+    ):
         raise ConfigError(
             f'the history of "{topic}" says where partition {unknown[0]!r} goes on: there are 0 to {partitions - 1}'
         )
@@ -92,15 +98,30 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
     starts = {place: cluster.start_offset(place) for place in places}
     ends = cluster.stable_offsets(places)
     if isinstance(history, TableHistory):
-        wanted = {place: history.continues_at.get(place.partition, starts[place]) for place in places}
-        ends = {place: _reached(cluster, place, offset) for place, offset in wanted.items()}
+        wanted = {
+            place: history.continues_at.get(place.partition, starts[place])
+            for place in places
+        }
+        ends = {
+            place: _reached(cluster, place, offset) for place, offset in wanted.items()
+        }
     elif isinstance(history.until, datetime):
         # As of the command: the zone of the driver's machine would decide otherwise.
-        until = history.until if history.until.tzinfo is not None else history.until.replace(tzinfo=UTC)
+        until = (
+            history.until
+            if history.until.tzinfo is not None
+            else history.until.replace(tzinfo=UTC)
+        )
         until_ms = first_ms(until)
-        ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
+        ends = {
+            place: min(cluster.offset_at(place, until_ms), end)
+            for place, end in ends.items()
+        }
     elif history.until is not None:
-        ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
+        ends = {
+            place: _reached(cluster, place, history.until.get(place.partition))
+            for place in places
+        }
     for place, end in ends.items():
         if end < starts[place]:
             raise OffsetOutOfRangeError(
@@ -117,8 +138,14 @@ def first_ms(time: datetime) -> int:
 def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int:
     last = cluster.end_offset(place)
     if until is None or until > last:
-        known = "no offset is given" if until is None else f"it ends at {last}, the cut is {until}"
-        raise ConfigError(f"{place}: {known}; give for each partition an offset that it has reached")
+        known = (
+            "no offset is given"
+            if until is None
+            else f"it ends at {last}, the cut is {until}"
+        )
+        raise ConfigError(
+            f"{place}: {known}; give for each partition an offset that it has reached"
+        )
     return until
 
 
@@ -151,19 +178,32 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
     its number: if a task that is tried again numbered two of them otherwise, one would be lost and the other doubled.
     """
     rows = partitioned(history, topic, partitions)
-    ties = [name for name in ("key", "timestamp", "value", "headers") if name in rows.columns]
+    ties = [
+        name
+        for name in ("key", "timestamp", "value", "headers")
+        if name in rows.columns
+    ]
     return _placed(rows, topic, partitions, (*history.order_by, *ties))
 
 
-def numbered_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame | None:
+def numbered_frame(
+    history: TableHistory, topic: str, partitions: int
+) -> DataFrame | None:
     """Return the rows of a table, each with its partition and the number that orders it, in no order.
 
     None: they are ordered otherwise than by one column of integers.
     """
     order, types = list(history.order_by), dict(history.rows.dtypes)
-    if len(order) != 1 or types[order[0]] not in ("tinyint", "smallint", "int", "bigint"):
+    if len(order) != 1 or types[order[0]] not in (
+        "tinyint",
+        "smallint",
+        "int",
+        "bigint",
+    ):
         return None
-    number = F.coalesce(F.col(order[0]).cast("bigint"), F.lit(-(1 << 63)))  # as Spark sorts: nulls come first
+    number = F.coalesce(
+        F.col(order[0]).cast("bigint"), F.lit(-(1 << 63))
+    )  # as Spark sorts: nulls come first
     return partitioned(history, topic, partitions).withColumn("offset", number)
 
 
@@ -173,19 +213,29 @@ def partitioned(history: TableHistory, topic: str, partitions: int) -> DataFrame
     Spark fails at one without a timestamp, or of a partition that the topic lacks.
     """
     untimed = F.lit(f'the history of "{topic}": a record has no timestamp')
-    rows = history.rows.withColumn("timestamp", F.coalesce("timestamp", F.raise_error(untimed)))
+    rows = history.rows.withColumn(
+        "timestamp", F.coalesce("timestamp", F.raise_error(untimed))
+    )
     if "partition" in rows.columns:
         given = F.col("partition")
         said = f'the history of "{topic}": a record is in partition %s, and the topic has 0 to {partitions - 1}'
         known = F.when(given.between(0, partitions - 1), given)
-        return rows.withColumn("partition", known.otherwise(F.raise_error(F.format_string(said, given))))
+        return rows.withColumn(
+            "partition", known.otherwise(F.raise_error(F.format_string(said, given)))
+        )
     # Records without a key may be in any partition, as long as it is always the same.
-    by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
+    by_key = F.udf(
+        lambda key: None if key is None else partition_of(bytes(key), partitions), "int"
+    )("key")
     anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
-    return rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
+    return rows.withColumn(
+        "partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key)
+    )
 
 
-def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
+def forwarded_frame(
+    spark: SparkSession, folders: Sequence[str], topic: str, partitions: int
+) -> DataFrame:
     """Return the records that earlier stages wrote to a repartition topic, in an order that every attempt reproduces.
 
     They are ordered by the time of the task that wrote them, so that no record is later than it was in its source; then
@@ -193,7 +243,10 @@ def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, par
     """
     if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))
-    stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
+    stages = [
+        spark.read.parquet(folder).withColumn("stage", F.lit(number))
+        for number, folder in enumerate(folders)
+    ]
     return _placed(
         reduce(DataFrame.unionByName, stages).where(F.col("topic") == topic),
         topic,
@@ -204,18 +257,32 @@ def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, par
 
 
 def _placed(
-    rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str], offset: Column | None = None
+    rows: DataFrame,
+    topic: str,
+    partitions: int,
+    order_by: Sequence[str],
+    offset: Column | None = None,
 ) -> DataFrame:
     columns = [
         "partition",
-        *(name for name in HISTORY.names if name in rows.columns and name not in ("topic", "partition", "offset")),
+        *(
+            name
+            for name in HISTORY.names
+            if name in rows.columns and name not in ("topic", "partition", "offset")
+        ),
     ]
     headers = (
         []
         if "headers" in rows.columns
-        else [F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")]
+        else [
+            F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")
+        ]
     )
-    ordered = rows.repartitionById(partitions, F.col("partition")).sortWithinPartitions(*order_by)
+    ordered = rows.repartitionById(partitions, F.col("partition")).sortWithinPartitions(
+        *order_by
+    )
     given = F.lit(0).cast("bigint") if offset is None else offset
-    shaped = ordered.select(F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers)
+    shaped = ordered.select(
+        F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers
+    )
     return shaped.select(*HISTORY.names)

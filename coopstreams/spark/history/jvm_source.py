@@ -55,8 +55,12 @@ def jvm_frame(
     """
     options = {
         "assign": json.dumps({topic: list(bounds)}),
-        "startingOffsets": json.dumps({topic: {str(number): start for number, (start, _) in bounds.items()}}),
-        "endingOffsets": json.dumps({topic: {str(number): end for number, (_, end) in bounds.items()}}),
+        "startingOffsets": json.dumps(
+            {topic: {str(number): start for number, (start, _) in bounds.items()}}
+        ),
+        "endingOffsets": json.dumps(
+            {topic: {str(number): end for number, (_, end) in bounds.items()}}
+        ),
         "includeHeaders": "true",
         "failOnDataLoss": "true",
         "kafkaConsumer.pollTimeoutMs": str(int(patience_s * 1000)),
@@ -77,7 +81,9 @@ def jvm_frame(
             "none"
         ) from error
     if not time_marks:
-        rows = rows.where(f"key is not null or value is not null or not coalesce(headers[0].key = '{HEADER}', false)")
+        rows = rows.where(
+            f"key is not null or value is not null or not coalesce(headers[0].key = '{HEADER}', false)"
+        )
     return rows.selectExpr(
         "topic",
         "partition",
@@ -100,7 +106,9 @@ def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         for name, value in settings.items()
         if not is_security(name) and not name.startswith(("producer.", "admin."))
     }
-    java = {name: given.pop(name) for name in _SAME if name in given} | Security.of(settings).java()
+    java = {name: given.pop(name) for name in _SAME if name in given} | Security.of(
+        settings
+    ).java()
     if unsaid := sorted(name for name in given if not name.startswith(_OTHERS)):
         raise ConfigError(
             f"connector jvm: {', '.join(unsaid)} cannot be told to the Java client; read with connector python"

@@ -38,7 +38,14 @@ from pyspark.sql.types import StructType
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
+from coopstreams.spark.history.rows import (
+    HISTORY,
+    batch,
+    columns_of,
+    ddl,
+    record_columns,
+    runs_of,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE
@@ -77,7 +84,10 @@ def read_options(
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
     """Return the options to write rows, in transactions whose ids have this prefix."""
     longest = {"producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS}
-    return {_SETTINGS: _shipped({**longest, **settings}), "transactional.id": transactional_id}
+    return {
+        _SETTINGS: _shipped({**longest, **settings}),
+        "transactional.id": transactional_id,
+    }
 
 
 def _shipped(settings: Mapping[str, Any]) -> str:
@@ -87,7 +97,9 @@ def _shipped(settings: Mapping[str, Any]) -> str:
         ConfigError: a function is among them, which options of Spark cannot have.
     """
     if callable(settings.get("oauth_cb")):
-        raise ConfigError('oauth_cb: the workers of Spark import it. Write "module:function"')
+        raise ConfigError(
+            'oauth_cb: the workers of Spark import it. Write "module:function"'
+        )
     return json.dumps(dict(settings))
 
 
@@ -137,7 +149,10 @@ class KafkaParts(DataSourceReader):
         parts: list[InputPartition] = []
         for topic, partition, start, end in self._cut:
             step = self._split or max(1, end - start)
-            parts += [OffsetRange(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
+            parts += [
+                OffsetRange(topic, partition, at, min(at + step, end))
+                for at in range(start, end, step)
+            ]
         return parts or [OffsetRange("", 0, 0, 0)]  # Spark needs at least one
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
@@ -151,9 +166,14 @@ class KafkaParts(DataSourceReader):
         if part.start >= part.end:
             return
         where = TopicPartition(part.topic, part.partition)
-        with closing(KafkaLog(self._settings)) as cluster, closing(cluster.reader()) as reader:
+        with (
+            closing(KafkaLog(self._settings)) as cluster,
+            closing(cluster.reader()) as reader,
+        ):
             if (last := cluster.end_offset(where)) < part.end:
-                raise LogError(f"{where} ends at {last}, the read at {part.end}: was the topic made anew?")
+                raise LogError(
+                    f"{where} ends at {last}, the read at {part.end}: was the topic made anew?"
+                )
             reader.assign({where: Position(part.start)})
             reader.route(where, [WHOLE], keep_marks=self._marks)
             at, moved = part.start, time.monotonic()
@@ -173,11 +193,23 @@ class KafkaParts(DataSourceReader):
 
 def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
     columns = fetched.columns
-    count = sum(1 for offset in columns.offsets if offset < end) if fetched.next_offset > end else len(columns)
+    count = (
+        sum(1 for offset in columns.offsets if offset < end)
+        if fetched.next_offset > end
+        else len(columns)
+    )
     if count:
         columns = columns.slice(0, count)
         topic, partition = fetched.partition
-        yield batch(HISTORY, [[topic] * count, [partition] * count, list(columns.offsets), *record_columns(columns)])
+        yield batch(
+            HISTORY,
+            [
+                [topic] * count,
+                [partition] * count,
+                list(columns.offsets),
+                *record_columns(columns),
+            ],
+        )
 
 
 @dataclass
@@ -200,10 +232,19 @@ class KafkaRows(DataSourceArrowWriter):
         assert context is not None
         # The same id fences an earlier attempt, wherever it still runs: it can no longer commit.
         id_, written = f"{self._id}-{context.partitionId()}", 0
-        with closing(KafkaLog(self._settings)) as cluster, closing(cluster.writer(id_)) as writer:
+        with (
+            closing(KafkaLog(self._settings)) as cluster,
+            closing(cluster.writer(id_)) as writer,
+        ):
             writer.begin()
             for rows in iterator:
-                places = list(zip(rows.column("topic").to_pylist(), rows.column("partition").to_pylist(), strict=True))
+                places = list(
+                    zip(
+                        rows.column("topic").to_pylist(),
+                        rows.column("partition").to_pylist(),
+                        strict=True,
+                    )
+                )
                 for start, end in runs_of(places):
                     columns = columns_of(rows.slice(start, end - start), ())
                     topic, partition = places[start]

@@ -22,9 +22,21 @@ import pyarrow as pa
 from coopstreams.topology.columns import Columns, Headers
 
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-_RECORD = [("timestamp", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
+_RECORD = [
+    ("timestamp", pa.int64()),
+    ("key", pa.binary()),
+    ("value", pa.binary()),
+    ("headers", _HEADERS),
+]
 
-HISTORY = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *_RECORD])
+HISTORY = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        *_RECORD,
+    ]
+)
 ROUTED = pa.schema(
     [
         ("task", pa.int32()),
@@ -82,7 +94,10 @@ def headers_of(column: pa.Array) -> list[Headers | None] | None:
     """Return a column of headers; None if no record has any."""
     if not len(column.flatten()):
         return None
-    return [[(header["name"], header["value"]) for header in row] if row else None for row in column.to_pylist()]
+    return [
+        [(header["name"], header["value"]) for header in row] if row else None
+        for row in column.to_pylist()
+    ]
 
 
 def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.Array:
@@ -90,7 +105,11 @@ def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.
     if headers is None:
         return pa.nulls(length, _HEADERS)
     return pa.array(
-        [[{"name": name, "value": value} for name, value in row] if row else None for row in headers], _HEADERS
+        [
+            [{"name": name, "value": value} for name, value in row] if row else None
+            for row in headers
+        ],
+        _HEADERS,
     )
 
 
@@ -98,7 +117,9 @@ def lists_column(lists: Any, length: int, kind: pa.DataType) -> pa.Array:
     """Return lists as an Arrow column of this type; None: all rows empty."""
     if lists is not None:
         return pa.array(lists, kind)
-    return pa.ListArray.from_arrays(pa.array([0] * (length + 1), pa.int32()), pa.array([], kind.value_type), kind)
+    return pa.ListArray.from_arrays(
+        pa.array([0] * (length + 1), pa.int32()), pa.array([], kind.value_type), kind
+    )
 
 
 def record_columns(columns: Columns, *, null_headers: bool = True) -> list[Any]:
@@ -108,7 +129,11 @@ def record_columns(columns: Columns, *, null_headers: bool = True) -> list[Any]:
     """
     headers: Any = headers_column(columns.headers, len(columns))
     if not null_headers:
-        headers = lists_column(None if columns.headers is None else headers.fill_null([]), len(columns), _HEADERS)
+        headers = lists_column(
+            None if columns.headers is None else headers.fill_null([]),
+            len(columns),
+            _HEADERS,
+        )
     return [list(columns.timestamps), list(columns.keys), list(columns.values), headers]
 
 
@@ -131,7 +156,9 @@ def check_task(rows: pa.RecordBatch, number: int) -> None:
         ValueError: Spark has put those of another one beside them.
     """
     if (found := rows.column("task").unique().to_pylist()) != [number]:
-        raise ValueError(f"task {number} got rows of {found}: a Spark partition must have one task")
+        raise ValueError(
+            f"task {number} got rows of {found}: a Spark partition must have one task"
+        )
 
 
 def runs_of(values: Sequence[Any]) -> Iterator[tuple[int, int]]:

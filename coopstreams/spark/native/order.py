@@ -23,7 +23,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-SPANS: Final = pa.schema([(name, pa.int64()) for name in ("start", "opened", "beyond", "last")])
+SPANS: Final = pa.schema(
+    [(name, pa.int64()) for name in ("start", "opened", "beyond", "last")]
+)
 MOST_SPANS: Final = 50_000
 """The most spans of a task that are sent to the driver; with more, it is unknown whether a record is late."""
 
@@ -35,7 +37,9 @@ def merged(spans: Iterable[Any]) -> Any:
     table: Any = pa.concat_tables(spans)
     folds = [("opened", "min"), ("beyond", "min"), ("last", "max")]
     made = table.group_by("start").aggregate(folds)
-    return pa.table([made["start"], *(made[f"{name}_{how}"] for name, how in folds)], schema=SPANS)
+    return pa.table(
+        [made["start"], *(made[f"{name}_{how}"] for name, how in folds)], schema=SPANS
+    )
 
 
 def any_late(spans: Iterable[Any], advance_ms: int, close_ms: int) -> bool:
@@ -43,7 +47,9 @@ def any_late(spans: Iterable[Any], advance_ms: int, close_ms: int) -> bool:
     rows: Any = merged(spans).sort_by("start")
     starts, opened, beyond, lasts = (rows[name].to_pylist() for name in SPANS.names)
     known = [_NEVER if offset is None else offset for offset in opened]
-    after = [_NEVER, *accumulate(reversed(known), min)][::-1]  # the first offset at or after each start
+    after = [_NEVER, *accumulate(reversed(known), min)][
+        ::-1
+    ]  # the first offset at or after each start
     for start, last in zip(starts, lasts, strict=True):
         end = start + close_ms
         at = bisect_left(starts, end - end % advance_ms)

@@ -98,21 +98,39 @@ class Keeping:
         name = f"{task:05}-{self.store}-{uuid.uuid4().hex}.arrow"
         with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
             local = Path(folder) / "rows.arrow"
-            with pa.ipc.new_file(local, NATIVE, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+            with pa.ipc.new_file(
+                local, NATIVE, options=pa.ipc.IpcWriteOptions(compression="lz4")
+            ) as file:
                 for rows in chain([first], filled):
                     check_task(rows, task)
                     keyed = rows.filter(pc.is_valid(rows.column("place")))
                     kept = keyed.filter(pc.greater(keyed.column("taken"), 0))
-                    file.write_batch(batch(NATIVE, [kept.column(column) for column in NATIVE.names]))
+                    file.write_batch(
+                        batch(NATIVE, [kept.column(column) for column in NATIVE.names])
+                    )
                     for each in COUNTS:
                         sums[each] += _total(rows.column(each))
                     newest.append(pc.max(rows.column("newest")).as_py())
-                    clocks += [] if not keyed.num_rows else [pc.max(keyed.column("newest")).as_py()]
+                    clocks += (
+                        []
+                        if not keyed.num_rows
+                        else [pc.max(keyed.column("newest")).as_py()]
+                    )
                     spans = _more(spans, keyed)
             Storage(self.url).upload(local, name)
-        told = [self.store, task, name, max(newest), max(clocks, default=None), *sums.values()]
+        told = [
+            self.store,
+            task,
+            name,
+            max(newest),
+            max(clocks, default=None),
+            *sums.values(),
+        ]
         all_spans = merged(spans)
-        told += [None if len(all_spans) > MOST_SPANS else all_spans[name].to_pylist() for name in SPANS.names]
+        told += [
+            None if len(all_spans) > MOST_SPANS else all_spans[name].to_pylist()
+            for name in SPANS.names
+        ]
         yield batch(KEPT, [[each] for each in told])
 
 
@@ -120,7 +138,9 @@ def _more(spans: list[Any], rows: Any) -> list[Any]:
     """Return the spans with those of some rows, merged when they have become many."""
     found = pa.table([rows.column(name) for name in SPANS.names], schema=SPANS)
     spans = [*spans, found.filter(pc.is_valid(found["start"]))]
-    return [merged(spans)] if sum(len(each) for each in spans) > 4 * MOST_SPANS else spans
+    return (
+        [merged(spans)] if sum(len(each) for each in spans) > 4 * MOST_SPANS else spans
+    )
 
 
 def _total(column: Any) -> int:
@@ -137,7 +157,9 @@ def kept_rows(url: str, name: str) -> Iterator[pa.RecordBatch]:
     with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
         local = Path(folder) / "rows.arrow"
         if not Storage(url).download(name, local):
-            raise SnapshotError(f'the rows that Spark SQL has folded, "{name}" at {url}, are missing')
+            raise SnapshotError(
+                f'the rows that Spark SQL has folded, "{name}" at {url}, are missing'
+            )
         with pa.memory_map(str(local)) as source, pa.ipc.open_file(source) as file:
             for number in range(file.num_record_batches):
                 yield file.get_batch(number)

@@ -24,9 +24,27 @@ import msgspec
 from msgspec import inspect
 
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field, fields_of
+from coopstreams.topology.fields import (
+    Both,
+    Comparing,
+    Comparison,
+    Condition,
+    Either,
+    Not,
+    field,
+    fields_of,
+)
 from coopstreams.topology.graph.folding import Kind, Number, known_kind
-from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Filter,
+    MapValues,
+    Node,
+    Sink,
+    Source,
+    SubTopology,
+    ToStream,
+)
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.windows import TimeWindows
 
@@ -92,7 +110,11 @@ class Aggregation:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that the fold reads."""
-        return tuple(dict.fromkeys([*fields_of(self.where), *([] if self.field is None else [self.field])]))
+        return tuple(
+            dict.fromkeys(
+                [*fields_of(self.where), *([] if self.field is None else [self.field])]
+            )
+        )
 
     @property
     def ordered(self) -> bool:
@@ -102,19 +124,40 @@ class Aggregation:
     @property
     def mixed(self) -> bool:
         """Whether the fold adds floats among which there may be integers, which Python adds without rounding."""
-        typed = self.parts is not None and self.field is not None and self.parts[self.field].kind == "float"
-        return self.number == "float64" and self.fold == "sum" and self.values != "float64" and not typed
+        typed = (
+            self.parts is not None
+            and self.field is not None
+            and self.parts[self.field].kind == "float"
+        )
+        return (
+            self.number == "float64"
+            and self.fold == "sum"
+            and self.values != "float64"
+            and not typed
+        )
 
 
-def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, ...] | str:
+def translated(
+    part: SubTopology, outputs: str = "none"
+) -> tuple[Aggregation, ...] | str:
     """Return the aggregations of a sub-topology, or why it is left to Python."""
     if outputs != "none":
-        return "outputs are wanted, which are updates of rows; SQL knows the last one only"
+        return (
+            "outputs are wanted, which are updates of rows; SQL knows the last one only"
+        )
     if len(part.topics) != 1 or not part.stores:
-        return "it has no store to fold into" if not part.stores else f"it reads {len(part.topics)} topics"
+        return (
+            "it has no store to fold into"
+            if not part.stores
+            else f"it reads {len(part.topics)} topics"
+        )
     nodes, found = {node.name: node for node in part.nodes}, list[Aggregation]()
     for node in part.nodes:
-        made = _aggregation(node, nodes) if isinstance(node, Aggregate) else _other(node, nodes)
+        made = (
+            _aggregation(node, nodes)
+            if isinstance(node, Aggregate)
+            else _other(node, nodes)
+        )
         if isinstance(made, str):
             return f"{node.name} {made}"
         if made is not None:
@@ -146,7 +189,11 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
         case Sink(partitioner=function) if function is not None:
             return "chooses partitions by a Python function"
         case Sink(internal=False):
-            return None if _passes(node, nodes) else "writes rows with other serdes than their store's"
+            return (
+                None
+                if _passes(node, nodes)
+                else "writes rows with other serdes than their store's"
+            )
         case _:
             return f"is a {type(node).__name__}, which has no translation"
 
@@ -156,7 +203,11 @@ def _step(node: Node, nodes: dict[str, Node]) -> str | None:
     if not isinstance(nodes[node.parents[0]], Source | Filter):
         return "stands behind another step"
     # SQL evaluates only what a store needs; Python calls every function, and it may raise.
-    return None if any(node.name in other.parents for other in nodes.values()) else "leads nowhere"
+    return (
+        None
+        if any(node.name in other.parents for other in nodes.values())
+        else "leads nowhere"
+    )
 
 
 def unreadable(condition: Condition) -> str | None:
@@ -166,7 +217,11 @@ def unreadable(condition: Condition) -> str | None:
             return None
         case Comparison(comparing=comparing, constant=constant):
             known = _comparable(comparing, constant)
-            return None if known else f"compares with {constant!r}, of which SQL may think otherwise"
+            return (
+                None
+                if known
+                else f"compares with {constant!r}, of which SQL may think otherwise"
+            )
         case Both(one, other) | Either(one, other):
             return unreadable(one) or unreadable(other)
         case Not(one):
@@ -212,7 +267,8 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
         "has rows that expire": store.ttl_ms is not None,
         "has windows that follow the records, or are of your own": windows is not None
         and not isinstance(windows, TimeWindows),
-        "writes keys with another serde than they are read with": store.key != source.key,
+        "writes keys with another serde than they are read with": store.key
+        != source.key,
     }
     if any(more.values()):
         return next(why for why, holds in more.items() if holds)
@@ -223,9 +279,15 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
             f'folds values of {source.value}; int64, float64, JSON, or field("...") of plain JSON or of a plain type '
             "have numbers that SQL can read"
         )
-    if strange := _strange(fields_of(where) + (() if part is None else (part.name,)), parts):
+    if strange := _strange(
+        fields_of(where) + (() if part is None else (part.name,)), parts
+    ):
         return strange
-    number = _number(store.value, fold, values if part is None or parts is None else parts[part.name].kind)
+    number = _number(
+        store.value,
+        fold,
+        values if part is None or parts is None else parts[part.name].kind,
+    )
     if number is None:
         return (
             f"keeps values as {store.value}; int64 or plain JSON have one form for an integer, float64 or plain JSON "
@@ -250,7 +312,9 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
     )
 
 
-def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None, field | None] | None:
+def _way(
+    above: Node, nodes: dict[str, Node]
+) -> tuple[Source, Condition | None, field | None] | None:
     """Return the source of an aggregation, the condition of its filters, and the field of its values.
 
     None: a step between them is unknown here.
@@ -260,17 +324,30 @@ def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None,
         part, above = above.mapper, nodes[above.parents[0]]
     while isinstance(above, Filter) and isinstance(above.predicate, Condition):
         condition = ~above.predicate if above.negate else above.predicate
-        where, above = condition if where is None else condition & where, nodes[above.parents[0]]
+        where, above = (
+            condition if where is None else condition & where,
+            nodes[above.parents[0]],
+        )
     return (above, where, part) if isinstance(above, Source) else None
 
 
 def _values(
-    source: Source, where: Condition | None, part: field | None, fold: Kind, parts: Mapping[str, Part] | None
+    source: Source,
+    where: Condition | None,
+    part: field | None,
+    fold: Kind,
+    parts: Mapping[str, Part] | None,
 ) -> Values | None:
     if where is not None or part is not None:
         if source.value != serdes.json and parts is None:
             return None  # conditions and fields are about objects
-        return "any" if part is None and fold == "count" else "json" if part is not None else None
+        return (
+            "any"
+            if part is None and fold == "count"
+            else "json"
+            if part is not None
+            else None
+        )
     if fold == "count":
         return "any"
     return next((name for serde, name in _VALUES if serde == source.value), None)
@@ -282,7 +359,11 @@ def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | No
         return f"reads the field {missing[0]!r}, which its type does not have"
     keys = names if parts is None else [part.key for part in parts.values()]
     odd = next((key for key in keys if not _NAME.fullmatch(key)), None)
-    return None if odd is None else f"reads objects with the field {odd!r}, which JSON may write in several ways"
+    return (
+        None
+        if odd is None
+        else f"reads objects with the field {odd!r}, which JSON may write in several ways"
+    )
 
 
 def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
@@ -300,11 +381,21 @@ def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
     decoder = getattr(serde.decode, "__self__", None)
     if not isinstance(decoder, msgspec.json.Decoder) or serde.decode != decoder.decode:
         return None
-    if not decoder.strict or decoder.dec_hook is not None or decoder.float_hook is not None:
+    if (
+        not decoder.strict
+        or decoder.dec_hook is not None
+        or decoder.float_hook is not None
+    ):
         return None
     match inspect.type_info(decoder.type):
         case (
-            inspect.StructType(cls=cls, fields=fields, tag_field=None, array_like=False, forbid_unknown_fields=False)
+            inspect.StructType(
+                cls=cls,
+                fields=fields,
+                tag_field=None,
+                array_like=False,
+                forbid_unknown_fields=False,
+            )
             | inspect.DataclassType(cls=cls, fields=fields)
             | inspect.TypedDictType(cls=cls, fields=fields)
         ):
@@ -318,18 +409,30 @@ def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
 
 
 def _part(each: inspect.Field) -> Part | None:
-    members = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
+    members = (
+        each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
+    )
     types = [member for member in members if not isinstance(member, inspect.NoneType)]
-    kind: Plain | None = next((kind for plain, kind in _KINDS if types == [plain]), None)
+    kind: Plain | None = next(
+        (kind for plain, kind in _KINDS if types == [plain]), None
+    )
     if kind is None:
         return None
-    return Part(each.encode_name, kind, len(members) > len(types), each.required, _json(each.default, kind))
+    return Part(
+        each.encode_name,
+        kind,
+        len(members) > len(types),
+        each.required,
+        _json(each.default, kind),
+    )
 
 
 def _json(default: Any, kind: Plain) -> str | None:
     """Return a default value as JSON. A float field whose default is an int has an int where it is missing."""
     if default is not None and (
-        type(default).__name__ != kind or default in (math.inf, -math.inf) or default != default
+        type(default).__name__ != kind
+        or default in (math.inf, -math.inf)
+        or default != default
     ):
         return None
     return msgspec.json.encode(default).decode()

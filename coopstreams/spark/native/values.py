@@ -84,21 +84,33 @@ def with_tokens(
     """Return the records with the tokens of these fields, of typed values: of these attributes; and these columns."""
     if not names:
         return records, {}
-    plain = {name: Part(name, "str", optional=False, required=False, default=None) for name in names}
+    plain = {
+        name: Part(name, "str", optional=False, required=False, default=None)
+        for name in names
+    }
     fields = plain if parts is None else dict(parts)
     found = [name for name, part in fields.items() if name in names or part.required]
     pattern = _pattern(fields, names, found, typed=parts is not None)
     # Columns of their own, or Spark would match the text for each place where the result is named.
     text, marked = F.col("text"), F.col("marked")
     marks = "".join(f"{_MARK}${number}" for number in range(1, len(found) + 1))
-    read = records.withColumn("text", _text()).withColumn("marked", F.regexp_replace(text, pattern, marks))
+    read = records.withColumn("text", _text()).withColumn(
+        "marked", F.regexp_replace(text, pattern, marks)
+    )
     # Values without a match stay as they are.
     matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
     cut = read.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
     given = {name: F.get("cut", F.lit(at + 1)) for at, name in enumerate(found)}
-    complete = reduce(and_, (given[name] != "" for name in found if fields[name].required), F.isnotnull("cut"))
+    complete = reduce(
+        and_,
+        (given[name] != "" for name in found if fields[name].required),
+        F.isnotnull("cut"),
+    )
     token = {
-        f"token_{at}": F.when(complete, F.when(given[name] != "", given[name]).otherwise(_default(fields[name])))
+        f"token_{at}": F.when(
+            complete,
+            F.when(given[name] != "", given[name]).otherwise(_default(fields[name])),
+        )
         for at, name in enumerate(names)
     }
     columns = {column: F.coalesce(each, F.lit("")) for column, each in token.items()}
@@ -107,22 +119,39 @@ def with_tokens(
 
 def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
     """Return the number that an aggregation folds."""
-    value, kind = F.col("value"), "bigint" if aggregation.number == "int64" else "double"
+    value, kind = (
+        F.col("value"),
+        "bigint" if aggregation.number == "int64" else "double",
+    )
     no, nothing = F.lit(False), F.lit(None).cast(kind)
     if aggregation.values == "any":
-        return Number(nothing, value.isNull() if aggregation.drops_null_values else no, no)
+        return Number(
+            nothing, value.isNull() if aggregation.drops_null_values else no, no
+        )
     if aggregation.values in ("int64", "float64"):
-        whole = F.when(F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint"))
-        number = (_float(whole) if aggregation.values == "float64" else F.when(whole > -(1 << 63), whole)).cast(kind)
+        whole = F.when(
+            F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint")
+        )
+        number = (
+            _float(whole)
+            if aggregation.values == "float64"
+            else F.when(whole > -(1 << 63), whole)
+        ).cast(kind)
         found = F.lit("")
     elif aggregation.field is not None:
         found = token_of[aggregation.field]
-        number = F.when(found != "-0", found).try_cast(kind)  # null for a token of another type
+        number = F.when(found != "-0", found).try_cast(
+            kind
+        )  # null for a token of another type
     else:
         found = F.trim(_text(), F.lit(" \t\n\r"))
-        number = F.when(found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found).try_cast(kind)
+        number = F.when(
+            found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found
+        ).try_cast(kind)
     # A record without a value is dropped before it is read, unless a function comes before, which raises.
-    absent = F.coalesce(found == "null", no) | (value.isNull() if aggregation.field is None else no)
+    absent = F.coalesce(found == "null", no) | (
+        value.isNull() if aggregation.field is None else no
+    )
     missing = absent if aggregation.drops_null_values else no
     return Number(number, missing, number.isNull() & ~missing)
 
@@ -132,17 +161,23 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
     match condition:
         case Both(one, other):
             first, second = judged(one, token_of), judged(other, token_of)
-            return Judged(first.true & second.true, first.doubt | (first.true & second.doubt))
+            return Judged(
+                first.true & second.true, first.doubt | (first.true & second.doubt)
+            )
         case Either(one, other):
             first, second = judged(one, token_of), judged(other, token_of)
-            return Judged(first.true | second.true, first.doubt | (~first.true & second.doubt))
+            return Judged(
+                first.true | second.true, first.doubt | (~first.true & second.doubt)
+            )
         case Not(one):
             first = judged(one, token_of)
             return Judged(~first.true, first.doubt)
         case Comparison(part, comparing, constant):
             return _compared(token_of[part.name], comparing, constant)
         case field(name):
-            return Judged(token_of[name] == "true", ~token_of[name].isin("true", "false", "null"))
+            return Judged(
+                token_of[name] == "true", ~token_of[name].isin("true", "false", "null")
+            )
         case _:
             raise TypeError(f"{condition!r} has no translation")
 
@@ -156,17 +191,27 @@ def _compared(found: Column, comparing: str, constant: Any) -> Judged:
         comparable, other, result = known, F.lit(False), compare(nothing, F.lit(True))
     elif isinstance(constant, bool):
         # Booleans are not compared with numbers: 1 == True in Python.
-        comparable, other, result = flag, text | nothing, compare(found == "true", F.lit(constant))
+        comparable, other, result = (
+            flag,
+            text | nothing,
+            compare(found == "true", F.lit(constant)),
+        )
     elif isinstance(constant, str):
         # As bytes: UTF-8 has the order of code points, as Python has, whatever collation a session prefers.
         content = found.substr(F.lit(2), F.length(found) - 2).cast("binary")
-        comparable, other, result = text, known & ~text, compare(content, F.lit(constant.encode()))
+        comparable, other, result = (
+            text,
+            known & ~text,
+            compare(content, F.lit(constant.encode())),
+        )
     else:
         comparable, result = _as_number(found, number, compare, constant)
         other = text | nothing
     unequal = other if comparing in ("==", "!=") else F.lit(False)
     return Judged(
-        (comparable & F.coalesce(result, F.lit(False))) | (unequal & F.lit(comparing == "!=")), ~(comparable | unequal)
+        (comparable & F.coalesce(result, F.lit(False)))
+        | (unequal & F.lit(comparing == "!=")),
+        ~(comparable | unequal),
     )
 
 
@@ -178,14 +223,24 @@ def _as_number(
     rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))
     if isinstance(constant, float):
         return number & (fraction | (F.length(found) <= _EXACT_DIGITS)), rounded
-    whole = compare(F.when(number & ~fraction, found).try_cast("bigint"), F.lit(constant).cast("bigint"))
-    return number & (~fraction | F.lit(abs(constant) <= EXACT)), F.when(fraction, rounded).otherwise(whole)
+    whole = compare(
+        F.when(number & ~fraction, found).try_cast("bigint"),
+        F.lit(constant).cast("bigint"),
+    )
+    return number & (~fraction | F.lit(abs(constant) <= EXACT)), F.when(
+        fraction, rounded
+    ).otherwise(whole)
 
 
 def _float(bits: Column) -> Column:
     """Return the finite number that has these 64 bits, null for others. All steps are exact."""
-    exponent, fraction = F.shiftrightunsigned(bits, 52).bitwiseAND(0x7FF), bits.bitwiseAND((1 << 52) - 1)
-    mantissa = F.when(exponent == 0, fraction).otherwise(fraction + (1 << 52)).cast("double")
+    exponent, fraction = (
+        F.shiftrightunsigned(bits, 52).bitwiseAND(0x7FF),
+        bits.bitwiseAND((1 << 52) - 1),
+    )
+    mantissa = (
+        F.when(exponent == 0, fraction).otherwise(fraction + (1 << 52)).cast("double")
+    )
     size = mantissa * F.pow(F.lit(2.0), F.greatest(exponent, F.lit(1)) - 1075)
     return F.when(exponent < 0x7FF, F.when(bits < 0, -size).otherwise(size))
 
@@ -198,11 +253,19 @@ def _text() -> Column:
 
 def _default(part: Part) -> Column:
     """Return the token of a field that is missing."""
-    known = part.default is not None and re.fullmatch(_type(part, read=True), part.default)
+    known = part.default is not None and re.fullmatch(
+        _type(part, read=True), part.default
+    )
     return F.lit(part.default if known else "")
 
 
-def _pattern(fields: Mapping[str, Part], names: Sequence[str], found: Sequence[str], *, typed: bool) -> str:
+def _pattern(
+    fields: Mapping[str, Part],
+    names: Sequence[str],
+    found: Sequence[str],
+    *,
+    typed: bool,
+) -> str:
     """Return the expression that matches a flat object of these fields and others.
 
     Shape: a group for each of `found`, in this order: the value of a field that is read (`names`), the name of another.
@@ -216,7 +279,9 @@ def _pattern(fields: Mapping[str, Part], names: Sequence[str], found: Sequence[s
     keys = "|".join(rf"\Q{part.key}\E" for part in fields.values())
     members.append(rf'(?!"(?:{keys})"){_STRING}{_SPACE}:{_SPACE}{_UNREAD}')
     separated = rf'{_SPACE}(?:,{_SPACE}(?=")|(?=\}}))'
-    return rf"\A{_SPACE}\{{{_SPACE}(?:(?:{'|'.join(members)}){separated})*+\}}{_SPACE}\z"
+    return (
+        rf"\A{_SPACE}\{{{_SPACE}(?:(?:{'|'.join(members)}){separated})*+\}}{_SPACE}\z"
+    )
 
 
 def _type(part: Part, *, read: bool) -> str:

@@ -32,11 +32,21 @@ _INIT = ".__init__"
 
 def sources_of(pickled: bytes) -> dict[str, bytes]:
     """Return the user's modules that a pickle refers to, and those that were loaded from the same folders."""
-    texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
-    roots = {place[0] for name in texts & sys.modules.keys() if (place := _place(name)) is not None}
+    texts = {
+        text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)
+    }
+    roots = {
+        place[0]
+        for name in texts & sys.modules.keys()
+        if (place := _place(name)) is not None
+    }
     if not roots:
         return {}
-    places = {name: place for name in sorted(sys.modules) if (place := _place(name)) is not None}
+    places = {
+        name: place
+        for name in sorted(sys.modules)
+        if (place := _place(name)) is not None
+    }
     return {
         name + (_INIT if path.stem == "__init__" else ""): path.read_bytes()
         for name, (root, path) in places.items()
@@ -77,7 +87,9 @@ class Sent(MetaPathFinder, InspectLoader):
     ) -> ModuleSpec | None:
         """Return how to load a module; None if it was not sent."""
         if fullname in self.sources or self.is_package(fullname):
-            return importlib.util.spec_from_loader(fullname, self, origin=f"sent by the driver: {fullname}")
+            return importlib.util.spec_from_loader(
+                fullname, self, origin=f"sent by the driver: {fullname}"
+            )
         return None
 
     def is_package(self, fullname: str) -> bool:
@@ -97,7 +109,11 @@ def provide(sources: Sources) -> None:
         return
     for finder in before:
         sys.meta_path.remove(finder)
-        stale = [name for name, module in sys.modules.items() if getattr(module, "__loader__", None) is finder]
+        stale = [
+            name
+            for name, module in sys.modules.items()
+            if getattr(module, "__loader__", None) is finder
+        ]
         for name in stale:
             del sys.modules[name]
     sys.meta_path.append(Sent(sources))

@@ -56,13 +56,24 @@ class Reporter:
     `folder`: that of the stage's reports; None: write nothing. `sources`: their bounds, in order.
     """
 
-    def __init__(self, folder: str | None, kind: Kind, file: str, name: str, sources: Sequence[Bounds]) -> None:
+    def __init__(
+        self,
+        folder: str | None,
+        kind: Kind,
+        file: str,
+        name: str,
+        sources: Sequence[Bounds],
+    ) -> None:
         self._storage = None if folder is None else Storage(folder)
         self._kind: Kind = kind
         self._file, self._name = f"{kind}-{file}", name
         self._starts = [None if bounds is None else bounds[0] for bounds in sources]
         known = [bounds for bounds in sources if bounds is not None]
-        self._target = sum(end - start for start, end in known) if len(known) == len(sources) else None
+        self._target = (
+            sum(end - start for start, end in known)
+            if len(known) == len(sources)
+            else None
+        )
         self._reached = [0] * len(sources)
         self._records = 0
         self._said_at = -EVERY_S
@@ -82,12 +93,18 @@ class Reporter:
     def _say(self, *, done: bool) -> None:
         if self._storage is None:
             return
-        position = self._target if done and self._target is not None else sum(self._reached)
-        report = TaskProgress(self._kind, self._name, self._records, position, self._target, done)
+        position = (
+            self._target if done and self._target is not None else sum(self._reached)
+        )
+        report = TaskProgress(
+            self._kind, self._name, self._records, position, self._target, done
+        )
         try:
             self._storage.write(self._file, msgspec.json.encode(report))
         except SnapshotError as error:
-            log.warning("%s continues, but cannot report its progress: %s", self._name, error)
+            log.warning(
+                "%s continues, but cannot report its progress: %s", self._name, error
+            )
             self._storage = None
         self._said_at = time.monotonic()
 
@@ -99,7 +116,9 @@ class ProgressWatcher:
         Exception: what `tell` raised.
     """
 
-    def __init__(self, folder: str, tell: Callable[[Sequence[TaskProgress]], None]) -> None:
+    def __init__(
+        self, folder: str, tell: Callable[[Sequence[TaskProgress]], None]
+    ) -> None:
         self._storage = Storage(folder)
         self._tell = tell
         self._seen: dict[str, TaskProgress] = {}
@@ -128,9 +147,14 @@ class ProgressWatcher:
             return
         try:
             self._tell(self._reports())
-        except (SnapshotError, msgspec.DecodeError) as error:  # not all storages write a name as a whole
+        except (
+            SnapshotError,
+            msgspec.DecodeError,
+        ) as error:  # not all storages write a name as a whole
             log.warning("how far the tasks are cannot be told: %s", error)
-        except Exception as error:  # `tell` belongs to the user: raise its error where the block ends
+        except (
+            Exception
+        ) as error:  # `tell` belongs to the user: raise its error where the block ends
             log.debug("the progress of the tasks is no longer reported", exc_info=True)
             self._failed = error
 
@@ -138,7 +162,9 @@ class ProgressWatcher:
         """Return the latest report of each task, in the order of their names."""
         for name in self._storage.names():
             seen = self._seen.get(name)
-            if name.startswith(".") or (seen is not None and seen.done):  # a dot file is still being written
+            if name.startswith(".") or (
+                seen is not None and seen.done
+            ):  # a dot file is still being written
                 continue
             data = self._storage.read(name)
             if data is not None:

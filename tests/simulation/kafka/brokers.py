@@ -38,9 +38,15 @@ class Brokers:
         """Return the leader of a partition, or the coordinator of a group or a transactional id."""
         found = self._leaders.get(where)
         if found is None:
-            name = where if isinstance(where, str) else f"{where.topic}-{where.partition}"
-            up = [broker for broker in range(self.count) if broker not in self.away] or list(range(self.count))
-            found = self._leaders[where] = Leadership(up[crc32(name.encode()) % len(up)])
+            name = (
+                where if isinstance(where, str) else f"{where.topic}-{where.partition}"
+            )
+            up = [
+                broker for broker in range(self.count) if broker not in self.away
+            ] or list(range(self.count))
+            found = self._leaders[where] = Leadership(
+                up[crc32(name.encode()) % len(up)]
+            )
         return found
 
     def answers(self, where: Where) -> bool:
@@ -55,7 +61,9 @@ class Brokers:
     def stand_still(self, broker: int) -> None:
         """Pause a broker; it keeps its present view."""
         self.away.add(broker)
-        self._past[broker] = {where: replace(leadership) for where, leadership in self._leaders.items()}
+        self._past[broker] = {
+            where: replace(leadership) for where, leadership in self._leaders.items()
+        }
 
     def learn(self, broker: int) -> None:
         """Update a broker's view of the leaders."""
@@ -63,7 +71,11 @@ class Brokers:
 
     def believed(self, broker: int, where: Where) -> Leadership | None:
         """Return the leader in a broker's view; None: it has none."""
-        return self._past[broker].get(where) if broker in self._past else self.leader(where)
+        return (
+            self._past[broker].get(where)
+            if broker in self._past
+            else self.leader(where)
+        )
 
     def views(self, where: TopicPartition) -> dict[int, BrokerView | None]:
         """Return the view of a partition by each broker that answers; every broker has a replica."""
@@ -71,12 +83,20 @@ class Brokers:
         everybody, told = frozenset(range(self.count)), dict[int, BrokerView | None]()
         for broker in sorted(everybody - self.away):
             known = self.believed(broker, where)
-            told[broker] = None if known is None else BrokerView(known.broker, known.epoch, everybody)
+            told[broker] = (
+                None
+                if known is None
+                else BrokerView(known.broker, known.epoch, everybody)
+            )
         return told
 
     def led_by(self, broker: int) -> list[Where]:
         """Return the partitions, groups and ids that a broker leads, of those requested before."""
-        return [where for where, leadership in self._leaders.items() if leadership.broker == broker]
+        return [
+            where
+            for where, leadership in self._leaders.items()
+            if leadership.broker == broker
+        ]
 
     def fail_over(self, broker: int) -> None:
         """Move this broker's leaderships to up-to-date brokers, in turn; if there are none, do nothing."""

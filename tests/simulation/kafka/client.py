@@ -10,7 +10,18 @@ from coopstreams.log.memory.transactions import Producer, ProducerSession
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.clock import Clock
 from tests.simulation.kafka.cluster import Cluster
-from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, Slow, Stale, Where
+from tests.simulation.kafka.plan import (
+    Call,
+    Crash,
+    Crashed,
+    Fault,
+    Kind,
+    Late,
+    Lost,
+    Slow,
+    Stale,
+    Where,
+)
 
 T = TypeVar("T")
 
@@ -27,7 +38,9 @@ class Client:
         """Return the time of the machine."""
         return self._machine.now()
 
-    def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
+    def ask(
+        self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float
+    ) -> T:
         """Return the answer to a request.
 
         Raises:
@@ -37,7 +50,9 @@ class Client:
         call = Call(kind, where, self.by)
         return self.met(call, self.cluster.heed(call), effect, seconds)
 
-    def met(self, call: Call, fault: Fault | None, effect: Callable[[], T], seconds: float) -> T:
+    def met(
+        self, call: Call, fault: Fault | None, effect: Callable[[], T], seconds: float
+    ) -> T:
         """Return the answer to a request that has met this fault: see `ask`."""
         cluster = self.cluster
         if isinstance(fault, Late):
@@ -79,7 +94,9 @@ class Client:
                 due = cluster.due_in()
                 signal.wait(left if due is None else min(left, due))
 
-    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> ProducerSession:
+    def take_over(
+        self, transactional_id: str, seconds: float, kind: Kind = "take over"
+    ) -> ProducerSession:
         """Take over an id: return when its open transaction has ended everywhere.
 
         Raises:
@@ -87,7 +104,12 @@ class Client:
         """
         if (known := self.cluster.state.producers.get(transactional_id)) is not None:
             self.finish(known, seconds)
-        session = self.ask(kind, transactional_id, lambda: self.cluster.state.take_over(transactional_id), seconds)
+        session = self.ask(
+            kind,
+            transactional_id,
+            lambda: self.cluster.state.take_over(transactional_id),
+            seconds,
+        )
         self.finish(session.producer, seconds)
         return session
 
@@ -103,4 +125,6 @@ class Client:
 
 def unanswered(call: Call) -> LogError:
     """Return the error of a client without an answer in time."""
-    return LogError(f"{call.kind} ({call.where}): no broker answered in time", retryable=True)
+    return LogError(
+        f"{call.kind} ({call.where}): no broker answered in time", retryable=True
+    )

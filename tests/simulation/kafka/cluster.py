@@ -29,12 +29,30 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.brokers import Brokers, Leadership
 from tests.simulation.kafka.clock import Clock, VirtualClock
-from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, NoFaults, Plan, Skipped, Where
+from tests.simulation.kafka.plan import (
+    Call,
+    Crash,
+    Crashed,
+    Fault,
+    Kind,
+    Late,
+    NoFaults,
+    Plan,
+    Skipped,
+    Where,
+)
 
 T = TypeVar("T")
 Wake: TypeAlias = Callable[[], None]
 ANYBODY: frozenset[Kind] = frozenset(
-    {"topics", "views", "create topics", "delete topics", "describe topic", "list transactions"}
+    {
+        "topics",
+        "views",
+        "create topics",
+        "delete topics",
+        "describe topic",
+        "list transactions",
+    }
 )
 """Requests that any broker answers."""
 
@@ -124,7 +142,9 @@ class Cluster:
         with self.state.changed:
             return effect()
 
-    def arrive_later(self, seconds: float, call: Call, effect: Callable[[], object]) -> None:
+    def arrive_later(
+        self, seconds: float, call: Call, effect: Callable[[], object]
+    ) -> None:
         """Let a request take effect when its client does not wait any more, if its broker then answers."""
 
         def arrive() -> None:
@@ -136,12 +156,20 @@ class Cluster:
 
     def answers(self, call: Call) -> bool:
         """Whether the broker of a request answers."""
-        return len(self.brokers.away) < self.brokers.count if call.kind in ANYBODY else self.brokers.answers(call.where)
+        return (
+            len(self.brokers.away) < self.brokers.count
+            if call.kind in ANYBODY
+            else self.brokers.answers(call.where)
+        )
 
     def told_before(self, where: Where) -> object:
         """Return the old answer of a broker that was paused and does not know its successor; None: there is none."""
         for broker, past in self._past.items():
-            if where in past and broker not in self.brokers.away and self.brokers.leader(where).broker != broker:
+            if (
+                where in past
+                and broker not in self.brokers.away
+                and self.brokers.leader(where).broker != broker
+            ):
                 return past[where]
         return None
 
@@ -153,7 +181,10 @@ class Cluster:
         """
         known = self.brokers.believed(broker, partition)
         if broker in self.brokers.away or known != Leadership(broker, epoch):
-            raise LogError(f"broker {broker} does not lead {partition} in epoch {epoch}", retryable=True)
+            raise LogError(
+                f"broker {broker} does not lead {partition} in epoch {epoch}",
+                retryable=True,
+            )
         if self.brokers.leader(partition) != known:
             return cast(int, self._past[broker][partition])
         return self.state.partition(partition).end
@@ -190,8 +221,16 @@ class Cluster:
     def due_in(self) -> float | None:
         """Return in how many seconds work is due, except work that waits for an unavailable broker."""
         due = [at for at, _, _ in self._later[:1]]
-        due += [marker.due for marker in self._markers if self.brokers.answers(marker.participant.where)]
-        due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
+        due += [
+            marker.due
+            for marker in self._markers
+            if self.brokers.answers(marker.participant.where)
+        ]
+        due += [
+            deadline
+            for producer, deadline in self._deadlines.items()
+            if self.brokers.answers(producer.id)
+        ]
         return max(min(due) - self.clock.now(), 0.0) if due else None
 
     def at(self, when: float, what: str, *details: object) -> None:
@@ -211,12 +250,15 @@ class Cluster:
         view.
         """
         past: dict[Where, object] = {
-            group.where: (group.committed, group.unstable) for group in self.state.groups.values()
+            group.where: (group.committed, group.unstable)
+            for group in self.state.groups.values()
         }
         for topic in self.state.topics.values():
             past |= {partition.where: partition.end for partition in topic.partitions}
         self._past[broker] = {
-            where: told for where, told in past.items() if self.brokers.leader(where).broker == broker
+            where: told
+            for where, told in past.items()
+            if self.brokers.leader(where).broker == broker
         }
         self.brokers.stand_still(broker)
 
@@ -270,7 +312,11 @@ class Cluster:
         it open.
         """
         with self.state.changed:
-            on_their_way = {id(marker.participant) for marker in self._markers if marker.producer is producer}
+            on_their_way = {
+                id(marker.participant)
+                for marker in self._markers
+                if marker.producer is producer
+            }
             participants: list[Participant] = [
                 participant
                 for name, topic in self.state.topics.items()
@@ -285,7 +331,9 @@ class Cluster:
                 ):
                     participant.mark(producer, commit=producer.committed)
 
-    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+    def tell(
+        self, participant: Participant, producer: Producer, *, commit: bool
+    ) -> None:
         """Write a marker as the plan has it."""
         call, now = Call("marker", participant.where, producer.id), self.clock.now()
         fault = self.plan.fault(call)
@@ -301,7 +349,9 @@ class Cluster:
 
     def begun(self, producer: Producer) -> None:
         """Note that a transaction is open."""
-        self._deadlines[producer] = deadline = self.clock.now() + self._transaction_timeout_s
+        self._deadlines[producer] = deadline = (
+            self.clock.now() + self._transaction_timeout_s
+        )
         self.expect(deadline)
 
     def ended(self, producer: Producer) -> None:
@@ -328,16 +378,24 @@ class Cluster:
 class _State(MemoryState):
     """The state machine; the cluster delays the markers of a transaction's end."""
 
-    def __init__(self, cluster: Cluster, check_fence: CheckFence, waiting: dict[int, Wake]) -> None:
+    def __init__(
+        self, cluster: Cluster, check_fence: CheckFence, waiting: dict[int, Wake]
+    ) -> None:
         ids = count(1)
-        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=cluster.changed(waiting))
+        super().__init__(
+            check_fence,
+            new_id=lambda: f"topic-{next(ids)}",
+            changed=cluster.changed(waiting),
+        )
         self._cluster = cluster
 
     def begin(self, session: ProducerSession) -> None:
         super().begin(session)
         self._cluster.begun(session.producer)
 
-    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+    def tell(
+        self, participant: Participant, producer: Producer, *, commit: bool
+    ) -> None:
         self._cluster.tell(participant, producer, commit=commit)
 
     def _end(self, producer: Producer, *, commit: bool) -> None:

@@ -48,11 +48,20 @@ class SimulatedLog:
         return SimulatedReader(self._client, committed_only=committed_only)
 
     def writer(
-        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+        self,
+        transactional_id: str | None = None,
+        written: Callable[[], Collection[str]] | None = None,
     ) -> SimulatedWriter:
         """Return a writer; a transactional one takes over its id."""
         looks = (written or self.partitions) if self._settles else None
-        return SimulatedWriter(self._client, transactional_id, self.end_offset, self._answer_s, looks, self._kept_s)
+        return SimulatedWriter(
+            self._client,
+            transactional_id,
+            self.end_offset,
+            self._answer_s,
+            looks,
+            self._kept_s,
+        )
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End hanging transactions of unused ids in these topics."""
@@ -63,32 +72,55 @@ class SimulatedLog:
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""
         known = self._ask(
-            "topics", "", lambda: {name: len(topic.partitions) for name, topic in self._state.topics.items()}
+            "topics",
+            "",
+            lambda: {
+                name: len(topic.partitions)
+                for name, topic in self._state.topics.items()
+            },
         )
-        return known if topics is None else {name: known[name] for name in topics if name in known}
+        return (
+            known
+            if topics is None
+            else {name: known[name] for name in topics if name in known}
+        )
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create the topics that do not exist yet."""
         for spec in specs:
             if spec.partitions < 1:
-                raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
-            self._ask("create topics", spec.name, lambda spec=spec: self._state.create_topic(spec))  # type: ignore[misc]
+                raise LogError(
+                    f'topic "{spec.name}" cannot have {spec.partitions} partitions'
+                )
+            self._ask(
+                "create topics",
+                spec.name,
+                lambda spec=spec: self._state.create_topic(spec),  # type: ignore[misc]
+            )
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """Delete these topics; one that does not exist is fine."""
         for name in names:
-            self._ask("delete topics", name, lambda name=name: self._state.delete_topic(name))  # type: ignore[misc]
+            self._ask(
+                "delete topics",
+                name,
+                lambda name=name: self._state.delete_topic(name),  # type: ignore[misc]
+            )
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration as it was given."""
-        return self._ask("describe topic", topic, lambda: dict(self._state.topic(topic).spec.config))
+        return self._ask(
+            "describe topic", topic, lambda: dict(self._state.topic(topic).spec.config)
+        )
 
     def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the configuration of each of these topics, in one request."""
         return self._ask(
             "describe topic",
             ", ".join(topics),
-            lambda: {topic: dict(self._state.topic(topic).spec.config) for topic in topics},
+            lambda: {
+                topic: dict(self._state.topic(topic).spec.config) for topic in topics
+            },
         )
 
     def topic_id(self, topic: str) -> str:
@@ -97,36 +129,54 @@ class SimulatedLog:
 
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""
-        return self._ask("start offset", partition, lambda: self._state.partition(partition).start)
+        return self._ask(
+            "start offset", partition, lambda: self._state.partition(partition).start
+        )
 
     def end_offset(self, partition: TopicPartition) -> int:
         """Return the true end; with the fault `Stale`, an earlier one."""
-        return self._ask("end offset", partition, lambda: self._state.partition(partition).end)
+        return self._ask(
+            "end offset", partition, lambda: self._state.partition(partition).end
+        )
 
-    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Return the true end of each of these partitions; with the fault `Stale`, earlier ones."""
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         """Return the first offset of a record that is not older than this; the end if there is none."""
-        return self._ask("start offset", partition, lambda: self._state.partition(partition).offset_at(timestamp_ms))
+        return self._ask(
+            "start offset",
+            partition,
+            lambda: self._state.partition(partition).offset_at(timestamp_ms),
+        )
 
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the end that a broker reports: the same request here."""
         return self.end_offset(partition)
 
-    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+    def silent_replicas(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, frozenset[int]]:
         """Return nothing: no record waits for replicas."""
         return {}
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
-        self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))
+        self._ask(
+            "delete records",
+            partition,
+            lambda: self._state.delete_before(partition, offset),
+        )
 
     def close(self) -> None:
         """Do nothing: it has no connections."""
 
-    def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
+    def _ask(
+        self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]
+    ) -> T:
         return self._client.ask(kind, where, effect, self._answer_s)
 
 
@@ -150,33 +200,57 @@ class SimulatedGroup:
             LogError: retryable: it may or may not have counted.
         """
         self._client.ask(
-            "commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s
+            "commit offsets",
+            self._group,
+            lambda: self._cluster.state.send_offsets(offsets, fence),
+            self._timeout_s,
         )
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
         """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may
         still change.
         """
         group = self._cluster.state.group(self._group)
         committed, open_ = self._client.ask(
-            "fetch offsets", self._group, lambda: (group.committed, group.unstable), self._timeout_s
+            "fetch offsets",
+            self._group,
+            lambda: (group.committed, group.unstable),
+            self._timeout_s,
         )
         asked = list(committed if partitions is None else partitions)
         unstable = open_.intersection(asked) if stable else frozenset[TopicPartition]()
         return FetchedOffset(
-            {partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable
+            {
+                partition: committed.get(partition)
+                for partition in asked
+                if partition not in unstable
+            },
+            unstable,
         )
 
     def open_transactions(self) -> frozenset[str]:
         """Return the transactional ids with open transactions, of the coordinators that answer."""
-        producers, answers = self._cluster.state.producers, self._cluster.brokers.answers
+        producers, answers = (
+            self._cluster.state.producers,
+            self._cluster.brokers.answers,
+        )
 
         def opened() -> frozenset[str]:
-            return frozenset(id_ for id_, producer in producers.items() if producer.open and answers(id_))
+            return frozenset(
+                id_
+                for id_, producer in producers.items()
+                if producer.open and answers(id_)
+            )
 
-        return self._client.ask("list transactions", self._group, opened, self._timeout_s)
+        return self._client.ask(
+            "list transactions", self._group, opened, self._timeout_s
+        )
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+    def end_transaction(
+        self, transactional_id: str, timeout_ms: int | None = None
+    ) -> None:
         """Abort the open transaction of an id, and fence its writer.
 
         Raises:

@@ -133,7 +133,11 @@ class On:
 
     def meets(self, call: Call) -> bool:
         """Whether this request meets the fault; call it once for each request."""
-        if self.kind != call.kind or self.where not in (None, call.where) or self.by not in (None, call.by):
+        if (
+            self.kind != call.kind
+            or self.where not in (None, call.where)
+            or self.by not in (None, call.by)
+        ):
             return False
         self._seen += 1
         return self.nth <= self._seen < self.nth + self.times

@@ -38,7 +38,9 @@ class SimulatedReader(MemoryReader):
             self._batches = self._take(most)
         return bool(self._batches)
 
-    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
+    def _read(
+        self, partition: TopicPartition, reading: Reading, most: int
+    ) -> tuple[list[RecordBatch], int]:
         brokers = self._cluster.brokers
         epoch = brokers.leader(partition).epoch
         # it asks the old leader, is refused, and learns the new one

@@ -6,9 +6,22 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.group.requests import FetchedOffset
-from coopstreams.log.log import GroupFence, Position, Reader, RecordBatch, TopicSpec, Writer
+from coopstreams.log.log import (
+    GroupFence,
+    Position,
+    Reader,
+    RecordBatch,
+    TopicSpec,
+    Writer,
+)
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    FencedError,
+    LogError,
+    OffsetOutOfRangeError,
+    RefusedError,
+)
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.log.reading import fill, numbers, read_all, records, values, write
@@ -16,23 +29,44 @@ from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
-from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Slow, Stale, Torn
+from tests.simulation.kafka.plan import (
+    Crash,
+    Crashed,
+    Early,
+    Fault,
+    Late,
+    Lost,
+    On,
+    Script,
+    Skipped,
+    Slow,
+    Stale,
+    Torn,
+)
 
-A, B, SOURCE = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("source", 0)
+A, B, SOURCE = (
+    TopicPartition("a", 0),
+    TopicPartition("b", 0),
+    TopicPartition("source", 0),
+)
 ME = GroupFence("g", 1, "me")
 
 
 class Setting:
     """A cluster with three topics, and one client of it."""
 
-    def __init__(self, *rules: On, skips: bool = False, settles: bool = True, generation: int = 1) -> None:
+    def __init__(
+        self, *rules: On, skips: bool = False, settles: bool = True, generation: int = 1
+    ) -> None:
         self.clock = VirtualClock()
         self.generation = generation
         self.cluster = Cluster(
             Script(rules),
             self.clock,
             skips=skips,
-            check_fence=lambda fence: None if fence.generation == self.generation else "stale",
+            check_fence=lambda fence: (
+                None if fence.generation == self.generation else "stale"
+            ),
         )
         self.log = SimulatedLog(Client(self.cluster, "me"), settles=settles)
         self.group = SimulatedGroup(Client(self.cluster, "me"), "g")
@@ -56,7 +90,11 @@ class Setting:
     def counts(self) -> tuple[list[str | None], list[str | None], int | None]:
         """Return the committed records and the group's offset."""
         fetched = self.group.fetch_offsets([SOURCE], stable=False).offsets[SOURCE]
-        return values(read_all(self.log, A)), values(read_all(self.log, B)), fetched and fetched[0]
+        return (
+            values(read_all(self.log, A)),
+            values(read_all(self.log, B)),
+            fetched and fetched[0],
+        )
 
     def reader(self, *partitions: TopicPartition) -> Reader:
         reader = self.log.reader()
@@ -68,7 +106,9 @@ def offsets(batches: list[RecordBatch]) -> list[int]:
     return [record.offset for record in records(batches)]
 
 
-@pytest.mark.parametrize(("fault", "counted"), [(Lost(), False), (Lost(answer=True), True)])
+@pytest.mark.parametrize(
+    ("fault", "counted"), [(Lost(), False), (Lost(answer=True), True)]
+)
 def test_a_commit_without_an_answer_counted_or_did_not_and_the_next_transaction_is_another(
     fault: Fault, counted: bool
 ) -> None:
@@ -79,12 +119,16 @@ def test_a_commit_without_an_answer_counted_or_did_not_and_the_next_transaction_
         setting.transact(writer, "doubt")
     assert raised.value.retryable
     writer.abort()
-    assert setting.counts() == ((["doubt"], ["doubt"], 5) if counted else ([], [], None))
+    assert setting.counts() == (
+        (["doubt"], ["doubt"], 5) if counted else ([], [], None)
+    )
     setting.transact(writer, "next")
     assert setting.counts()[0] == ["doubt", "next"][not counted :]
 
 
-def test_a_commit_that_arrives_late_is_refused_once_the_id_was_taken_over_and_counts_if_nobody_did() -> None:
+def test_a_commit_that_arrives_late_is_refused_once_the_id_was_taken_over_and_counts_if_nobody_did() -> (
+    None
+):
     for taken_over in (True, False):
         setting = Setting(On("commit", Late(5.0)))
         writer = setting.log.writer("tx")
@@ -107,7 +151,9 @@ def test_an_abort_without_an_answer_is_done_by_taking_the_id_over(answer: bool) 
     assert setting.counts() == (["next"], ["next"], 4)
 
 
-def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_them_certain() -> None:
+def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_them_certain() -> (
+    None
+):
     """`test_committed_offsets_wait_for_a_transaction_that_is_open`."""
     setting = Setting(On("marker", Late(3.0), where="g"))
     setting.group.commit({SOURCE: (1, "plain"), A: (7, "")}, ME)
@@ -120,12 +166,18 @@ def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_the
     assert setting.group.fetch_offsets(None).offsets == {SOURCE: (6, ""), A: (7, "")}
 
 
-def test_offsets_that_become_stable_while_the_answer_is_on_its_way_are_unstable_in_it() -> None:
-    setting = Setting(On("marker", Late(3.0), where="g"), On("fetch offsets", Slow(0.0, answer=5.0)))
+def test_offsets_that_become_stable_while_the_answer_is_on_its_way_are_unstable_in_it() -> (
+    None
+):
+    setting = Setting(
+        On("marker", Late(3.0), where="g"), On("fetch offsets", Slow(0.0, answer=5.0))
+    )
     setting.group.commit({SOURCE: (1, "plain")}, ME)
     setting.transact(setting.log.writer("tx"), "counts")
     setting.clock.sleep = setting.pass_time  # type: ignore[method-assign]  # others act while the answer comes
-    assert setting.group.fetch_offsets([SOURCE]) == FetchedOffset({}, frozenset({SOURCE}))
+    assert setting.group.fetch_offsets([SOURCE]) == FetchedOffset(
+        {}, frozenset({SOURCE})
+    )
     assert setting.group.fetch_offsets([SOURCE]).offsets == {SOURCE: (6, "")}
 
 
@@ -139,7 +191,9 @@ def test_an_offset_that_was_committed_after_that_of_a_transaction_stays() -> Non
     assert setting.group.fetch_offsets([SOURCE]).offsets == {SOURCE: (9, "")}
 
 
-def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_waits_for_both() -> None:
+def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_waits_for_both() -> (
+    None
+):
     setting = Setting(On("marker", Late(3.0), where=B))
     writer = setting.log.writer("tx")
     setting.transact(writer, "first")
@@ -151,7 +205,9 @@ def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_w
 
 
 @pytest.mark.parametrize("settles", [True, False])
-def test_a_marker_that_is_never_written_lets_the_next_transaction_decide_unless_the_writer_looks(settles: bool) -> None:
+def test_a_marker_that_is_never_written_lets_the_next_transaction_decide_unless_the_writer_looks(
+    settles: bool,
+) -> None:
     """KAFKA-20734: `tests/log/test_hanging_transactions.py`, `tests/broker/test_hanging_transactions.py`."""
     setting = Setting(On("marker", Skipped(), where=B), skips=True, settles=settles)
     writer = setting.log.writer("tx")
@@ -232,7 +288,11 @@ def test_offsets_expire_and_go_with_their_topic() -> None:
     setting.group.commit({SOURCE: (5, ""), A: (6, ""), B: (7, "")}, ME)
     setting.cluster.do("expire", "g", A)
     setting.cluster.do("remake", "b")
-    assert setting.group.fetch_offsets([SOURCE, A, B]).offsets == {SOURCE: (5, ""), A: None, B: None}
+    assert setting.group.fetch_offsets([SOURCE, A, B]).offsets == {
+        SOURCE: (5, ""),
+        A: None,
+        B: None,
+    }
     setting.cluster.do("expire", "g")
     assert setting.group.fetch_offsets(None).offsets == {}
 
@@ -248,7 +308,9 @@ def test_a_topic_made_anew_has_another_id_and_no_old_offsets() -> None:
     with pytest.raises(OffsetOutOfRangeError):
         reader.fetch(3, 0)
     fill(setting.log, A, numbers(9))
-    assert offsets(reader.fetch(100, 0)) == [3, 4, 5, 6, 7, 8], "grown past the position: it looks right"
+    assert offsets(reader.fetch(100, 0)) == [3, 4, 5, 6, 7, 8], (
+        "grown past the position: it looks right"
+    )
 
 
 def test_retention_and_compaction_happen_under_a_reader() -> None:
@@ -265,17 +327,29 @@ def test_retention_and_compaction_happen_under_a_reader() -> None:
         reader.fetch(9, 0)
 
 
-def test_a_fetch_gives_a_part_of_one_partition_and_nothing_of_the_other_and_the_rest_later() -> None:
-    setting = Setting(On("fetch", Torn(2), where=A, times=2), On("fetch", Lost(), where=B))
+def test_a_fetch_gives_a_part_of_one_partition_and_nothing_of_the_other_and_the_rest_later() -> (
+    None
+):
+    setting = Setting(
+        On("fetch", Torn(2), where=A, times=2), On("fetch", Lost(), where=B)
+    )
     fill(setting.log, A, numbers(4))
     fill(setting.log, B, numbers(1))
     reader = setting.reader(A, B)
     reader.route(A, KeyRange.split(2))
-    told = [{batch.partition: (batch.next_offset, batch.at_end) for batch in reader.fetch(100, 0)} for _ in range(4)]
+    told = [
+        {
+            batch.partition: (batch.next_offset, batch.at_end)
+            for batch in reader.fetch(100, 0)
+        }
+        for _ in range(4)
+    ]
     assert told == [{A: (2, False)}, {B: (1, True), A: (4, False)}, {A: (4, True)}, {}]
 
 
-def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_successor() -> None:
+def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_successor() -> (
+    None
+):
     setting = Setting(On("end offset", Stale(), times=10))
     fill(setting.log, A, numbers(3))
     old = setting.cluster.brokers.leader(A).broker
@@ -291,7 +365,9 @@ def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_succes
     assert setting.log.end_offset(A) == 5
 
 
-def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_transaction() -> None:
+def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_transaction() -> (
+    None
+):
     """An opener that gets a stale end opens too early: the reason why `end_offset` must be the true one."""
     setting = Setting(On("end offset", Stale()))
     follower = Follower(setting.log, "g")
@@ -300,7 +376,9 @@ def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_trans
     setting.cluster.do("fail_over", old)
     writer = setting.log.writer("earlier owner")
     writer.begin()
-    writer.append(COMMIT_TOPIC, [b"k"], [b"v"], [1], partitions=follower.partition.partition)
+    writer.append(
+        COMMIT_TOPIC, [b"k"], [b"v"], [1], partitions=follower.partition.partition
+    )
     writer.flush(1)
     setting.cluster.do("start", old)
     assert follower.passed(follower.barrier()), "told by the leader of before"
@@ -315,7 +393,9 @@ def test_a_coordinator_that_stood_still_tells_old_offsets() -> None:
     setting.cluster.do("fail_over", old)
     setting.group.commit({SOURCE: (2, "")}, ME)
     setting.cluster.do("start", old)
-    assert [setting.group.fetch_offsets([SOURCE]).offsets[SOURCE] for _ in range(3)] == [(2, ""), (1, ""), (2, "")]
+    assert [
+        setting.group.fetch_offsets([SOURCE]).offsets[SOURCE] for _ in range(3)
+    ] == [(2, ""), (1, ""), (2, "")]
 
 
 def test_clients_go_on_with_another_leader() -> None:
@@ -359,7 +439,9 @@ def test_a_transaction_whose_place_has_no_leader_keeps_the_next_one_waiting() ->
     assert setting.counts()[:2] == (["first"], [])
 
 
-def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes_on() -> None:
+def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes_on() -> (
+    None
+):
     """`test_a_record_that_is_too_large_surfaces_and_the_writer_recovers`, `tests/broker/test_refused_records.py`."""
     setting = Setting()
     setting.log.create_topics([TopicSpec("small", 1, {"max.message.bytes": "3"})])
@@ -375,7 +457,10 @@ def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes
     assert setting.counts() == (["fits"], ["fits"], 4)
 
 
-@pytest.mark.parametrize(("fault", "now", "later"), [(Lost(), 0, 0), (Lost(answer=True), 1, 1), (Late(5.0), 0, 1)])
+@pytest.mark.parametrize(
+    ("fault", "now", "later"),
+    [(Lost(), 0, 0), (Lost(answer=True), 1, 1), (Late(5.0), 0, 1)],
+)
 def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_have_taken_over(
     fault: Fault, now: int, later: int
 ) -> None:
@@ -387,7 +472,9 @@ def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_
     assert len(read_all(setting.log, A)) == now
     fill(setting.log, A, ["new"])
     setting.pass_time(5.0)
-    assert values(read_all(setting.log, A)) == ["old"] * now + ["new"] + ["old"] * (later - now)
+    assert values(read_all(setting.log, A)) == ["old"] * now + ["new"] + ["old"] * (
+        later - now
+    )
 
 
 def test_records_that_waited_with_a_client_that_stood_still_are_given_up() -> None:
@@ -404,20 +491,31 @@ def test_records_that_waited_with_a_client_that_stood_still_are_given_up() -> No
 
 @pytest.mark.parametrize(
     ("rules", "there"),
-    [((), []), ((On("append", Early(), where=B),), ["b"]), ((On("append", Early(), where=A),), ["a"])],
+    [
+        ((), []),
+        ((On("append", Early(), where=B),), ["b"]),
+        ((On("append", Early(), where=A),), ["a"]),
+    ],
 )
-def test_a_process_that_ends_before_its_flush_has_written_any_part(rules: tuple[On, ...], there: list[str]) -> None:
+def test_a_process_that_ends_before_its_flush_has_written_any_part(
+    rules: tuple[On, ...], there: list[str]
+) -> None:
     setting = Setting(*rules, On("produce", Crash(), nth=1 + len(rules)))
     writer = setting.log.writer()
     write(writer, A, ["a"])
     write(writer, B, ["b"])
     with pytest.raises(Crashed):
         writer.flush(1)
-    assert [*values(read_all(setting.log, A)), *values(read_all(setting.log, B))] == there
+    assert [
+        *values(read_all(setting.log, A)),
+        *values(read_all(setting.log, B)),
+    ] == there
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_process_that_ends_at_its_commit_leaves_it_to_whoever_takes_over(after: bool) -> None:
+def test_a_process_that_ends_at_its_commit_leaves_it_to_whoever_takes_over(
+    after: bool,
+) -> None:
     setting = Setting(On("commit", Crash(after=after)))
     with pytest.raises(Crashed):
         setting.transact(setting.log.writer("tx"), "first")

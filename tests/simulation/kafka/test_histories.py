@@ -33,7 +33,9 @@ from tests.simulation.kafka.plan import (
     Torn,
 )
 
-PARTITIONS = [TopicPartition(topic, number) for topic in ("out", "changes") for number in range(2)]
+PARTITIONS = [
+    TopicPartition(topic, number) for topic in ("out", "changes") for number in range(2)
+]
 GROUP = GroupFence("g", 1, "m")
 LOSSES: list[tuple[float, Fault]] = [
     (0.02, Lost()),
@@ -55,7 +57,11 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "end offset": [(0.2, Stale())],
 }
 IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
-    kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)]
+    kind: [
+        (rate, fault)
+        for rate, fault in faults
+        if kind == "marker" or not isinstance(fault, Late)
+    ]
     for kind, faults in RATES.items()
 }
 """For brokers that skip markers: if a commit arrives between the check of the transaction and `InitProducerId`, its
@@ -132,15 +138,30 @@ class World:
         self.events: list[Event] = []
         self.clock = VirtualClock()
         plan = Chance(Random(seed + 1), IN_TIME if skips else RATES)
-        self.cluster = Cluster(plan, self.clock, skips=skips, transaction_timeout_s=60.0, note=self.events.append)
+        self.cluster = Cluster(
+            plan,
+            self.clock,
+            skips=skips,
+            transaction_timeout_s=60.0,
+            note=self.events.append,
+        )
         self.log = SimulatedLog(Client(self.cluster, "observer"), settles=settles)
-        self.log.create_topics([TopicSpec("out", 2), TopicSpec("changes", 2), TopicSpec("source", 3)])
+        self.log.create_topics(
+            [TopicSpec("out", 2), TopicSpec("changes", 2), TopicSpec("source", 3)]
+        )
         self.group = SimulatedGroup(Client(self.cluster, "observer"), "g")
         self.processes = [
-            Process(SimulatedLog(Client(self.cluster, f"p{i}"), settles=settles), f"tx-{i}", i) for i in range(3)
+            Process(
+                SimulatedLog(Client(self.cluster, f"p{i}"), settles=settles),
+                f"tx-{i}",
+                i,
+            )
+            for i in range(3)
         ]
         self.readers: dict[TopicPartition, Reader] = {}
-        self.read: dict[TopicPartition, list[tuple[int, bytes | None]]] = {partition: [] for partition in PARTITIONS}
+        self.read: dict[TopicPartition, list[tuple[int, bytes | None]]] = {
+            partition: [] for partition in PARTITIONS
+        }
         for partition in PARTITIONS:
             self.readers[partition] = self.log.reader()
             self.readers[partition].assign({partition: Position(0)})
@@ -148,7 +169,9 @@ class World:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            match self.rng.choice(("act",) * 8 + ("fetch",) * 6 + ("time",) * 3 + ("broker", "hunt")):
+            match self.rng.choice(
+                ("act",) * 8 + ("fetch",) * 6 + ("time",) * 3 + ("broker", "hunt")
+            ):
                 case "act":
                     self.rng.choice(self.processes).act(self.rng, self.seen)
                 case "fetch":
@@ -185,7 +208,9 @@ class World:
         """Fetch once; return whether records came."""
         runs = self.readers[partition].fetch(self.rng.randint(1, 5), 0)
         for run in runs:
-            self.read[partition] += zip(run.columns.offsets, run.columns.keys, strict=True)
+            self.read[partition] += zip(
+                run.columns.offsets, run.columns.keys, strict=True
+            )
         return bool(runs)
 
     def finish(self) -> None:
@@ -202,17 +227,21 @@ class World:
         assert self.group.open_transactions() == frozenset()
         for partition in PARTITIONS:
             end = self.log.end_offset(partition)
-            assert self.cluster.state.partition(partition).stable_end == end, f"a transaction hangs in {partition}"
+            assert self.cluster.state.partition(partition).stable_end == end, (
+                f"a transaction hangs in {partition}"
+            )
             self.fetch(partition)  # the fetch may only learn of a new leader
             while self.fetch(partition):
                 pass
             fresh = self.log.reader()
             fresh.assign({partition: Position(0)})
             (run,) = fresh.fetch(1 << 30, 0)
-            assert self.read[partition] == list(zip(run.columns.offsets, run.columns.keys, strict=True)), (
-                f"{partition} was not read once and in order"
-            )
-        fetched = self.group.fetch_offsets([process.source for process in self.processes])
+            assert self.read[partition] == list(
+                zip(run.columns.offsets, run.columns.keys, strict=True)
+            ), f"{partition} was not read once and in order"
+        fetched = self.group.fetch_offsets(
+            [process.source for process in self.processes]
+        )
         assert not fetched.unstable
         for process in self.processes:
             self.judge(process, fetched.offsets[process.source])
@@ -220,13 +249,23 @@ class World:
     def judge(self, process: Process, offset: tuple[int, str] | None) -> None:
         counted = 0
         for number, told in enumerate(process.told, 1):
-            where = {partition for partition in PARTITIONS if told.name in (key for _, key in self.read[partition])}
+            where = {
+                partition
+                for partition in PARTITIONS
+                if told.name in (key for _, key in self.read[partition])
+            }
             assert where in (set(), told.wrote), f"{told} counts in {where} only"
-            assert told.ended != "committed" or where, f"{told} was acknowledged and is lost"
-            assert told.ended != "void" or not where, f"{told} was never committed and counts"
+            assert told.ended != "committed" or where, (
+                f"{told} was acknowledged and is lost"
+            )
+            assert told.ended != "void" or not where, (
+                f"{told} was never committed and counts"
+            )
             counted = number if where else counted
             self.seen[f"{told.ended}, {'counts' if where else 'does not'}"] += 1
-        assert (offset[0] if offset else 0) == counted, f"{process.id}: the offsets say {offset}, the records {counted}"
+        assert (offset[0] if offset else 0) == counted, (
+            f"{process.id}: the offsets say {offset}, the records {counted}"
+        )
 
 
 def history(seed: int, **options: bool) -> World:
@@ -238,14 +277,18 @@ def history(seed: int, **options: bool) -> World:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("skips", [False, True], ids=["", "brokers that skip markers"])
-def test_what_was_acknowledged_counts_and_what_is_in_doubt_counts_whole_or_not_at_all(skips: bool) -> None:
+def test_what_was_acknowledged_counts_and_what_is_in_doubt_counts_whole_or_not_at_all(
+    skips: bool,
+) -> None:
     base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run
     seen: Counter[str] = Counter()
     for seed in range(base, base + int(os.environ.get("COOPSTREAMS_HISTORIES", "300"))):
         try:
             seen += history(seed, skips=skips).seen
         except AssertionError as wrong:
-            raise AssertionError(f"history {seed} is wrong; again: history({seed}, skips={skips})") from wrong
+            raise AssertionError(
+                f"history {seed} is wrong; again: history({seed}, skips={skips})"
+            ) from wrong
     print(f"seeds {base}..: {dict(seen)}")
     expected = (
         "committed, counts",
@@ -271,6 +314,7 @@ def test_a_writer_that_does_not_finish_what_hangs_loses_what_was_acknowledged() 
             history(seed, settles=False, skips=True)
 
     with pytest.raises(
-        AssertionError, match=r"acknowledged and is lost|hangs in|counts in|never committed and counts|the offsets say"
+        AssertionError,
+        match=r"acknowledged and is lost|hangs in|counts in|never committed and counts|the offsets say",
     ):
         all_agree()

@@ -91,7 +91,9 @@ class SimulatedWriter:
             )
             return
         chosen = (
-            [partitions] * len(keys) if isinstance(partitions, int) else choose_partitions(stored, keys, partitions)
+            [partitions] * len(keys)
+            if isinstance(partitions, int)
+            else choose_partitions(stored, keys, partitions)
         )
         for number, rows in by_partition(chosen).items():
             if not 0 <= number < len(stored.partitions):
@@ -107,7 +109,11 @@ class SimulatedWriter:
                 self._client.now(),
             )
             self._queue.setdefault(partition, []).append(batch)
-            if self._cluster.heed(Call("append", partition, self._client.by)) == Early() and self._failure is None:
+            if (
+                self._cluster.heed(Call("append", partition, self._client.by))
+                == Early()
+                and self._failure is None
+            ):
                 try:
                     self._send(partition, self._timeout_s)
                 except LogError as error:
@@ -128,15 +134,23 @@ class SimulatedWriter:
 
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return the offset after this writer's last record there, or else the partition's end."""
-        return self._delivered[partition] if partition in self._delivered else self._end_offset(partition)
+        return (
+            self._delivered[partition]
+            if partition in self._delivered
+            else self._end_offset(partition)
+        )
 
     def begin(self) -> None:
         """Begin a transaction."""
         if self._id is None:
-            raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
+            raise LogError(
+                "this writer has no transactional id; make it with log.writer(transactional_id)"
+            )
         if self._closed or self._open:
             raise LogError(
-                "this writer is closed" if self._closed else "a transaction is open already; commit or abort it first"
+                "this writer is closed"
+                if self._closed
+                else "a transaction is open already; commit or abort it first"
             )
         if self._session is None:
             self._take_over(self._id)
@@ -196,7 +210,9 @@ class SimulatedWriter:
         if self._closed:
             raise LogError("this writer is closed")
         if self._id is not None and in_transaction and not self._open:
-            raise LogError("a transactional writer writes inside transactions only; begin one first")
+            raise LogError(
+                "a transactional writer writes inside transactions only; begin one first"
+            )
 
     def _usable(self) -> ProducerSession:
         """Return the session of the transaction, if it is not void."""
@@ -233,15 +249,23 @@ class SimulatedWriter:
 
     def _send(self, partition: TopicPartition, timeout_s: float) -> None:
         """Send the records that wait for one partition, as one request."""
-        batches, session, state = self._queue.pop(partition), self._session, self._cluster.state
+        batches, session, state = (
+            self._queue.pop(partition),
+            self._session,
+            self._cluster.state,
+        )
 
         def effect() -> int:
             # Asked with each attempt: a process may have stood still since the last one.
             if session is None and self._client.now() - batches[0].since > self._kept_s:
-                raise DeliveryError(f"records for {partition} have waited for too long", retryable=True)
+                raise DeliveryError(
+                    f"records for {partition} have waited for too long", retryable=True
+                )
             topic = state.topics.get(partition.topic)
             if topic is None:
-                raise DeliveryError(f'topic "{partition.topic}" does not exist any more')
+                raise DeliveryError(
+                    f'topic "{partition.topic}" does not exist any more'
+                )
             for batch in batches:
                 check_records(topic, batch.keys, batch.values)
             if session is not None:
@@ -259,7 +283,9 @@ class SimulatedWriter:
         except (DeliveryError, FencedError):
             raise
         except LogError as error:
-            raise DeliveryError(f"records for {partition} are not acknowledged: {error}", retryable=True) from error
+            raise DeliveryError(
+                f"records for {partition} are not acknowledged: {error}", retryable=True
+            ) from error
         if self._id is not None:
             self._delivered[partition] = end
 
@@ -285,6 +311,8 @@ class SimulatedWriter:
         """Make this producer void by an error; return the error."""
         self._void = True
         self._fenced = self._fenced or (
-            isinstance(error, FencedError) and self._session is not None and self._session.is_fenced
+            isinstance(error, FencedError)
+            and self._session is not None
+            and self._session.is_fenced
         )
         return error

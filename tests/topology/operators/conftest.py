@@ -26,7 +26,12 @@ def run(
     builder = StreamsBuilder("app")
     made = write(builder.stream("in", key=serdes.text, value=serdes.json))
     (made.to_stream() if isinstance(made, KTable) else made).to("out")
-    return outputs(builder.build(), *(("in", *record) for record in records), ranges=ranges, caching=caching)
+    return outputs(
+        builder.build(),
+        *(("in", *record) for record in records),
+        ranges=ranges,
+        caching=caching,
+    )
 
 
 @pytest.fixture

@@ -18,13 +18,22 @@ Event: TypeAlias = tuple[str, Any, Any, int]
 
 
 def outputs(
-    topology: Topology, *events: Event, ranges: int = 1, caching: bool = False, commit_every: int = 1000
+    topology: Topology,
+    *events: Event,
+    ranges: int = 1,
+    caching: bool = False,
+    commit_every: int = 1000,
 ) -> list[tuple[Any, Any, int]]:
     """Return the outputs of these records, in order, as (key, value, timestamp); windowed keys as text."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         _feed(driver, events, commit_every)
-        found = [(record.key, record.value, record.timestamp) for record in driver.outputs()]
-    return [(str(key) if isinstance(key, Windowed) else key, value, at) for key, value, at in found]
+        found = [
+            (record.key, record.value, record.timestamp) for record in driver.outputs()
+        ]
+    return [
+        (str(key) if isinstance(key, Windowed) else key, value, at)
+        for key, value, at in found
+    ]
 
 
 def results(
@@ -41,11 +50,15 @@ def results(
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         _feed(driver, inputs, commit_every)
         for record in driver.outputs():
-            found[record.topic, str(record.key)].append((record.value, record.timestamp))
+            found[record.topic, str(record.key)].append(
+                (record.value, record.timestamp)
+            )
         return found, {store: driver.store(store).all() for store in stores}
 
 
-def _feed(driver: TopologyTestDriver, inputs: Iterable[Event], commit_every: int) -> None:
+def _feed(
+    driver: TopologyTestDriver, inputs: Iterable[Event], commit_every: int
+) -> None:
     for number, (topic, key, value, timestamp) in enumerate(inputs, 1):
         driver.input(topic).send(key, value, timestamp)
         if number % commit_every == 0:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams import (
+    KTable,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+)
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 from tests.topology.operators.results import outputs
@@ -25,9 +32,9 @@ def balance(windows: Any = None, **more: Any) -> Topology:
     paid = builder.stream("paid", key=serdes.text, value=serdes.int64).group_by_key()
     spent = builder.stream("spent", key=serdes.text, value=serdes.int64).group_by_key()
     both: Any = paid.cogroup(earn).cogroup(spent, take)
-    table: KTable[Any, int] = (both.windowed_by(windows) if windows else both).aggregate(
-        int, **more, value=serdes.int64, store="balance"
-    )
+    table: KTable[Any, int] = (
+        both.windowed_by(windows) if windows else both
+    ).aggregate(int, **more, value=serdes.int64, store="balance")
     table.to_stream().to("out")
     return builder.build()
 
@@ -45,7 +52,9 @@ def test_it_works_in_all_windows() -> None:
         ("[a@10/20]", 3, 12),
         ("[a@20/30]", 1, 23),
     ]
-    sessions = balance(SessionWindows(milliseconds=5), merger=lambda _, one, other: one + other)
+    sessions = balance(
+        SessionWindows(milliseconds=5), merger=lambda _, one, other: one + other
+    )
     assert outputs(sessions, *records, ranges=3) == [
         ("[a@11/11]", 5, 11),
         ("[a@11/11]", None, 11),
@@ -62,7 +71,9 @@ def test_it_works_in_all_windows() -> None:
 def test_keys_must_be_written_alike() -> None:
     builder = StreamsBuilder("app")
     one = builder.stream("one", key=serdes.text, value=serdes.int64).group_by_key()
-    other: Any = builder.stream("other", key=serdes.json, value=serdes.int64).group_by_key()
+    other: Any = builder.stream(
+        "other", key=serdes.json, value=serdes.int64
+    ).group_by_key()
     with pytest.raises(TopologyError, match="equal keys have different bytes"):
         one.cogroup(add).cogroup(other, add).aggregate(int, value=serdes.int64)
 

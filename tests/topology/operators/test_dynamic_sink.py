@@ -25,7 +25,10 @@ def test_a_function_of_key_and_value_names_the_topic(ranges: int) -> None:
         topic.send("a", {"kind": "x"}, 1)
         topic.send("b", {"kind": "y"}, 2, [("h", b"1")])
         topic.send("a", {"kind": "x"}, 3)
-        seen = [(record.topic, record.value, record.timestamp, record.headers) for record in driver.outputs()]
+        seen = [
+            (record.topic, record.value, record.timestamp, record.headers)
+            for record in driver.outputs()
+        ]
         assert seen == [
             ("a-x", {"kind": "x"}, 1, []),
             ("b-y", {"kind": "y"}, 2, [("h", b"1")]),
@@ -34,7 +37,12 @@ def test_a_function_of_key_and_value_names_the_topic(ranges: int) -> None:
         assert len(driver.output("a-x", serdes.text, serdes.json).read()) == 2
 
 
-@pytest.mark.parametrize("topic_of", [lambda _, __: "not a topic", lambda _, __: None, lambda _, __: ["a"]])
+@pytest.mark.parametrize(
+    "topic_of", [lambda _, __: "not a topic", lambda _, __: None, lambda _, __: ["a"]]
+)
 def test_what_is_no_topic_fails_the_record(topic_of: Any) -> None:
-    with driver_of(topic_of) as driver, pytest.raises(ProcessingError, match="KSTREAM-SINK"):
+    with (
+        driver_of(topic_of) as driver,
+        pytest.raises(ProcessingError, match="KSTREAM-SINK"),
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 1)

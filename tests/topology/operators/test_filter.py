@@ -12,11 +12,15 @@ def even(_: str, value: int | None) -> bool:
 
 
 def test_a_filter_keeps_what_passes(flow: Any) -> None:
-    assert flow(lambda stream: stream.filter(even), ("a", 1, 0), ("b", 2, 5), ("a", 4, 3)) == [("b", 2, 5), ("a", 4, 3)]
+    assert flow(
+        lambda stream: stream.filter(even), ("a", 1, 0), ("b", 2, 5), ("a", 4, 3)
+    ) == [("b", 2, 5), ("a", 4, 3)]
 
 
 def test_a_filter_not_keeps_what_does_not_pass(flow: Any) -> None:
-    assert flow(lambda stream: stream.filter_not(even), ("a", 1, 0), ("b", 2, 5)) == [("a", 1, 0)]
+    assert flow(lambda stream: stream.filter_not(even), ("a", 1, 0), ("b", 2, 5)) == [
+        ("a", 1, 0)
+    ]
 
 
 def test_null_keys_and_values_go_through_the_predicate(flow: Any) -> None:
@@ -33,8 +37,15 @@ def test_null_keys_and_values_go_through_the_predicate(flow: Any) -> None:
 
 def table_filter(store: str | None, *values: int | None) -> list[int | None]:
     builder = StreamsBuilder("app")
-    builder.table("rows", key=serdes.text, value=serdes.int64, store=store).filter(even).to_stream().to("out")
-    return [value for _, value, _ in outputs(builder.build(), *(("rows", "a", value, 0) for value in values))]
+    builder.table("rows", key=serdes.text, value=serdes.int64, store=store).filter(
+        even
+    ).to_stream().to("out")
+    return [
+        value
+        for _, value, _ in outputs(
+            builder.build(), *(("rows", "a", value, 0) for value in values)
+        )
+    ]
 
 
 def test_a_row_that_stops_passing_becomes_a_tombstone() -> None:
@@ -45,7 +56,9 @@ def test_a_row_that_never_passed_is_no_news_where_the_row_before_is_known() -> N
     assert table_filter("kept", 1, 3, None, 2) == [2]
 
 
-def test_a_row_that_never_passed_is_a_tombstone_where_the_row_before_is_not_known() -> None:
+def test_a_row_that_never_passed_is_a_tombstone_where_the_row_before_is_not_known() -> (
+    None
+):
     assert table_filter(None, 1, 3, None, 2) == [None, None, None, 2]
 
 
@@ -55,11 +68,15 @@ def test_the_row_before_is_known_below_a_mapper_and_another_filter() -> None:
     rows.filter(even).map_values(lambda value: value + 1, value=serdes.int64).filter(
         lambda _, value: value > 10
     ).to_stream().to("out")
-    found = outputs(builder.build(), *(("rows", "a", value, 0) for value in (2, 3, 10, 11, 4)))
+    found = outputs(
+        builder.build(), *(("rows", "a", value, 0) for value in (2, 3, 10, 11, 4))
+    )
     assert [value for _, value, _ in found] == [11, None]
 
 
-def test_a_list_that_an_aggregator_changes_in_place_is_compared_with_what_it_was(flow: Any) -> None:
+def test_a_list_that_an_aggregator_changes_in_place_is_compared_with_what_it_was(
+    flow: Any,
+) -> None:
     def add(_: str, value: int, total: list[int]) -> list[int]:
         total.append(value)
         return total

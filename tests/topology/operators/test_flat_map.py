@@ -18,7 +18,9 @@ def test_each_value_becomes_any_number_of_values(flow: Any) -> None:
 
 def test_the_mapper_of_values_may_see_the_key(flow: Any) -> None:
     out = flow(
-        lambda stream: stream.flat_map_values_with_key(lambda key, value: [key, value], value=serdes.json),
+        lambda stream: stream.flat_map_values_with_key(
+            lambda key, value: [key, value], value=serdes.json
+        ),
         ("a", "x", 1),
     )
     assert out == [("a", "a", 1), ("a", "x", 1)]
@@ -30,7 +32,9 @@ def test_a_generator_will_do(flow: Any) -> None:
             yield value
             value -= 1
 
-    assert flow(lambda stream: stream.flat_map_values(countdown, value=serdes.json), ("a", 3, 0)) == [
+    assert flow(
+        lambda stream: stream.flat_map_values(countdown, value=serdes.json), ("a", 3, 0)
+    ) == [
         ("a", 3, 0),
         ("a", 2, 0),
         ("a", 1, 0),
@@ -40,7 +44,9 @@ def test_a_generator_will_do(flow: Any) -> None:
 def test_each_record_becomes_any_number_of_pairs(flow: Any) -> None:
     out = flow(
         lambda stream: stream.flat_map(
-            lambda key, value: {key: value, key * 2: value + 1}.items(), key=serdes.text, value=serdes.json
+            lambda key, value: {key: value, key * 2: value + 1}.items(),
+            key=serdes.text,
+            value=serdes.json,
         ),
         ("a", 1, 9),
     )
@@ -50,13 +56,17 @@ def test_each_record_becomes_any_number_of_pairs(flow: Any) -> None:
 def test_flat_maps_nest_as_deep_as_anybody_likes(flow: Any) -> None:
     def write(stream: Any) -> Any:
         for _ in range(30):
-            stream = stream.flat_map_values(lambda value: [value + 1], value=serdes.json)
+            stream = stream.flat_map_values(
+                lambda value: [value + 1], value=serdes.json
+            )
         return stream.flat_map_values(lambda value: [value, value], value=serdes.json)
 
     assert flow(write, ("a", 0, 0)) == [("a", 30, 0), ("a", 30, 0)]
 
 
-def test_one_of_several_children_may_be_a_flat_map_that_nobody_listens_to(flow: Any) -> None:
+def test_one_of_several_children_may_be_a_flat_map_that_nobody_listens_to(
+    flow: Any,
+) -> None:
     def write(stream: Any) -> Any:
         stream.flat_map(lambda _, value: [("x", value)])
         stream.flat_map_values(lambda value: [value, value])

@@ -36,25 +36,39 @@ def topology_of(left: bool, store: str | None = None) -> Topology:
         return [order, person]
 
     method: Any = orders.left_join if left else orders.join
-    method(people, pair, foreign_key=named, value=serdes.json, store=store, name="owner").to_stream().to("out")
+    method(
+        people, pair, foreign_key=named, value=serdes.json, store=store, name="owner"
+    ).to_stream().to("out")
     return builder.build()
 
 
 def joined(
-    *events: Event, left: bool = False, ranges: int = 1, partitions: Any = 1, caching: bool = False
+    *events: Event,
+    left: bool = False,
+    ranges: int = 1,
+    partitions: Any = 1,
+    caching: bool = False,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the outputs after these events, (key, value, timestamp), and the latest value of each key."""
-    with TopologyTestDriver(topology_of(left, "kept"), ranges, partitions=partitions, caching=caching) as driver:
+    with TopologyTestDriver(
+        topology_of(left, "kept"), ranges, partitions=partitions, caching=caching
+    ) as driver:
         for timestamp, (topic, key, value) in enumerate(events):
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
         driver.commit()
         output = driver.output("out", serdes.text, serdes.json)
-        assert {row.key: row.value for row in driver.store("kept").all()} == output.latest()
-        return [(record.key, record.value, record.timestamp) for record in output.records()], output.latest()
+        assert {
+            row.key: row.value for row in driver.store("kept").all()
+        } == output.latest()
+        return [
+            (record.key, record.value, record.timestamp) for record in output.records()
+        ], output.latest()
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
-def test_either_side_updates_the_row_and_the_later_timestamp_counts(ranges: int) -> None:
+def test_either_side_updates_the_row_and_the_later_timestamp_counts(
+    ranges: int,
+) -> None:
     events: list[Event] = [
         ("orders", "1", "ann,x"),
         ("people", "ann", "Ann"),
@@ -67,19 +81,30 @@ def test_either_side_updates_the_row_and_the_later_timestamp_counts(ranges: int)
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("written", [b'["ann", 1]', b' ["ann",1.0e0]', b'["\\u0061nn",1]'])
-def test_a_row_is_joined_however_its_producer_writes_json(written: bytes, caching: bool) -> None:
+@pytest.mark.parametrize(
+    "written", [b'["ann", 1]', b' ["ann",1.0e0]', b'["\\u0061nn",1]']
+)
+def test_a_row_is_joined_however_its_producer_writes_json(
+    written: bytes, caching: bool
+) -> None:
     builder = StreamsBuilder("app")
-    orders = builder.table("orders", key=serdes.text, value=serdes.json(list[str | float]))
+    orders = builder.table(
+        "orders", key=serdes.text, value=serdes.json(list[str | float])
+    )
     people = builder.table("people", key=serdes.text, value=serdes.json)
     orders.join(
-        people, lambda order, person: [*order, person], foreign_key=lambda order: str(order[0]), value=serdes.json
+        people,
+        lambda order, person: [*order, person],
+        foreign_key=lambda order: str(order[0]),
+        value=serdes.json,
     ).to_stream().to("out")
     with TopologyTestDriver(builder.build(), caching=caching) as driver:
         driver.input("people", serdes.text, serdes.json).send("ann", "Ann", 0)
         driver.input("orders", serdes.text, serdes.raw).send("1", written, 1)
         driver.commit()
-        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": ["ann", 1, "Ann"]}
+        assert driver.output("out", serdes.text, serdes.json).latest() == {
+            "1": ["ann", 1, "Ann"]
+        }
 
 
 def test_a_row_that_names_another_leaves_the_first() -> None:
@@ -101,32 +126,51 @@ def test_an_inner_join_loses_the_row_when_either_side_goes() -> None:
         ("people", "ann", "A"),
         ("orders", "1", None),
     ]
-    assert [value for _, value, _ in joined(*events)[0]] == [["ann", "Ann"], None, ["ann", "A"], None]
+    assert [value for _, value, _ in joined(*events)[0]] == [
+        ["ann", "Ann"],
+        None,
+        ["ann", "A"],
+        None,
+    ]
 
 
 def test_a_left_join_keeps_rows_that_name_nobody_or_a_stranger() -> None:
-    out, table = joined(("orders", "1", ",x"), ("orders", "2", "zoe"), ("orders", "1", None), left=True)
+    out, table = joined(
+        ("orders", "1", ",x"), ("orders", "2", "zoe"), ("orders", "1", None), left=True
+    )
     assert out[:2] == [("1", [",x", None], 0), ("2", ["zoe", None], 1)]
     assert table == {"2": ["zoe", None]}
 
 
 def test_the_two_topics_follow_the_tables_they_go_to() -> None:
     topology = topology_of(left=False)
-    topics = {topic.name for topic in topology.internal_topics if topic.kind == "repartition"}
-    assert topics == {"app-owner-subscription-registration-topic", "app-owner-subscription-response-topic"}
+    topics = {
+        topic.name for topic in topology.internal_topics if topic.kind == "repartition"
+    }
+    assert topics == {
+        "app-owner-subscription-registration-topic",
+        "app-owner-subscription-response-topic",
+    }
     events: list[Event] = [("people", f"p{n}", n) for n in range(5)]
     events += [("orders", str(n), f"p{n % 5}") for n in range(20)]
-    _, table = joined(*events, ranges=2, partitions={"orders": 3, "people": 2, "out": 1})
+    _, table = joined(
+        *events, ranges=2, partitions={"orders": 3, "people": 2, "out": 1}
+    )
     assert table == {str(n): [f"p{n % 5}", n % 5] for n in range(20)}
 
 
 def test_the_result_of_a_join_names_rows_of_another_table() -> None:
     builder = StreamsBuilder("app")
     orders, people, countries = (
-        builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("orders", "people", "countries")
+        builder.table(topic, key=serdes.text, value=serdes.json)
+        for topic in ("orders", "people", "countries")
     )
     owned = orders.join(
-        people, lambda order, person: person, foreign_key=lambda order: order, value=serdes.json, store="owned"
+        people,
+        lambda order, person: person,
+        foreign_key=lambda order: order,
+        value=serdes.json,
+        store="owned",
     )
     owned.join(
         countries,
@@ -150,8 +194,14 @@ def test_the_result_of_a_join_names_rows_of_another_table() -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.just("orders"), st.sampled_from("123"), st.none() | st.sampled_from(["a,1", "a,2", "b,1", ",0"]))
-    | st.tuples(st.just("people"), st.sampled_from("ab"), st.none() | st.integers(0, 3)),
+    st.tuples(
+        st.just("orders"),
+        st.sampled_from("123"),
+        st.none() | st.sampled_from(["a,1", "a,2", "b,1", ",0"]),
+    )
+    | st.tuples(
+        st.just("people"), st.sampled_from("ab"), st.none() | st.integers(0, 3)
+    ),
     max_size=25,
 )
 
@@ -167,9 +217,14 @@ def test_the_table_is_the_relational_join_of_both_tables(
         tables[topic].pop(key, None)
         if value is not None:
             tables[topic][key] = value
-    rows = {key: [order, tables["people"].get(order.split(",")[0])] for key, order in tables["orders"].items()}
+    rows = {
+        key: [order, tables["people"].get(order.split(",")[0])]
+        for key, order in tables["orders"].items()
+    }
     _, table = joined(*events, left=left, ranges=ranges, caching=caching)
-    assert table == {key: row for key, row in rows.items() if left or row[1] is not None}
+    assert table == {
+        key: row for key, row in rows.items() if left or row[1] is not None
+    }
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -180,7 +235,9 @@ def test_the_foreign_key_may_come_from_the_key_of_the_row(ranges: int) -> None:
     orders.join(
         people,
         lambda amount, person: f"{person} {amount}",
-        foreign_key_with_key=lambda key, amount: key.partition("/")[0] if amount else None,
+        foreign_key_with_key=lambda key, amount: (
+            key.partition("/")[0] if amount else None
+        ),
         value=serdes.text,
     ).to_stream().to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
@@ -195,26 +252,47 @@ def test_the_foreign_key_may_come_from_the_key_of_the_row(ranges: int) -> None:
 def test_the_foreign_key_comes_from_one_function() -> None:
     builder = StreamsBuilder("app")
     rows = builder.table("rows", key=serdes.text, value=serdes.text)
-    both: dict[str, Any] = {"foreign_key": str, "foreign_key_with_key": lambda key, _: key}
+    both: dict[str, Any] = {
+        "foreign_key": str,
+        "foreign_key_with_key": lambda key, _: key,
+    }
     with pytest.raises(TopologyError, match="give it one function"):
         rows.join(rows, lambda one, other: one, value=serdes.text, **both)
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("right", ["table", "view", "count"])
-def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(right: str, left: bool) -> None:
+def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(
+    right: str, left: bool
+) -> None:
     """The subscription comes while the record cache holds the row, whose deletion no flush forwards."""
     builder = StreamsBuilder("app")
-    orders = builder.table("orders", key=serdes.text, value=serdes.text, store=Materialized("orders", cached=False))
+    orders = builder.table(
+        "orders",
+        key=serdes.text,
+        value=serdes.text,
+        store=Materialized("orders", cached=False),
+    )
     people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
     if right == "view":
         people = people.filter(lambda _, name: name != "")
     if right == "count":
-        people = people.group_by(lambda key, name: (key, name), key=serdes.text, value=serdes.text).aggregate(
-            str, lambda _, name, __: name, lambda _, __, names: None, value=serdes.text, store="named"
+        people = people.group_by(
+            lambda key, name: (key, name), key=serdes.text, value=serdes.text
+        ).aggregate(
+            str,
+            lambda _, name, __: name,
+            lambda _, __, names: None,
+            value=serdes.text,
+            store="named",
         )
     method: Any = orders.left_join if left else orders.join
-    method(people, lambda order, person: [order, person], foreign_key=str, value=serdes.json).to_stream().to("out")
+    method(
+        people,
+        lambda order, person: [order, person],
+        foreign_key=str,
+        value=serdes.json,
+    ).to_stream().to("out")
     with TopologyTestDriver(builder.build(), caching=True) as driver:
         people_input, orders_input = driver.input("people"), driver.input("orders")
         for key, value in (("ann", "Ann"), ("bob", "Bob")):
@@ -227,12 +305,16 @@ def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(ri
         people_input.send("bob", "Bobby")
         people_input.send("cy", None)
         driver.commit()
-        expected = {"ann": ["ann", "Anna"], "bob": ["bob", "Bobby"]} | ({"cy": ["cy", None]} if left else {})
+        expected = {"ann": ["ann", "Anna"], "bob": ["bob", "Bobby"]} | (
+            {"cy": ["cy", None]} if left else {}
+        )
         assert driver.output("out").latest() == expected
         orders_input.send("cy", "bob")
         people_input.send("bob", None)
         driver.commit()
-        expected = {"ann": ["ann", "Anna"]} | ({"cy": ["bob", None], "bob": ["bob", None]} if left else {})
+        expected = {"ann": ["ann", "Anna"]} | (
+            {"cy": ["bob", None], "bob": ["bob", None]} if left else {}
+        )
         assert driver.output("out").latest() == expected
 
 
@@ -251,7 +333,9 @@ CHANGES: dict[str, Callable[[KTable[str, Any], Any], KTable[str, Any]]] = {
     "reduced": lambda orders, value: orders.group_by(
         lambda key, order: (key, order), key=serdes.text, value=value
     ).reduce(lambda _, order: order, lambda order, _: order),
-    "held": lambda orders, _: orders.suppress(until_time_limit(timedelta(milliseconds=5))),
+    "held": lambda orders, _: orders.suppress(
+        until_time_limit(timedelta(milliseconds=5))
+    ),
 }
 
 
@@ -265,7 +349,9 @@ def test_left_rows_of_a_class_with_fewer_fields_are_joined_until_they_change(
 
     def program(order: Any) -> Topology:
         builder = StreamsBuilder("app")
-        orders = builder.table("orders", key=serdes.text, value=serdes.json(order), history=history)
+        orders = builder.table(
+            "orders", key=serdes.text, value=serdes.json(order), history=history
+        )
         people = builder.table("people", key=serdes.text, value=serdes.text)
         CHANGES[change](orders, serdes.json(order)).join(
             people,
@@ -275,15 +361,29 @@ def test_left_rows_of_a_class_with_fewer_fields_are_joined_until_they_change(
         ).to_stream().to("out")
         return builder.build()
 
-    with TopologyTestDriver(program(Order), state_dir=tmp_path, caching=caching) as driver:
+    with TopologyTestDriver(
+        program(Order), state_dir=tmp_path, caching=caching
+    ) as driver:
         driver.input("people", serdes.text, serdes.text).send("ann", "Ann", 0)
-        driver.input("orders", serdes.text, serdes.json(Order)).send("1", Order("ann"), 1)
+        driver.input("orders", serdes.text, serdes.json(Order)).send(
+            "1", Order("ann"), 1
+        )
         driver.input("orders", serdes.text, serdes.json(Order)).send("2", Order(""), 9)
         driver.commit()
-        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": [None, "Ann"]}
-    with TopologyTestDriver(program(NotedOrder), state_dir=tmp_path, caching=caching) as driver:
-        if history is not None and change != "held":  # the latest version stays, and is written again
-            driver.input("orders", serdes.text, serdes.json(Order)).send("1", Order("late"), 0)
+        assert driver.output("out", serdes.text, serdes.json).latest() == {
+            "1": [None, "Ann"]
+        }
+    with TopologyTestDriver(
+        program(NotedOrder), state_dir=tmp_path, caching=caching
+    ) as driver:
+        if (
+            history is not None and change != "held"
+        ):  # the latest version stays, and is written again
+            driver.input("orders", serdes.text, serdes.json(Order)).send(
+                "1", Order("late"), 0
+            )
         driver.input("people", serdes.text, serdes.text).send("ann", "Anna", 11)
         driver.commit()
-        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": ["-", "Anna"]}
+        assert driver.output("out", serdes.text, serdes.json).latest() == {
+            "1": ["-", "Anna"]
+        }

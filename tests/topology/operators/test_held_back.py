@@ -26,7 +26,10 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.stores import window_key
 
-DEAD = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+DEAD = {
+    "processing.exception.handler": "dead-letter",
+    "errors.dead.letter.queue.topic.name": "dead",
+}
 Stream = KStream[str, str]
 
 
@@ -49,7 +52,9 @@ def emitted_on_close(numbers: Stream) -> KStream[Any, Any]:
 def unmatched(numbers: Stream) -> KStream[Any, Any]:
     others = numbers.filter(lambda _, __: False)
     windows = JoinWindows(milliseconds=10, grace=timedelta(0))
-    return numbers.left_join(others, lambda one, _: one, windows=windows, value=serdes.text)
+    return numbers.left_join(
+        others, lambda one, _: one, windows=windows, value=serdes.text
+    )
 
 
 def expired(numbers: Stream) -> KStream[Any, Any]:
@@ -76,34 +81,53 @@ def test_a_row_that_is_let_go_fails_itself_and_not_the_record_that_lets_it_go(
     with TopologyTestDriver(builder.build(), ranges, DEAD) as driver:
         driver.input("in").send("a", "1", 0)
         driver.input("in").send("b", "2", 100)
-        assert [(failure.offset, failure.key, failure.value) for failure in driver.failures] == [(None, key, None)]
+        assert [
+            (failure.offset, failure.key, failure.value) for failure in driver.failures
+        ] == [(None, key, None)]
         (letter,) = driver.output("dead").records()
         assert (letter.key, letter.value) == (key, None)
         assert "__coopstreams.errors.offset" not in dict(letter.headers)
 
 
 @pytest.mark.parametrize("grace_ms", [0, 5])
-def test_a_record_that_waits_for_a_row_fails_as_itself_only_while_it_is_at_hand(grace_ms: int) -> None:
+def test_a_record_that_waits_for_a_row_fails_as_itself_only_while_it_is_at_hand(
+    grace_ms: int,
+) -> None:
     builder = StreamsBuilder("grace")
-    rows = builder.table("rows", key=serdes.text, value=serdes.text, history=timedelta(seconds=1))
+    rows = builder.table(
+        "rows", key=serdes.text, value=serdes.text, history=timedelta(seconds=1)
+    )
     joined = builder.stream("in", key=serdes.text, value=serdes.text).left_join(
-        rows, lambda one, _: one, value=serdes.text, grace=timedelta(milliseconds=grace_ms)
+        rows,
+        lambda one, _: one,
+        value=serdes.text,
+        grace=timedelta(milliseconds=grace_ms),
     )
     joined.map_values_with_key(fails_at_a, value=serdes.text).to("out")
     with TopologyTestDriver(builder.build(), config=DEAD) as driver:
-        for key, value, timestamp in [("a", "waits", 0), ("b", "lets it go", 5), ("a", "late", 0)]:
+        for key, value, timestamp in [
+            ("a", "waits", 0),
+            ("b", "lets it go", 5),
+            ("a", "late", 0),
+        ]:
             driver.input("in").send(key, value, timestamp)
         first = (None, b"a", None) if grace_ms else (0, b"a", b"waits")
-        letters = [(failure.offset, failure.key, failure.value) for failure in driver.failures]
+        letters = [
+            (failure.offset, failure.key, failure.value) for failure in driver.failures
+        ]
         assert letters == [first, (2, b"a", b"late")]
 
 
 class Upper(Processor[str, str, str, str]):
     def process(self, record: Record[str, str]) -> None:
-        self.context.forward(record.with_value(fails_at_a(record.key, record.value.upper())))
+        self.context.forward(
+            record.with_value(fails_at_a(record.key, record.value.upper()))
+        )
 
 
-def test_a_driver_that_has_told_a_failure_does_not_tell_it_again_of_the_next_record() -> None:
+def test_a_driver_that_has_told_a_failure_does_not_tell_it_again_of_the_next_record() -> (
+    None
+):
     builder = StreamsBuilder("again")
     numbers = builder.stream("in", key=serdes.text, value=serdes.text)
     numbers.process(Upper, key=serdes.text, value=serdes.text, by_key=True).to("out")
@@ -118,7 +142,9 @@ class Where(Processor[str, str, str, Any]):
     """Forwards where each record was read."""
 
     def process(self, record: Record[str, str]) -> None:
-        self.context.forward(record.with_value(self.context.metadata and list(self.context.metadata)))
+        self.context.forward(
+            record.with_value(self.context.metadata and list(self.context.metadata))
+        )
 
 
 def of_suppress(builder: StreamsBuilder) -> Stream:
@@ -127,10 +153,19 @@ def of_suppress(builder: StreamsBuilder) -> Stream:
 
 
 def of_a_join_with_grace(builder: StreamsBuilder) -> Stream:
-    prices = builder.table("prices", key=serdes.text, value=serdes.text, history=timedelta(milliseconds=100))
+    prices = builder.table(
+        "prices",
+        key=serdes.text,
+        value=serdes.text,
+        history=timedelta(milliseconds=100),
+    )
     orders = builder.stream("in", key=serdes.text, value=serdes.text)
     return orders.left_join(
-        prices, lambda one, _: one, value=serdes.text, grace=timedelta(milliseconds=10), name="priced"
+        prices,
+        lambda one, _: one,
+        value=serdes.text,
+        grace=timedelta(milliseconds=10),
+        name="priced",
     )
 
 
@@ -140,14 +175,23 @@ def test_a_processor_knows_where_a_record_was_read_that_was_held_back(
     held: Callable[[StreamsBuilder], Stream], restarts: bool, tmp_path: Path
 ) -> None:
     builder = StreamsBuilder("app")
-    places = held(builder).process(Where, key=serdes.text, value=serdes.json, by_key=True)
+    places = held(builder).process(
+        Where, key=serdes.text, value=serdes.json, by_key=True
+    )
     places.to("out")
-    records: list[tuple[str, int, Headers]] = [("a", 0, [("h", b"1")]), ("b", 1, []), ("z", 50, [("h", b"3")])]
+    records: list[tuple[str, int, Headers]] = [
+        ("a", 0, [("h", b"1")]),
+        ("b", 1, []),
+        ("z", 50, [("h", b"3")]),
+    ]
     found = []
     for part in (records[:2], records[2:]) if restarts else (records,):
         with TopologyTestDriver(builder.build(), state_dir=tmp_path) as driver:
             for key, at, headers in part:
                 driver.input("in").send(key, "1", at, headers)
             driver.commit()
-            found += [(record.key, record.value, record.headers) for record in driver.outputs()]
+            found += [
+                (record.key, record.value, record.headers)
+                for record in driver.outputs()
+            ]
     assert found == [("a", ["in", 0, 0], [("h", b"1")]), ("b", ["in", 0, 1], [])]

@@ -39,7 +39,12 @@ class Last(Processor[str, int, str, Any]):
     def process(self, record: Record[str, int]) -> None:
         before, headers = self.rows.get(record.key), self.rows.headers(record.key)
         shown = (
-            None if headers is None else [[name, None if value is None else value.decode()] for name, value in headers]
+            None
+            if headers is None
+            else [
+                [name, None if value is None else value.decode()]
+                for name, value in headers
+            ]
         )
         self.context.forward(Record(record.key, [before, shown], record.timestamp))
         if record.value == 7:
@@ -52,10 +57,16 @@ class Last(Processor[str, int, str, Any]):
 def program(*, headers: bool = True, ttl: int | None = None) -> Topology:
     builder = StreamsBuilder("app")
     rows = key_value_store(
-        "rows", key=serdes.text, value=serdes.int64, headers=headers, ttl=None if ttl is None else ms(ttl)
+        "rows",
+        key=serdes.text,
+        value=serdes.int64,
+        headers=headers,
+        ttl=None if ttl is None else ms(ttl),
     )
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-    stream.process(Last, stores=[rows], by_key=True, key=serdes.text, value=serdes.json).to("out")
+    stream.process(
+        Last, stores=[rows], by_key=True, key=serdes.text, value=serdes.json
+    ).to("out")
     return builder.build()
 
 
@@ -70,14 +81,21 @@ RECORDS: list[tuple[str, int | None, Headers]] = [
 ]
 FIRST: list[Any] = [["trace", "1"], ["empty", None]]
 EXPECTED = {
-    "a": [[None, None], [1, FIRST], [1, FIRST], [4, [["trace", "4"], ["trace", "again"]]]],
+    "a": [
+        [None, None],
+        [1, FIRST],
+        [1, FIRST],
+        [4, [["trace", "4"], ["trace", "again"]]],
+    ],
     "b": [[None, None], [2, []], [None, None]],
 }
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_row_has_the_headers_of_the_record_that_wrote_it(ranges: int, restarts: bool, tmp_path: Path) -> None:
+def test_a_row_has_the_headers_of_the_record_that_wrote_it(
+    ranges: int, restarts: bool, tmp_path: Path
+) -> None:
     seen: dict[str, list[Any]] = {"a": [], "b": []}
     rows: dict[str, Any] = {}
     for records in [[record] for record in RECORDS] if restarts else [RECORDS]:
@@ -87,7 +105,9 @@ def test_a_row_has_the_headers_of_the_record_that_wrote_it(ranges: int, restarts
             driver.commit()
             for record in driver.outputs():
                 seen[str(record.key)].append(record.value)
-            rows = {row.key: (row.value, row.headers) for row in driver.store("rows").all()}
+            rows = {
+                row.key: (row.value, row.headers) for row in driver.store("rows").all()
+            }
     assert seen == EXPECTED
     assert rows == {"a": (6, []), "b": (5, [("grüße", b"5")])}
 
@@ -103,7 +123,10 @@ def test_rows_with_headers_may_expire() -> None:
         ]
 
 
-HEADERS = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=4)
+HEADERS = st.lists(
+    st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))),
+    max_size=4,
+)
 
 
 @given(HEADERS, st.text())
@@ -124,17 +147,26 @@ def test_a_store_without_headers_says_how_to_keep_them() -> None:
 
 def test_a_store_that_gets_headers_cannot_read_its_former_rows() -> None:
     before, after = (outline(program(headers=headers)) for headers in (False, True))
-    assert next(change.verdict for change in changes(before, after) if change.name == "rows") is Verdict.UNREADABLE
+    assert (
+        next(
+            change.verdict for change in changes(before, after) if change.name == "rows"
+        )
+        is Verdict.UNREADABLE
+    )
 
 
 def test_stores_that_cannot_keep_headers_are_refused() -> None:
     kept = key_value_store("kept", key=serdes.text, value=serdes.int64, headers=True)
-    with pytest.raises(TopologyError, match="cannot keep headers: its rows are those of its topic"):
+    with pytest.raises(
+        TopologyError, match="cannot keep headers: its rows are those of its topic"
+    ):
         TopologyBuilder("app").add_global_store(kept, "topic")
     builder = StreamsBuilder("app")
 
     async def look(record: Any, context: Any) -> None: ...
 
-    builder.stream("in", key=serdes.text, value=serdes.int64).process_async(look, stores=[kept])
+    builder.stream("in", key=serdes.text, value=serdes.int64).process_async(
+        look, stores=[kept]
+    )
     with pytest.raises(TopologyError, match="is asynchronous, and its store"):
         builder.build()

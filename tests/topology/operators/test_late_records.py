@@ -61,7 +61,9 @@ def counted(windows: Any, emit: Any = "on_window_update") -> Topology:
     return builder.build()
 
 
-def late_of(topology: Topology, *records: Input, ranges: int = 1, caching: bool = False) -> tuple[list[Input], int]:
+def late_of(
+    topology: Topology, *records: Input, ranges: int = 1, caching: bool = False
+) -> tuple[list[Input], int]:
     """Return the late records, and the number of records counted as dropped for it."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for key, value, timestamp in records:
@@ -84,8 +86,17 @@ def late_of(topology: Topology, *records: Input, ranges: int = 1, caching: bool 
     ],
     ids=["tumbling", "hopping", "sliding", "sessions"],
 )
-def test_a_record_that_no_window_takes_any_more_is_late(windows: Any, emit: Any, ranges: int) -> None:
-    records = [("a", 1, 5), ("b", 2, 24), ("a", 3, 5), ("b", 4, 12), ("c", 5, 40), ("a", 6, 24)]
+def test_a_record_that_no_window_takes_any_more_is_late(
+    windows: Any, emit: Any, ranges: int
+) -> None:
+    records = [
+        ("a", 1, 5),
+        ("b", 2, 24),
+        ("a", 3, 5),
+        ("b", 4, 12),
+        ("c", 5, 40),
+        ("a", 6, 24),
+    ]
     late, dropped = late_of(counted(windows, emit), *records, ranges=ranges)
     assert late == [("a", 3, 5), ("a", 6, 24)]
     assert dropped >= 2
@@ -107,8 +118,12 @@ def test_a_record_that_one_of_its_windows_still_takes_is_not_late(ranges: int) -
     )
 
 
-def test_windows_of_ones_own_have_late_records_too_but_what_is_in_no_window_is_not_late() -> None:
-    assert late_of(counted(Tens()), ("a", 1, 20), ("a", 2, 15), ("a", 3, 3), ("a", 4, 20)) == ([("a", 2, 15)], 1)
+def test_windows_of_ones_own_have_late_records_too_but_what_is_in_no_window_is_not_late() -> (
+    None
+):
+    assert late_of(
+        counted(Tens()), ("a", 1, 20), ("a", 2, 15), ("a", 3, 3), ("a", 4, 20)
+    ) == ([("a", 2, 15)], 1)
 
 
 def test_windows_without_an_end_are_never_late_for() -> None:
@@ -117,19 +132,32 @@ def test_windows_without_an_end_are_never_late_for() -> None:
 
 def test_a_record_that_comes_near_to_an_open_session_is_in_time() -> None:
     records = [("a", 1, 12), ("b", 1, 16), ("a", 2, 8), ("c", 3, 8)]
-    assert late_of(counted(SessionWindows(milliseconds=5)), *records, ranges=3) == ([("c", 3, 8)], 1)
+    assert late_of(counted(SessionWindows(milliseconds=5)), *records, ranges=3) == (
+        [("c", 3, 8)],
+        1,
+    )
 
 
 @RANGES
-def test_it_comes_as_it_was_with_its_value_and_headers_also_if_the_record_cache_is_on(ranges: int) -> None:
-    with TopologyTestDriver(counted(TimeWindows(milliseconds=10)), ranges, caching=True) as driver:
+def test_it_comes_as_it_was_with_its_value_and_headers_also_if_the_record_cache_is_on(
+    ranges: int,
+) -> None:
+    with TopologyTestDriver(
+        counted(TimeWindows(milliseconds=10)), ranges, caching=True
+    ) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
         topic.send("a", 1, 30)
         topic.send("b", 2, 5, headers=[("trace", b"7")])
         topic.send("a", None, 6, headers=[("trace", b"8")])
         late = driver.output("late", serdes.text, serdes.int64).records()
-        assert [(record.key, record.value, record.timestamp) for record in late] == [("b", 2, 5), ("a", None, 6)]
-        assert [record.headers for record in late] == [[("trace", b"7")], [("trace", b"8")]]
+        assert [(record.key, record.value, record.timestamp) for record in late] == [
+            ("b", 2, 5),
+            ("a", None, 6),
+        ]
+        assert [record.headers for record in late] == [
+            [("trace", b"7")],
+            [("trace", b"8")],
+        ]
 
 
 @RANGES
@@ -142,7 +170,9 @@ def test_behind_a_change_of_keys_it_has_the_new_key(ranges: int) -> None:
     )
     windowed.reduce(max)
     windowed.late().map_values(lambda value: -value, value=serdes.int64).to("late")
-    assert late_of(builder.build(), ("a", 1, 30), ("a", 3, 5), ranges=ranges)[0] == [("a1", -3, 5)]
+    assert late_of(builder.build(), ("a", 1, 30), ("a", 3, 5), ranges=ranges)[0] == [
+        ("a1", -3, 5)
+    ]
 
 
 @RANGES
@@ -151,7 +181,14 @@ def test_a_versioned_table_has_late_records_beyond_its_history(ranges: int) -> N
     table = builder.table("in", key=serdes.text, value=serdes.int64, history=ms(10))
     table.to_stream().to("updates")
     table.late().to("late")
-    assert late_of(builder.build(), ("a", 1, 30), ("b", 2, 20), ("b", 3, 19), ("c", None, 0), ranges=ranges) == (
+    assert late_of(
+        builder.build(),
+        ("a", 1, 30),
+        ("b", 2, 20),
+        ("b", 3, 19),
+        ("c", None, 0),
+        ranges=ranges,
+    ) == (
         [("b", 3, 19), ("c", None, 0)],
         2,
     )
@@ -172,22 +209,35 @@ def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> No
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for key, timestamp in [("a", 30), ("b", 1)]:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)
-            driver.input("names", serdes.text, serdes.text).send(key, key * 3, timestamp)
+            driver.input("names", serdes.text, serdes.text).send(
+                key, key * 3, timestamp
+            )
         assert [
-            (record.key, record.value) for record in driver.output("late-names", serdes.text, serdes.text).records()
+            (record.key, record.value)
+            for record in driver.output(
+                "late-names", serdes.text, serdes.text
+            ).records()
         ] == [("b", "bbb")]
 
 
 @RANGES
-def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(ranges: int) -> None:
+def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(
+    ranges: int,
+) -> None:
     builder = StreamsBuilder("app")
     minutes = numbers(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10))
     minutes.count().to_stream().to("counts")
-    minutes.late().group_by_key(name="late").windowed_by(TimeWindows(milliseconds=100, grace=ms(100))).count(
-        store="late"
-    ).to_stream().to("late-counts")
+    minutes.late().group_by_key(name="late").windowed_by(
+        TimeWindows(milliseconds=100, grace=ms(100))
+    ).count(store="late").to_stream().to("late-counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
-        for key, timestamp in [("a", 199), ("a", 105), ("b", 106), ("a", 107), ("a", 5)]:
+        for key, timestamp in [
+            ("a", 199),
+            ("a", 105),
+            ("b", 106),
+            ("a", 107),
+            ("a", 5),
+        ]:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)
         assert {str(row.key): row.value for row in driver.store("late").all()} == {
             "[a@0/100]": 1,
@@ -199,12 +249,20 @@ def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(
 def test_a_program_that_does_not_ask_for_late_records_pays_nothing() -> None:
     def code(*, asks: bool) -> str:
         builder = StreamsBuilder("app")
-        windowed = numbers(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10, advance=ms(5)))
+        windowed = (
+            numbers(builder)
+            .group_by_key()
+            .windowed_by(TimeWindows(milliseconds=10, advance=ms(5)))
+        )
         windowed.count(name="count", store="counts")
         if asks:
             windowed.late(name="late").to("late")
         topology = builder.build()
-        return compile_subtopology(topology, topology.subtopologies[0]).compiled(False, False).text
+        return (
+            compile_subtopology(topology, topology.subtopologies[0])
+            .compiled(False, False)
+            .text
+        )
 
     assert "late" not in code(asks=False)
     assert "# late" in code(asks=True)
@@ -229,7 +287,9 @@ def test_what_drops_nothing_has_no_late_records() -> None:
     with pytest.raises(TopologyError, match="on these windows first"):
         grouped.cogroup(adding).windowed_by(TimeWindows(milliseconds=10)).late(grouped)
     with pytest.raises(TopologyError, match="one of the grouped streams"):
-        grouped.cogroup(adding).windowed_by(TimeWindows(milliseconds=10)).late(numbers(builder, "other").group_by_key())
+        grouped.cogroup(adding).windowed_by(TimeWindows(milliseconds=10)).late(
+            numbers(builder, "other").group_by_key()
+        )
     for table in (
         grouped.count(),
         grouped.windowed_by(TimeWindows(milliseconds=10)).count(),
@@ -241,7 +301,11 @@ def test_what_drops_nothing_has_no_late_records() -> None:
 
 def test_late_records_need_values_where_a_count_does_not() -> None:
     builder = StreamsBuilder("app")
-    changed = numbers(builder).map_values(lambda value: [value]).group_by(lambda key, _: key, key=serdes.text)
+    changed = (
+        numbers(builder)
+        .map_values(lambda value: [value])
+        .group_by(lambda key, _: key, key=serdes.text)
+    )
     windowed = changed.windowed_by(TimeWindows(milliseconds=10))
     windowed.count()
     with pytest.raises(TopologyError, match="Write value=serdes"):
@@ -250,22 +314,31 @@ def test_late_records_need_values_where_a_count_does_not() -> None:
 
 @pytest.mark.ci
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)), max_size=25),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)),
+        max_size=25,
+    ),
     st.sampled_from([2, 3, 8]),
 )
 def test_every_record_is_either_counted_or_late_whatever_the_number_of_ranges(
     records: list[Input], ranges: int
 ) -> None:
     def run(ranges: int) -> tuple[int, dict[str, list[Input]]]:
-        with TopologyTestDriver(counted(TimeWindows(milliseconds=10, grace=ms(3))), ranges) as driver:
+        with TopologyTestDriver(
+            counted(TimeWindows(milliseconds=10, grace=ms(3))), ranges
+        ) as driver:
             for key, value, timestamp in records:
-                driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
+                driver.input("in", serdes.text, serdes.int64).send(
+                    key, value, timestamp
+                )
             late = [
                 (record.key, record.value, record.timestamp)
                 for record in driver.output("late", serdes.text, serdes.int64).records()
             ]
             updates = driver.output("counts", serdes.raw, serdes.raw).records()
-            return len(updates), {key: [record for record in late if record[0] == key] for key in "abc"}
+            return len(updates), {
+                key: [record for record in late if record[0] == key] for key in "abc"
+            }
 
     updates, late = run(1)
     assert updates + sum(map(len, late.values())) == len(records)

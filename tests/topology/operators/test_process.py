@@ -37,7 +37,9 @@ COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
 class Each(Processor[Any, Any, Any, Any]):
     """Forwards the results of a function of (context, record) for each record."""
 
-    def __init__(self, function: Callable[[Context, AnyRecord], AnyRecord | None]) -> None:
+    def __init__(
+        self, function: Callable[[Context, AnyRecord], AnyRecord | None]
+    ) -> None:
         self._function = function
 
     def process(self, record: AnyRecord) -> None:
@@ -68,7 +70,9 @@ def driver_of(
 ) -> TopologyTestDriver:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process(supplier, stores=stores, key=serdes.text, value=serdes.json, by_key=by_key).to("out")
+    stream.process(
+        supplier, stores=stores, key=serdes.text, value=serdes.json, by_key=by_key
+    ).to("out")
     return TopologyTestDriver(builder.build(), ranges, config)
 
 
@@ -79,14 +83,18 @@ class Careless(Counting):
         self.counts: KeyValueStore[str, int] = context.store("counts")
 
 
-def test_a_processor_has_its_context_whether_its_init_calls_the_one_of_the_base_class_or_not() -> None:
+def test_a_processor_has_its_context_whether_its_init_calls_the_one_of_the_base_class_or_not() -> (
+    None
+):
     with driver_of(Careless, COUNTS, by_key=True) as driver:
         driver.input("in").send("a", 1)
         assert driver.output("out").latest() == {"a": 1}
 
 
 def each(
-    function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any
+    function: Callable[[Context, AnyRecord], AnyRecord | None],
+    *records: tuple[Any, ...],
+    **more: Any,
 ) -> list[Any]:
     with driver_of(lambda: Each(function), **more) as driver:
         for record in records:
@@ -94,11 +102,19 @@ def each(
         return driver.outputs()
 
 
-def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_given() -> None:
+def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_given() -> (
+    None
+):
     (made,) = each(
-        lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")])
+        lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]),
+        ("x", 1, 3, [("b", b"2")]),
     )
-    assert (made.key, made.value, made.timestamp, made.headers) == ("k", ["x", 1], 7, [("a", b"1")])
+    assert (made.key, made.value, made.timestamp, made.headers) == (
+        "k",
+        ["x", 1],
+        7,
+        [("a", b"1")],
+    )
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -113,7 +129,9 @@ def test_a_record_can_be_forwarded_to_one_operator_by_its_name(ranges: int) -> N
 
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-    sorted_out = stream.process(lambda: Each(sort), key=serdes.text, value=serdes.int64, by_key=True)
+    sorted_out = stream.process(
+        lambda: Each(sort), key=serdes.text, value=serdes.int64, by_key=True
+    )
     sorted_out.filter(lambda _, value: value != 7, name="large").to("large-numbers")
     sorted_out.map_values(abs, value=serdes.int64, name="debts").to("owed")
     sorted_out.to("rest", name="rest")
@@ -131,14 +149,22 @@ def test_a_record_can_be_forwarded_to_one_operator_by_its_name(ranges: int) -> N
 
 def test_the_only_operator_below_has_a_name_too() -> None:
     with driver_of(
-        lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))
+        lambda: Each(
+            lambda context, record: context.forward(
+                record, to="KSTREAM-SINK-0000000002"
+            )
+        )
     ) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 1)
         assert [record.value for record in driver.outputs()] == [1]
 
 
-def test_a_name_that_no_operator_below_has_is_an_error_that_names_those_that_are_there() -> None:
-    with pytest.raises(ProcessingError, match=r'to="out".*there are KSTREAM-SINK-0000000002'):
+def test_a_name_that_no_operator_below_has_is_an_error_that_names_those_that_are_there() -> (
+    None
+):
+    with pytest.raises(
+        ProcessingError, match=r'to="out".*there are KSTREAM-SINK-0000000002'
+    ):
         each(lambda context, record: context.forward(record, to="out"), ("a", 1))
 
 
@@ -146,17 +172,35 @@ def test_headers_pass_and_are_added_for_this_record_only() -> None:
     def add(_: Context, record: AnyRecord) -> AnyRecord:
         return record.with_header("n", b"1") if record.value == 2 else record
 
-    made = each(add, ("x", 1, 1), ("x", 2, 2, [("b", b"2")]), ("x", 3, 3), ("x", 2, 4), ("x", 3, 5, [("c", None)]))
-    assert [record.headers for record in made] == [[], [("b", b"2"), ("n", b"1")], [], [("n", b"1")], [("c", None)]]
+    made = each(
+        add,
+        ("x", 1, 1),
+        ("x", 2, 2, [("b", b"2")]),
+        ("x", 3, 3),
+        ("x", 2, 4),
+        ("x", 3, 5, [("c", None)]),
+    )
+    assert [record.headers for record in made] == [
+        [],
+        [("b", b"2"), ("n", b"1")],
+        [],
+        [("n", b"1")],
+        [("c", None)],
+    ]
 
 
 def test_a_processor_knows_where_its_record_was_read_and_what_time_it_is() -> None:
     def look(context: Context, record: AnyRecord) -> AnyRecord:
         assert context.metadata is not None
-        return record.with_value([*context.metadata, context.stream_time(), context.wall_clock()])
+        return record.with_value(
+            [*context.metadata, context.stream_time(), context.wall_clock()]
+        )
 
     made = each(look, ("x", 1, 30), ("x", 1, 20))
-    assert [record.value for record in made] == [["in", 0, 0, 30, 0], ["in", 0, 1, 30, 0]]
+    assert [record.value for record in made] == [
+        ["in", 0, 0, 30, 0],
+        ["in", 0, 1, 30, 0],
+    ]
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -164,9 +208,17 @@ def test_a_store_counts_and_can_be_read(ranges: int) -> None:
     with driver_of(Counting, COUNTS, ranges=ranges, by_key=True) as driver:
         for key in "abcaab":
             driver.input("in", serdes.text, serdes.json).send(key, 0)
-        assert driver.output("out", serdes.text, serdes.json).latest() == {"a": 3, "b": 2, "c": 1}
+        assert driver.output("out", serdes.text, serdes.json).latest() == {
+            "a": 3,
+            "b": 2,
+            "c": 1,
+        }
         driver.commit()
-        assert [(row.key, row.value) for row in driver.store("counts").all()] == [("a", 3), ("b", 2), ("c", 1)]
+        assert [(row.key, row.value) for row in driver.store("counts").all()] == [
+            ("a", 3),
+            ("b", 2),
+            ("c", 1),
+        ]
 
 
 def test_two_processors_may_share_a_store() -> None:
@@ -177,21 +229,31 @@ def test_two_processors_may_share_a_store() -> None:
         ).to("out")
     topology = builder.build()
     assert len(topology.subtopologies) == 1
-    assert [value for _, value, _ in outputs(topology, ("left", "a", 0, 0), ("right", "a", 0, 0))] == [1, 2]
+    assert [
+        value
+        for _, value, _ in outputs(topology, ("left", "a", 0, 0), ("right", "a", 0, 0))
+    ] == [1, 2]
 
 
 def test_a_processor_may_look_into_the_store_of_a_table() -> None:
     class Look(Processor[str, Any, str, Any]):
         def process(self, record: Record[str, Any]) -> None:
             table: KeyValueStore[str, Any] = self.context.store("names")
-            self.context.forward(record.with_value([table.get(record.key), table.timestamp(record.key)]))
+            self.context.forward(
+                record.with_value([table.get(record.key), table.timestamp(record.key)])
+            )
 
     builder = StreamsBuilder("app")
     builder.table("names-topic", key=serdes.text, value=serdes.json, store="names")
     builder.stream("in", key=serdes.text, value=serdes.json).process_values(
         Look, stores=["names"], value=serdes.json, by_key=False
     ).to("out")
-    found = outputs(builder.build(), ("names-topic", "a", "Ann", 5), ("in", "a", 0, 6), ("in", "b", 0, 6))
+    found = outputs(
+        builder.build(),
+        ("names-topic", "a", "Ann", 5),
+        ("in", "a", 0, 6),
+        ("in", "b", 0, 6),
+    )
     assert [value for _, value, _ in found] == [["Ann", 5], [None, None]]
 
 
@@ -199,20 +261,28 @@ def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
     same = stream.process_values(
-        lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json, by_key=False
+        lambda: Each(lambda _, record: record.with_value(record.value + 1)),
+        value=serdes.json,
+        by_key=False,
     )
-    same.group_by_key().reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
+    same.group_by_key().reduce(
+        lambda total, value: total + value, store="sums"
+    ).to_stream().to("out")
     topology = builder.build()
     assert [topic.kind for topic in topology.internal_topics] == ["changelog"]
-    assert [value for _, value, _ in outputs(topology, ("in", "a", 1, 0), ("in", "a", 2, 0))] == [2, 5]
+    assert [
+        value for _, value, _ in outputs(topology, ("in", "a", 1, 0), ("in", "a", 2, 0))
+    ] == [2, 5]
 
 
 def test_process_values_cannot_change_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json, by_key=False).to(
-        "out"
-    )
+    stream.process_values(
+        lambda: Each(lambda _, record: record.with_key("other")),
+        value=serdes.json,
+        by_key=False,
+    ).to("out")
     with (
         TopologyTestDriver(builder.build()) as driver,
         pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"),
@@ -224,25 +294,39 @@ def test_an_error_fails_the_record_at_the_processor_and_the_next_goes_on() -> No
     def fragile(_: Context, record: AnyRecord) -> AnyRecord:
         return record.with_value(10 // record.value)
 
-    with driver_of(lambda: Each(fragile), config={"processing.exception.handler": "continue"}) as driver:
+    with driver_of(
+        lambda: Each(fragile), config={"processing.exception.handler": "continue"}
+    ) as driver:
         for value in (5, 0, 2):
             driver.input("in", serdes.text, serdes.json).send("a", value)
         assert [record.value for record in driver.outputs()] == [2, 5]
-        assert [(failure.node, failure.offset) for failure in driver.failures] == [("KSTREAM-PROCESSOR-0000000001", 1)]
+        assert [(failure.node, failure.offset) for failure in driver.failures] == [
+            ("KSTREAM-PROCESSOR-0000000001", 1)
+        ]
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_supplier_that_returns_the_same_processor_for_several_tasks_is_an_error(by_key: bool) -> None:
+def test_a_supplier_that_returns_the_same_processor_for_several_tasks_is_an_error(
+    by_key: bool,
+) -> None:
     builder, only = StreamsBuilder("app"), Counting()
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process(lambda: only, stores=[COUNTS], key=serdes.text, value=serdes.int64, by_key=by_key).to("out")
+    stream.process(
+        lambda: only,
+        stores=[COUNTS],
+        key=serdes.text,
+        value=serdes.int64,
+        by_key=by_key,
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("in").send("a", 1)
     with pytest.raises(TopologyError, match="another task or node has already"):
         TopologyTestDriver(builder.build(), ranges=2, partitions=2)
 
 
-def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_everything() -> None:
+def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_everything() -> (
+    None
+):
     class Careless(Processor[Any, Any, Any, Any]):
         def process(self, record: AnyRecord) -> None:
             try:
@@ -254,7 +338,9 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
     stream = builder.stream("in", key=serdes.text, value=serdes.json).process(
         Careless, key=serdes.text, value=serdes.json, by_key=False
     )
-    stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to("out")
+    stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to(
+        "out"
+    )
     with (
         TopologyTestDriver(builder.build()) as driver,
         pytest.raises(ProcessingError, match="divide: ZeroDivisionError"),
@@ -262,11 +348,17 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
         driver.input("in", serdes.text, serdes.json).send("a", 0)
 
 
-def test_a_node_below_that_stops_the_application_stops_it_whatever_the_handler_says() -> None:
+def test_a_node_below_that_stops_the_application_stops_it_whatever_the_handler_says() -> (
+    None
+):
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    seen = stream.process_values(lambda: Each(lambda _, record: record), value=serdes.json, by_key=True)
-    seen.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count().suppress(until_window_closes(max_records=1))
+    seen = stream.process_values(
+        lambda: Each(lambda _, record: record), value=serdes.json, by_key=True
+    )
+    seen.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count().suppress(
+        until_window_closes(max_records=1)
+    )
     config = {"processing.exception.handler": "continue"}
     driver = TopologyTestDriver(builder.build(), config=config)
     driver.input("in").send("a", 1)
@@ -274,7 +366,9 @@ def test_a_node_below_that_stops_the_application_stops_it_whatever_the_handler_s
         driver.input("in").send("b", 1)
 
 
-def each_of(function: Callable[[Context, AnyRecord], AnyRecord | None]) -> Callable[[], Each]:
+def each_of(
+    function: Callable[[Context, AnyRecord], AnyRecord | None],
+) -> Callable[[], Each]:
     return lambda: Each(function)
 
 
@@ -301,21 +395,33 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
         stream.process(Counting, stores=[3], by_key=False)  # type: ignore[list-item]
     with pytest.raises(TopologyError, match='two stores are named "counts"'):
         stream.process(
-            Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)], by_key=False
+            Counting,
+            stores=[
+                COUNTS,
+                key_value_store("counts", key=serdes.raw, value=serdes.raw),
+            ],
+            by_key=False,
         )
     with pytest.raises(TopologyError, match='has no store "counts"'):
         driver_of(Counting)
     with pytest.raises(TopologyError, match="which is no Processor"):
         driver_of(lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(TopologyError, match="retention at least the size"):
-        window_store("w", key=serdes.text, value=serdes.text, size=ms(10), retention=ms(5))
+        window_store(
+            "w", key=serdes.text, value=serdes.text, size=ms(10), retention=ms(5)
+        )
 
 
 def test_a_store_that_is_used_by_key_has_the_keys_of_the_records() -> None:
     builder = StreamsBuilder("app")
     builder.table("rows", key=serdes.int64, value=serdes.text, store="rows")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process(lambda: Each(lambda _, record: record), stores=["rows"], by_key=True, name="look")
+    stream.process(
+        lambda: Each(lambda _, record: record),
+        stores=["rows"],
+        by_key=True,
+        name="look",
+    )
     with pytest.raises(
         TopologyError,
         match=r'"look" keeps state by_key, but its store "rows" writes keys as int64, .* written as text: .*'
@@ -329,7 +435,9 @@ def counted_by_new_keys(ranges: int, *, by_key: bool, repartitioned: bool) -> li
     stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
         lambda _, value: value, key=serdes.text
     )
-    (stream.repartition(name="around") if repartitioned else stream).process(Counting, stores=[COUNTS], by_key=by_key)
+    (stream.repartition(name="around") if repartitioned else stream).process(
+        Counting, stores=[COUNTS], by_key=by_key
+    )
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for at, key in enumerate("abcdefgh"):
             driver.input("in").send(key, "xy"[at % 2])
@@ -338,11 +446,17 @@ def counted_by_new_keys(ranges: int, *, by_key: bool, repartitioned: bool) -> li
 
 @pytest.mark.parametrize("ranges", [1, 4])
 @pytest.mark.parametrize("repartitioned", [False, True])
-def test_new_keys_are_treated_by_one_task_or_repartitioned(ranges: int, repartitioned: bool) -> None:
-    assert counted_by_new_keys(ranges, by_key=repartitioned, repartitioned=repartitioned) == [("x", 4), ("y", 4)]
+def test_new_keys_are_treated_by_one_task_or_repartitioned(
+    ranges: int, repartitioned: bool
+) -> None:
+    assert counted_by_new_keys(
+        ranges, by_key=repartitioned, repartitioned=repartitioned
+    ) == [("x", 4), ("y", 4)]
 
 
-def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own() -> None:
+def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own() -> (
+    None
+):
     with pytest.raises(
         TopologyError,
         match=r'process\(\): by_key=True needs .* "KSTREAM-KEY-SELECT-0000000001" may .*repartition\(\) .*by_key=False',
@@ -354,7 +468,8 @@ def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own(
 def test_whether_a_processor_goes_by_key_must_be_said(method: str) -> None:
     stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)
     with pytest.raises(
-        TopologyError, match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: "
+        TopologyError,
+        match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: ",
     ):
         getattr(stream, method)(Counting, stores=[COUNTS])
 
@@ -375,10 +490,22 @@ USES: dict[str, Callable[[Any], object]] = {
 def test_a_row_of_a_key_that_another_task_has_is_an_error(use: str) -> None:
     kinds = {
         "rows": key_value_store("rows", key=serdes.text, value=serdes.int64),
-        "expiring": key_value_store("expiring", key=serdes.text, value=serdes.int64, ttl=ms(1000)),
-        "versions": versioned_store("versions", key=serdes.text, value=serdes.int64, history=ms(1000)),
-        "windows": window_store("windows", key=serdes.text, value=serdes.int64, size=ms(10), retention=ms(1000)),
-        "sessions": session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(1000)),
+        "expiring": key_value_store(
+            "expiring", key=serdes.text, value=serdes.int64, ttl=ms(1000)
+        ),
+        "versions": versioned_store(
+            "versions", key=serdes.text, value=serdes.int64, history=ms(1000)
+        ),
+        "windows": window_store(
+            "windows",
+            key=serdes.text,
+            value=serdes.int64,
+            size=ms(10),
+            retention=ms(1000),
+        ),
+        "sessions": session_store(
+            "sessions", key=serdes.text, value=serdes.int64, retention=ms(1000)
+        ),
     }
 
     def strays(context: Context, record: AnyRecord) -> AnyRecord:
@@ -388,9 +515,15 @@ def test_a_row_of_a_key_that_another_task_has_is_an_error(use: str) -> None:
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.int64)
     read.process(
-        lambda: Each(strays), stores=list(kinds.values()), key=serdes.text, value=serdes.int64, by_key=True
+        lambda: Each(strays),
+        stores=list(kinds.values()),
+        key=serdes.text,
+        value=serdes.int64,
+        by_key=True,
     ).to("out")
-    with TopologyTestDriver(builder.build(), 4, {"processing.exception.handler": "continue"}) as driver:
+    with TopologyTestDriver(
+        builder.build(), 4, {"processing.exception.handler": "continue"}
+    ) as driver:
         for key in ("one", "a", "b", "c", "d", "e"):
             driver.input("in").send(key, 1, 5)
         assert "one" in (passed := {record.key for record in driver.outputs()})
@@ -398,7 +531,10 @@ def test_a_row_of_a_key_that_another_task_has_is_an_error(use: str) -> None:
         assert len(driver.failures) == 6 - len(passed)
         for failure in driver.failures:
             assert isinstance(failure.error, StateError)
-            assert "it is not the key of the record. A processor with by_key=True" in str(failure.error)
+            assert (
+                "it is not the key of the record. A processor with by_key=True"
+                in str(failure.error)
+            )
 
 
 def test_each_processor_is_closed_whatever_another_one_raises() -> None:
@@ -419,7 +555,9 @@ def test_each_processor_is_closed_whatever_another_one_raises() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     for name in ("first", "second"):
-        stream = stream.process(partial(Closing, name), key=serdes.text, value=serdes.text, by_key=False)
+        stream = stream.process(
+            partial(Closing, name), key=serdes.text, value=serdes.text, by_key=False
+        )
     stream.to("out")
     driver = TopologyTestDriver(builder.build())
     with pytest.raises(ConnectionError):

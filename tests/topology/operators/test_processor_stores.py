@@ -31,10 +31,17 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
             windows: WindowStore[str, Any] = self.context.store("windows")
             windows.put(record.key, record.value, record.timestamp)
             self.context.forward(
-                record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)])
+                record.with_value(
+                    [
+                        list(pair)
+                        for pair in windows.fetch(record.key, 0, 1000, reverse=True)
+                    ]
+                )
             )
 
-    store = window_store("windows", key=serdes.text, value=serdes.json, size=ms(10), retention=ms(20))
+    store = window_store(
+        "windows", key=serdes.text, value=serdes.json, size=ms(10), retention=ms(20)
+    )
     with driver_of(Windows, store) as driver:
         for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -47,28 +54,47 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
-def test_a_session_store_finds_the_sessions_that_a_record_would_meet(ranges: int) -> None:
+def test_a_session_store_finds_the_sessions_that_a_record_would_meet(
+    ranges: int,
+) -> None:
     class Runs(Processor[str, Any, str, Any]):
         """Sessions with a gap of 5, by hand."""
 
         def process(self, record: Record[str, Any]) -> None:
             sessions: SessionStore[str, int] = self.context.store("runs")
             start, end, count = record.timestamp, record.timestamp, 1
-            for (first, last), records in sessions.sessions(record.key, record.timestamp - 5, record.timestamp + 5):
+            for (first, last), records in sessions.sessions(
+                record.key, record.timestamp - 5, record.timestamp + 5
+            ):
                 start, end, count = min(start, first), max(end, last), count + records
                 sessions.put(record.key, None, first, last)
             sessions.put(record.key, count, start, end)
             assert sessions.get(record.key, start, end) == count
-            self.context.forward(record.with_value([[*at, n] for at, n in sessions.sessions(record.key)]))
+            self.context.forward(
+                record.with_value([[*at, n] for at, n in sessions.sessions(record.key)])
+            )
 
-    store = session_store("runs", key=serdes.text, value=serdes.int64, retention=ms(100))
+    store = session_store(
+        "runs", key=serdes.text, value=serdes.int64, retention=ms(100)
+    )
     with driver_of(Runs, store, ranges=ranges, by_key=True) as driver:
         for at in (10, 14, 30, 19, 22, 26, 131):
             driver.input("in", serdes.text, serdes.json).send("a", 1, at)
         seen = [record.value for record in driver.outputs()]
-        assert seen[:4] == [[[10, 10, 1]], [[10, 14, 2]], [[10, 14, 2], [30, 30, 1]], [[10, 19, 3], [30, 30, 1]]]
-        assert seen[5:] == [[[10, 30, 6]], [[131, 131, 1]]]  # the first ended more than the retention before the last
-        assert [(row.key.start_ms, row.key.end_ms, row.value) for row in driver.store("runs").all()] == [(131, 131, 1)]
+        assert seen[:4] == [
+            [[10, 10, 1]],
+            [[10, 14, 2]],
+            [[10, 14, 2], [30, 30, 1]],
+            [[10, 19, 3], [30, 30, 1]],
+        ]
+        assert seen[5:] == [
+            [[10, 30, 6]],
+            [[131, 131, 1]],
+        ]  # the first ended more than the retention before the last
+        assert [
+            (row.key.start_ms, row.key.end_ms, row.value)
+            for row in driver.store("runs").all()
+        ] == [(131, 131, 1)]
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
@@ -78,9 +104,13 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
             prices: VersionedStore[str, int] = self.context.store("prices")
             kept = prices.put(record.key, record.value, record.timestamp)
             past = [prices.as_of(record.key, at) for at in (5, 10, 15, 25)]
-            self.context.forward(record.with_value([kept, prices.get(record.key), past]))
+            self.context.forward(
+                record.with_value([kept, prices.get(record.key), past])
+            )
 
-    store = versioned_store("prices", key=serdes.text, value=serdes.int64, history=ms(20))
+    store = versioned_store(
+        "prices", key=serdes.text, value=serdes.int64, history=ms(20)
+    )
     with driver_of(Prices, store, ranges=ranges, by_key=True) as driver:
         for value, at in ((1, 10), (3, 20), (2, 15), (None, 25), (9, 4), (4, 50)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -95,16 +125,25 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
         assert driver.store("prices").as_of("a", 50) == Row("a", 4, 50)
 
 
-def test_a_version_from_before_1970_is_refused_unless_it_is_before_the_history() -> None:
+def test_a_version_from_before_1970_is_refused_unless_it_is_before_the_history() -> (
+    None
+):
     """It was taken, and not found any more once a later one had followed."""
 
     class Births(Processor[str, int, str, Any]):
         def process(self, record: Record[str, int]) -> None:
-            kept = self.context.store("births").put(record.key, record.value, record.value)
+            kept = self.context.store("births").put(
+                record.key, record.value, record.value
+            )
             self.context.forward(record.with_value(kept))
 
-    for history, says in ((10, None), (1000, 'store "births": a version cannot begin at -5 ms, before 1970')):
-        store = versioned_store("births", key=serdes.text, value=serdes.json, history=ms(history))
+    for history, says in (
+        (10, None),
+        (1000, 'store "births": a version cannot begin at -5 ms, before 1970'),
+    ):
+        store = versioned_store(
+            "births", key=serdes.text, value=serdes.json, history=ms(history)
+        )
         with driver_of(Births, store) as driver:
             births = driver.input("in", serdes.text, serdes.json)
             births.send("a", 0, 20)
@@ -118,7 +157,9 @@ def test_a_version_from_before_1970_is_refused_unless_it_is_before_the_history()
 
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder = StreamsBuilder("app")
-    builder.table("prices", key=serdes.text, value=serdes.int64, history=ms(100), store="prices")
+    builder.table(
+        "prices", key=serdes.text, value=serdes.int64, history=ms(100), store="prices"
+    )
     looked = each_of(
         lambda context, record: record.with_value(
             [context.store("prices").get("a"), context.store("prices").as_of("a", 1)]

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, key_value_store
+from coopstreams import (
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    Record,
+    key_value_store,
+)
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
@@ -27,7 +33,9 @@ class Tick(Processor[Any, Any, Any, Any]):
 
     def init(self, context: AnyContext) -> None:
         super().init(context)
-        self.punctuation = context.schedule(ms(self._interval_ms), self._type, self.tick)
+        self.punctuation = context.schedule(
+            ms(self._interval_ms), self._type, self.tick
+        )
 
     def process(self, record: Record[Any, Any]) -> None:
         self.context.forward(record)
@@ -39,7 +47,9 @@ class Tick(Processor[Any, Any, Any, Any]):
             self.punctuation.cancel()
 
 
-def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> list[tuple[Any, Any]]:
+def run(
+    processor: Any, *steps: Any, config: dict[str, Any] | None = None
+) -> list[tuple[Any, Any]]:
     """Send a record for each (timestamp, headers), advance the time for each number; return (key, timestamp) of the
     outputs.
     """
@@ -54,32 +64,53 @@ def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> li
             else:
                 driver.advance(ms(step))
         return [
-            (record.key, record.timestamp) if not record.headers else (record.key, record.headers)
+            (record.key, record.timestamp)
+            if not record.headers
+            else (record.key, record.headers)
             for record in driver.outputs()
         ]
 
 
-def test_stream_time_fires_with_the_first_record_and_then_on_its_grid_after_the_record_that_moved_it() -> None:
-    outputs = run(lambda: Tick("stream_time", 10), (5,), (9,), (10,), (95,), (99,), (100,))
+def test_stream_time_fires_with_the_first_record_and_then_on_its_grid_after_the_record_that_moved_it() -> (
+    None
+):
+    outputs = run(
+        lambda: Tick("stream_time", 10), (5,), (9,), (10,), (95,), (99,), (100,)
+    )
     ticks = [("tick", 5), ("tick", 10), ("tick", 95), ("tick", 100)]
     assert [output for output in outputs if output[0] == "tick"] == ticks
     assert outputs[:2] == [("a", 5), ("tick", 5)]
 
 
 def test_the_wall_clock_fires_after_one_interval_and_once_for_a_long_time() -> None:
-    assert run(lambda: Tick("wall_clock", 10), 9, 1, 5, 80, 4, 1) == [("tick", 10), ("tick", 95), ("tick", 100)]
+    assert run(lambda: Tick("wall_clock", 10), 9, 1, 5, 80, 4, 1) == [
+        ("tick", 10),
+        ("tick", 95),
+        ("tick", 100),
+    ]
 
 
 def test_a_cancelled_punctuation_is_silent() -> None:
-    assert run(lambda: Tick("wall_clock", 10, fires=2), 10, 10, 10, 10) == [("tick", 10), ("tick", 20)]
+    assert run(lambda: Tick("wall_clock", 10, fires=2), 10, 10, 10, 10) == [
+        ("tick", 10),
+        ("tick", 20),
+    ]
 
 
-def test_what_a_punctuation_forwards_has_not_the_headers_of_the_record_before_it() -> None:
+def test_what_a_punctuation_forwards_has_not_the_headers_of_the_record_before_it() -> (
+    None
+):
     header = [("h", b"1")]
-    assert run(lambda: Tick("stream_time", 10), (5, header), (6, header)) == [("a", header), ("tick", 5), ("a", header)]
+    assert run(lambda: Tick("stream_time", 10), (5, header), (6, header)) == [
+        ("a", header),
+        ("tick", 5),
+        ("a", header),
+    ]
 
 
-def test_a_failing_punctuation_goes_to_the_failure_handler_and_is_called_again() -> None:
+def test_a_failing_punctuation_goes_to_the_failure_handler_and_is_called_again() -> (
+    None
+):
     class Fragile(Tick):
         def tick(self, now_ms: int) -> None:
             if now_ms == 10:
@@ -88,9 +119,12 @@ def test_a_failing_punctuation_goes_to_the_failure_handler_and_is_called_again()
 
     with pytest.raises(ProcessingError, match="ValueError: ten"):
         run(lambda: Fragile("wall_clock", 10), 10)
-    assert run(lambda: Fragile("wall_clock", 10), 10, 10, config={"processing.exception.handler": "continue"}) == [
-        ("tick", 20)
-    ]
+    assert run(
+        lambda: Fragile("wall_clock", 10),
+        10,
+        10,
+        config={"processing.exception.handler": "continue"},
+    ) == [("tick", 20)]
 
 
 def test_a_schedule_needs_an_interval_and_a_clock() -> None:
@@ -119,18 +153,24 @@ class Totals(Processor[str, int, str, int]):
 
 @pytest.mark.ci
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 100)), max_size=30))
-def test_punctuations_by_key_do_not_depend_on_the_number_of_ranges(records: list[tuple[str, int]]) -> None:
+def test_punctuations_by_key_do_not_depend_on_the_number_of_ranges(
+    records: list[tuple[str, int]],
+) -> None:
     def outputs(ranges: int) -> dict[str, list[tuple[int, int]]]:
         builder = StreamsBuilder("app")
         store = key_value_store("totals", key=serdes.text, value=serdes.int64)
         stream = builder.stream("in", key=serdes.text, value=serdes.json)
-        stream.process(Totals, stores=[store], key=serdes.text, value=serdes.json, by_key=True).to("out")
+        stream.process(
+            Totals, stores=[store], key=serdes.text, value=serdes.json, by_key=True
+        ).to("out")
         with TopologyTestDriver(builder.build(), ranges) as driver:
             for key, at in records:
                 driver.input("in", serdes.text, serdes.json).send(key, 0, at)
             found: dict[str, list[tuple[int, int]]] = {}
             for record in driver.outputs():
-                found.setdefault(record.key, []).append((record.value, record.timestamp))
+                found.setdefault(record.key, []).append(
+                    (record.value, record.timestamp)
+                )
             return found
 
     assert outputs(4) == outputs(1)
@@ -154,7 +194,10 @@ def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_
 
 @given(
     st.integers(1, 20),
-    st.lists(st.tuples(st.integers(0, 50), st.integers(-100_000, 100_000) | st.just(0)), max_size=20),
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(-100_000, 100_000) | st.just(0)),
+        max_size=20,
+    ),
 )
 def test_whatever_the_clock_is_put_to_the_next_call_is_an_interval_away_at_most_and_none_comes_in_a_burst(
     interval_ms: int, steps: list[tuple[int, int]]

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import Processor, Record, SessionStore, WindowStore, session_store, window_store
+from coopstreams import (
+    Processor,
+    Record,
+    SessionStore,
+    WindowStore,
+    session_store,
+    window_store,
+)
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
@@ -44,11 +51,19 @@ def program() -> Topology:
     builder = StreamsBuilder("app")
     names = builder.table("names", key=serdes.text, value=serdes.int64, store="names")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-    stream.group_by_key().count(store="counts").filter(lambda _, count: count % 2 == 0).to_stream().to("even-counts")
+    stream.group_by_key().count(store="counts").filter(
+        lambda _, count: count % 2 == 0
+    ).to_stream().to("even-counts")
     small = stream.filter(below_four)
-    small.group_by_key().reduce(lambda total, value: total + value or None, store="totals").to_stream().to("totals")
-    small.left_join(names, lambda value, name: value * 10 + (name or 0), value=serdes.int64).to("joined")
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).aggregate(
+    small.group_by_key().reduce(
+        lambda total, value: total + value or None, store="totals"
+    ).to_stream().to("totals")
+    small.left_join(
+        names, lambda value, name: value * 10 + (name or 0), value=serdes.int64
+    ).to("joined")
+    stream.group_by_key().windowed_by(
+        TimeWindows(milliseconds=10, grace=ms(5))
+    ).aggregate(
         lambda: 0,
         lambda _, value, total: total + (value or 100),
         value=serdes.int64,
@@ -56,7 +71,9 @@ def program() -> Topology:
         retention=ms(1000),
     ).to_stream().to("windows")
     stream.flat_map_values(twice).group_by(
-        lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64
+        lambda _, value: "even" if value % 2 == 0 else "odd",
+        key=serdes.text,
+        value=serdes.int64,
     ).count(store="parity").to_stream().to("parity")
     names.filter(lambda _, name: name > 0).to_stream().to("positive")
     return builder.build()
@@ -76,7 +93,9 @@ def is_subsequence(part: list[Any], whole: list[Any]) -> bool:
 
 @settings(max_examples=40, deadline=None)
 @given(INPUTS)
-def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(inputs: list[Input]) -> None:
+def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(
+    inputs: list[Input],
+) -> None:
     expected = run(inputs, ranges=1)
     for ranges in (2, 3, 8):
         assert run(inputs, ranges) == expected
@@ -98,7 +117,10 @@ class SinceEachRecord(Windows):
 @cache
 def beginning(difference: int, grace: int) -> Topology:
     sliding = SlidingWindows(milliseconds=difference, grace=ms(grace))
-    windows: dict[str, Windows | SlidingWindows] = {"sliding": sliding, "own": SinceEachRecord()}
+    windows: dict[str, Windows | SlidingWindows] = {
+        "sliding": sliding,
+        "own": SinceEachRecord(),
+    }
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     for store, cut in windows.items():
@@ -114,9 +136,14 @@ def beginning(difference: int, grace: int) -> Topology:
 def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(
     inputs: list[Input], difference: int, grace: int, ranges: int
 ) -> None:
-    topology, records = beginning(difference, grace), [record for record in inputs if record[0] == "in"]
+    topology, records = (
+        beginning(difference, grace),
+        [record for record in inputs if record[0] == "in"],
+    )
     stores = ("sliding", "own")
-    assert results(topology, records, stores, ranges) == results(topology, records, stores)
+    assert results(topology, records, stores, ranges) == results(
+        topology, records, stores
+    )
 
 
 class Recent(Processor[str, int, str, Any]):
@@ -126,22 +153,33 @@ class Recent(Processor[str, int, str, Any]):
         windows: WindowStore[str, int] = self.context.store("windows")
         sessions: SessionStore[str, int] = self.context.store("sessions")
         windows.put(record.key, record.value, record.timestamp)
-        sessions.put(record.key, record.value, max(0, record.timestamp - 3), record.timestamp)
-        kept = [list(windows.fetch(record.key, 0, 100)), [[*at, value] for at, value in sessions.sessions(record.key)]]
+        sessions.put(
+            record.key, record.value, max(0, record.timestamp - 3), record.timestamp
+        )
+        kept = [
+            list(windows.fetch(record.key, 0, 100)),
+            [[*at, value] for at, value in sessions.sessions(record.key)],
+        ]
         self.context.forward(record.with_value(kept))
 
 
 @cache
 def recent() -> Topology:
     stores = [
-        window_store("windows", key=serdes.text, value=serdes.int64, size=ms(5), retention=ms(20)),
-        session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(15)),
+        window_store(
+            "windows", key=serdes.text, value=serdes.int64, size=ms(5), retention=ms(20)
+        ),
+        session_store(
+            "sessions", key=serdes.text, value=serdes.int64, retention=ms(15)
+        ),
     ]
     builder = StreamsBuilder("app")
     numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(
         lambda key, value: None not in (key, value)
     )
-    numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
+    numbers.process(
+        Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True
+    ).to("out")
     return builder.build()
 
 
@@ -152,7 +190,9 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
 ) -> None:
     topology, records = recent(), [record for record in inputs if record[0] == "in"]
     names = ("windows", "sessions")
-    assert results(topology, records, names, ranges) == results(topology, records, names)
+    assert results(topology, records, names, ranges) == results(
+        topology, records, names
+    )
 
 
 @pytest.mark.ci
@@ -162,7 +202,9 @@ def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_en
     inputs: list[Input], commit_every: int, ranges: int
 ) -> None:
     every, tables = run(inputs, ranges=1)
-    cached, tables_of_cache = run(inputs, ranges, caching=True, commit_every=commit_every)
+    cached, tables_of_cache = run(
+        inputs, ranges, caching=True, commit_every=commit_every
+    )
     assert tables_of_cache == tables
     for place, records in cached.items():
         assert is_subsequence(records, every[place])
@@ -171,5 +213,7 @@ def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_en
 @pytest.mark.ci
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 10))
-def test_outputs_do_not_depend_on_when_commits_happen(inputs: list[Input], commit_every: int) -> None:
+def test_outputs_do_not_depend_on_when_commits_happen(
+    inputs: list[Input], commit_every: int
+) -> None:
     assert run(inputs, ranges=2, commit_every=commit_every) == run(inputs, ranges=1)

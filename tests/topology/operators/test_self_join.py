@@ -23,7 +23,11 @@ Results: TypeAlias = list[tuple[str | None, Any, int]]
 ONE_STORE = {"topology.optimization": "single.store.self.join"}
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["a", "b", "c", None]), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["a", "b", "c", None]),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(0, 60),
+    ),
     max_size=25,
 )
 WINDOWS = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 20)).map(
@@ -36,12 +40,16 @@ def pair(left: Any, right: Any) -> list[Any]:
 
 
 @cache
-def self_join(windows: JoinWindows, kind: str = "join", *, rekeyed: bool = False) -> Topology:
+def self_join(
+    windows: JoinWindows, kind: str = "join", *, rekeyed: bool = False
+) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
     if rekeyed:
         stream = stream.select_key(lambda key, _: f"new {key}", key=serdes.text)
-    getattr(stream, kind)(stream, pair, windows=windows, value=serdes.json, store="j").to("out")
+    getattr(stream, kind)(
+        stream, pair, windows=windows, value=serdes.json, store="j"
+    ).to("out")
     return builder.build()
 
 
@@ -59,7 +67,9 @@ def results(
             driver.input("in", serdes.text, serdes.json).send(key, value, timestamp)
             if folder is not None:
                 driver.commit()
-        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+        return [
+            (record.key, record.value, record.timestamp) for record in driver.outputs()
+        ]
 
 
 @pytest.mark.ci
@@ -69,21 +79,36 @@ def test_one_store_gives_the_results_of_two_in_their_order(
     events: list[Event], windows: JoinWindows, ranges: int
 ) -> None:
     topology = self_join(windows)
-    assert results(topology, events, ONE_STORE, ranges=ranges) == results(topology, events, ranges=ranges)
+    assert results(topology, events, ONE_STORE, ranges=ranges) == results(
+        topology, events, ranges=ranges
+    )
 
 
 @settings(max_examples=15, deadline=None)
 @given(EVENTS, WINDOWS)
-def test_the_same_on_rocksdb_with_commits_between(events: list[Event], windows: JoinWindows) -> None:
+def test_the_same_on_rocksdb_with_commits_between(
+    events: list[Event], windows: JoinWindows
+) -> None:
     topology = self_join(windows)
     with TemporaryDirectory() as folder:
-        assert results(topology, events, ONE_STORE, folder=Path(folder)) == results(topology, events)
+        assert results(topology, events, ONE_STORE, folder=Path(folder)) == results(
+            topology, events
+        )
 
 
 def test_a_record_meets_itself_and_each_pair_comes_both_ways() -> None:
     events: list[Event] = [("a", 1, 0), ("a", 2, 5), ("b", 3, 5)]
-    expected = [("a", [1, 1], 0), ("a", [2, 1], 5), ("a", [1, 2], 5), ("a", [2, 2], 5), ("b", [3, 3], 5)]
-    assert results(self_join(JoinWindows(milliseconds=10, grace=0)), events, ONE_STORE) == expected
+    expected = [
+        ("a", [1, 1], 0),
+        ("a", [2, 1], 5),
+        ("a", [1, 2], 5),
+        ("a", [2, 2], 5),
+        ("b", [3, 3], 5),
+    ]
+    assert (
+        results(self_join(JoinWindows(milliseconds=10, grace=0)), events, ONE_STORE)
+        == expected
+    )
 
 
 @pytest.mark.parametrize("rekeyed", [False, True])
@@ -94,12 +119,18 @@ def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
         "j-this-join-store",
         "j-other-join-store",
     ]
-    assert [store.name for part in once.subtopologies for store in part.stores] == ["j-this-join-store"]
-    gone = {topic.name for topic in topology.internal_topics} - {topic.name for topic in once.internal_topics}
+    assert [store.name for part in once.subtopologies for store in part.stores] == [
+        "j-this-join-store"
+    ]
+    gone = {topic.name for topic in topology.internal_topics} - {
+        topic.name for topic in once.internal_topics
+    }
     assert gone == {"app-j-other-join-store-changelog"}
     assert "(stores: [j-this-join-store])" in once.describe()
     assert [
-        store["name"] for part in json.loads(once.describe("json"))["subtopologies"] for store in part["stores"]
+        store["name"]
+        for part in json.loads(once.describe("json"))["subtopologies"]
+        for store in part["stores"]
     ] == ["j-this-join-store"]
 
 

@@ -18,14 +18,16 @@ from tests.durations import ms
 def counts(gap: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(SessionWindows(milliseconds=gap, grace=ms(grace))).count(
-        store="counts", retention=ms(1 << 40)
-    ).to_stream().to("out")
+    stream.group_by_key().windowed_by(
+        SessionWindows(milliseconds=gap, grace=ms(grace))
+    ).count(store="counts", retention=ms(1 << 40)).to_stream().to("out")
     return builder.build()
 
 
 def outputs(driver: TopologyTestDriver) -> list[tuple[str, Any, int]]:
-    return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
+    return [
+        (str(record.key), record.value, record.timestamp) for record in driver.outputs()
+    ]
 
 
 def test_a_record_near_a_session_extends_it_the_old_one_is_deleted_first() -> None:
@@ -39,7 +41,10 @@ def test_a_record_near_a_session_extends_it_the_old_one_is_deleted_first() -> No
             ("[a@10/15]", 2, 15),
             ("[a@21/21]", 1, 21),
         ]
-        assert driver.store("counts").all() == [Row(Windowed("a", 10, 15), 2, 15), Row(Windowed("a", 21, 21), 1, 21)]
+        assert driver.store("counts").all() == [
+            Row(Windowed("a", 10, 15), 2, 15),
+            Row(Windowed("a", 21, 21), 1, 21),
+        ]
         assert driver.store("counts").get(Windowed("a", 10, 15)) == 2
 
 
@@ -47,12 +52,21 @@ def test_a_record_that_fails_leaves_the_session_that_it_was_to_extend() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     stream.group_by_key().windowed_by(SessionWindows(milliseconds=5)).aggregate(
-        lambda: 0, lambda _, value, total: total + 6 // value, lambda _, one, other: one + other, value=serdes.int64
+        lambda: 0,
+        lambda _, value, total: total + 6 // value,
+        lambda _, one, other: one + other,
+        value=serdes.int64,
     ).to_stream().to("out")
-    with TopologyTestDriver(builder.build(), config={"processing.exception.handler": "continue"}) as driver:
+    with TopologyTestDriver(
+        builder.build(), config={"processing.exception.handler": "continue"}
+    ) as driver:
         for value, timestamp in [(1, 10), (0, 12), (2, 14)]:
             driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
-        assert outputs(driver) == [("[a@10/10]", 6, 10), ("[a@10/10]", None, 10), ("[a@10/14]", 9, 14)]
+        assert outputs(driver) == [
+            ("[a@10/10]", 6, 10),
+            ("[a@10/10]", None, 10),
+            ("[a@10/14]", 9, 14),
+        ]
 
 
 def test_a_late_record_bridges_two_sessions() -> None:
@@ -60,21 +74,31 @@ def test_a_late_record_bridges_two_sessions() -> None:
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (10, 20, 15):
             topic.send("a", "x", timestamp)
-        assert outputs(driver)[2:] == [("[a@10/10]", None, 10), ("[a@20/20]", None, 20), ("[a@10/20]", 3, 20)]
+        assert outputs(driver)[2:] == [
+            ("[a@10/10]", None, 10),
+            ("[a@20/20]", None, 20),
+            ("[a@10/20]", 3, 20),
+        ]
 
 
-def test_a_session_is_closed_when_gap_and_grace_have_passed_since_its_end_by_any_key() -> None:
+def test_a_session_is_closed_when_gap_and_grace_have_passed_since_its_end_by_any_key() -> (
+    None
+):
     with TopologyTestDriver(counts(gap=5, grace=2), ranges=4) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for key, timestamp in [("a", 10), ("b", 17), ("a", 10), ("b", 18), ("a", 10)]:
             topic.send(key, "x", timestamp)
         assert driver.store("counts").get(Windowed("a", 10, 10)) == 2
-        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
+        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [
+            ("late", 1)
+        ]
 
 
 def test_reduce_and_aggregate_work_in_sessions(flow: Any) -> None:
     def both(stream: Any) -> Any:
-        sessions = stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(50)))
+        sessions = stream.group_by_key().windowed_by(
+            SessionWindows(milliseconds=5, grace=ms(50))
+        )
         reduced = sessions.reduce(lambda total, value: total + value).to_stream()
         folded = sessions.aggregate(
             str,
@@ -82,8 +106,12 @@ def test_reduce_and_aggregate_work_in_sessions(flow: Any) -> None:
             lambda key, one, other: f"({one},{other})",
             value=serdes.json,
         )
-        return reduced.map(lambda at, value: (str(at), value), key=serdes.text, value=serdes.json).merge(
-            folded.to_stream().map(lambda at, value: (str(at), value), key=serdes.text, value=serdes.json)
+        return reduced.map(
+            lambda at, value: (str(at), value), key=serdes.text, value=serdes.json
+        ).merge(
+            folded.to_stream().map(
+                lambda at, value: (str(at), value), key=serdes.text, value=serdes.json
+            )
         )
 
     assert flow(both, ("a", 1, 1), ("a", 2, 9), ("a", 4, 5))[4:] == [

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams import (
+    KTable,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+)
 from coopstreams.testing import TopologyTestDriver
 from tests.durations import ms
 
@@ -38,18 +46,34 @@ def pair(left: int | None, right: int | None) -> list[int | None]:
 
 
 def total(table: KTable[str, int]) -> KTable[int, int]:
-    grouped = table.group_by(lambda _, value: (value % 3, value), key=serdes.int64, value=serdes.int64)
-    return grouped.reduce(lambda one, value: one + value, lambda one, value: one - value or None, store="table")
+    grouped = table.group_by(
+        lambda _, value: (value % 3, value), key=serdes.int64, value=serdes.int64
+    )
+    return grouped.reduce(
+        lambda one, value: one + value,
+        lambda one, value: one - value or None,
+        store="table",
+    )
 
 
 TABLES: dict[str, Write] = {
     "view": lambda left, _: left.filter(lambda _, value: value > 3, store="table"),
     "groups": lambda left, _: total(left),
-    "inner join": lambda left, right: left.join(right, pair, value=serdes.json, store="table"),
-    "left join": lambda left, right: left.left_join(right, pair, value=serdes.json, store="table"),
-    "outer join": lambda left, right: left.outer_join(right, pair, value=serdes.json, store="table"),
+    "inner join": lambda left, right: left.join(
+        right, pair, value=serdes.json, store="table"
+    ),
+    "left join": lambda left, right: left.left_join(
+        right, pair, value=serdes.json, store="table"
+    ),
+    "outer join": lambda left, right: left.outer_join(
+        right, pair, value=serdes.json, store="table"
+    ),
     "foreign key": lambda left, right: left.left_join(
-        right, pair, foreign_key=lambda value: "ab"[value % 2], value=serdes.json, store="table"
+        right,
+        pair,
+        foreign_key=lambda value: "ab"[value % 2],
+        value=serdes.json,
+        store="table",
     ),
     "count": lambda left, _: left.to_stream().group_by_key().count(store="table"),
     "tumbling": lambda left, _: (
@@ -71,14 +95,19 @@ TABLES: dict[str, Write] = {
         .count(store="table", retention=ms(YEAR))
     ),
     "of a table": lambda left, right: total(
-        left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)
+        left.outer_join(
+            right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64
+        )
     ),
 }
 
 
 def topology_of(write: Write) -> Any:
     builder = StreamsBuilder("app")
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.int64)
+        for topic in ("left", "right")
+    )
     write(left, right).to_stream().to("updates")
     return builder.build()
 
@@ -89,10 +118,14 @@ def test_the_updates_so_far_fold_to_the_table(name: str) -> None:
 
     @settings(max_examples=60, deadline=None)
     @given(CHANGES, RANGES, st.booleans(), st.integers(1, 6))
-    def law(changes: list[Change], ranges: int, caching: bool, commit_every: int) -> None:
+    def law(
+        changes: list[Change], ranges: int, caching: bool, commit_every: int
+    ) -> None:
         with TopologyTestDriver(topology, ranges, caching=caching) as driver:
             for number, (topic, key, value, timestamp) in enumerate(changes, 1):
-                driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
+                driver.input(topic, serdes.text, serdes.int64).send(
+                    key, value, timestamp
+                )
                 if number % commit_every:
                     continue
                 driver.commit()
@@ -101,7 +134,9 @@ def test_the_updates_so_far_fold_to_the_table(name: str) -> None:
                     folded.pop(record.key, None)
                     if record.value is not None:
                         folded[record.key] = record.value
-                assert folded == {row.key: row.value for row in driver.store("table").all()}
+                assert folded == {
+                    row.key: row.value for row in driver.store("table").all()
+                }
 
     law()
 
@@ -116,30 +151,47 @@ def two_tables() -> Topology:
 
 @settings(max_examples=60, deadline=None)
 @given(CHANGES, RANGES, st.sampled_from(["none", "all"]))
-def test_a_table_is_the_fold_of_any_prefix_of_its_topic(changes: list[Change], ranges: int, optimization: str) -> None:
+def test_a_table_is_the_fold_of_any_prefix_of_its_topic(
+    changes: list[Change], ranges: int, optimization: str
+) -> None:
     folds: dict[str, dict[str, tuple[int, int]]] = {"left": {}, "right": {}}
-    with TopologyTestDriver(two_tables(), ranges, {"topology.optimization": optimization}) as driver:
+    with TopologyTestDriver(
+        two_tables(), ranges, {"topology.optimization": optimization}
+    ) as driver:
         for topic, key, value, timestamp in changes:
             driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
             folds[topic].pop(key, None)
             if value is not None:
-                folds[topic][key] = (value, timestamp)  # the later offset wins, also with an older timestamp
+                folds[topic][key] = (
+                    value,
+                    timestamp,
+                )  # the later offset wins, also with an older timestamp
             for store, fold in folds.items():
-                assert {row.key: (row.value, row.timestamp) for row in driver.store(store).all()} == fold
+                assert {
+                    row.key: (row.value, row.timestamp)
+                    for row in driver.store(store).all()
+                } == fold
 
 
 @cache
 def view_and_join() -> Topology:
     builder = StreamsBuilder("app")
-    left, right = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
-    small = left.filter(lambda _, value: value < 7).map_values(lambda value: value + 100, value=serdes.int64)
+    left, right = (
+        builder.table(topic, key=serdes.text, value=serdes.int64)
+        for topic in ("left", "right")
+    )
+    small = left.filter(lambda _, value: value < 7).map_values(
+        lambda value: value + 100, value=serdes.int64
+    )
     small.outer_join(right, pair, value=serdes.json, store="table")
     return builder.build()
 
 
 @settings(max_examples=60, deadline=None)
 @given(CHANGES, RANGES)
-def test_a_view_and_a_join_are_those_of_the_folds(changes: list[Change], ranges: int) -> None:
+def test_a_view_and_a_join_are_those_of_the_folds(
+    changes: list[Change], ranges: int
+) -> None:
     folds: dict[str, dict[str, int]] = {"left": {}, "right": {}}
     with TopologyTestDriver(view_and_join(), ranges) as driver:
         for topic, key, value, timestamp in changes:
@@ -147,6 +199,14 @@ def test_a_view_and_a_join_are_those_of_the_folds(changes: list[Change], ranges:
             folds[topic].pop(key, None)
             if value is not None:
                 folds[topic][key] = value
-            lefts, rights = {key: value + 100 for key, value in folds["left"].items() if value < 7}, folds["right"]
-            expected = {key: [lefts.get(key), rights.get(key)] for key in lefts.keys() | rights.keys()}
-            assert {row.key: row.value for row in driver.store("table").all()} == expected
+            lefts, rights = (
+                {key: value + 100 for key, value in folds["left"].items() if value < 7},
+                folds["right"],
+            )
+            expected = {
+                key: [lefts.get(key), rights.get(key)]
+                for key in lefts.keys() | rights.keys()
+            }
+            assert {
+                row.key: row.value for row in driver.store("table").all()
+            } == expected

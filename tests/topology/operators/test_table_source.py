@@ -8,7 +8,9 @@ from coopstreams.topology.graph.topology import Topology
 
 def table(store: str | None = "kept") -> Topology:
     builder = StreamsBuilder("app")
-    builder.table("rows", key=serdes.text, value=serdes.int64, store=store).to_stream().to("out")
+    builder.table(
+        "rows", key=serdes.text, value=serdes.int64, store=store
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -19,14 +21,18 @@ def test_the_latest_record_of_a_key_is_its_row_even_if_it_is_older() -> None:
         rows.send("a", 2, 20)
         rows.send("b", 3, 5)
         assert driver.store("kept").all() == [Row("a", 2, 20), Row("b", 3, 5)]
-        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [
+        assert [
+            (record.key, record.value, record.timestamp) for record in driver.outputs()
+        ] == [
             ("b", 1, 10),
             ("a", 2, 20),
             ("b", 3, 5),
         ]
 
 
-def test_a_null_value_deletes_the_row_and_is_forwarded_also_where_there_was_none() -> None:
+def test_a_null_value_deletes_the_row_and_is_forwarded_also_where_there_was_none() -> (
+    None
+):
     with TopologyTestDriver(table()) as driver:
         rows = driver.input("rows", serdes.text, serdes.int64)
         rows.send("a", None, 1)
@@ -58,8 +64,13 @@ def test_with_the_record_cache_a_commit_forwards_each_changed_row_once() -> None
         rows.send("b", None)
         assert driver.outputs() == []
         driver.commit()
-        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [("a", 3, 3)]
+        assert [
+            (record.key, record.value, record.timestamp) for record in driver.outputs()
+        ] == [("a", 3, 3)]
         driver.commit()
         rows.send("a", None, 9)
         driver.commit()
-        assert [(record.value, record.timestamp) for record in driver.outputs()] == [(3, 3), (None, 9)]
+        assert [(record.value, record.timestamp) for record in driver.outputs()] == [
+            (3, 3),
+            (None, 9),
+        ]

@@ -14,20 +14,35 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.windows import TimeWindows
 from tests.topology.operators.results import outputs
 
-RECORDS: list[tuple[str, Any]] = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", None), ("a", None)]
+RECORDS: list[tuple[str, Any]] = [
+    ("a", 1),
+    ("a", 2),
+    ("b", 1),
+    ("a", 3),
+    ("b", None),
+    ("a", None),
+]
 
 
 def run(
-    write: Callable[[Any], Any], *, source: str | None = None, ranges: int = 1, caching: bool = False
+    write: Callable[[Any], Any],
+    *,
+    source: str | None = None,
+    ranges: int = 1,
+    caching: bool = False,
 ) -> tuple[list[Any], TopologyTestDriver]:
     builder = StreamsBuilder("app")
-    write(builder.table("in", key=serdes.text, value=serdes.json, store=source)).to_stream().to("out")
+    write(
+        builder.table("in", key=serdes.text, value=serdes.json, store=source)
+    ).to_stream().to("out")
     driver = TopologyTestDriver(builder.build(), ranges, caching=caching)
     topic = driver.input("in", serdes.text, serdes.json)
     for at, (key, value) in enumerate(RECORDS):
         topic.send(key, value, at)
     driver.commit()
-    return [(record.key, record.value, record.timestamp) for record in driver.outputs()], driver
+    return [
+        (record.key, record.value, record.timestamp) for record in driver.outputs()
+    ], driver
 
 
 def rows(driver: TopologyTestDriver, store: str) -> list[tuple[Any, Any]]:
@@ -76,14 +91,25 @@ def test_a_mapper_with_a_store_keeps_what_it_makes_and_its_timestamp() -> None:
 
 def test_a_filter_below_a_kept_view_hears_what_the_view_said_before() -> None:
     outputs, _ = run(
-        lambda table: table.map_values(lambda value: value + 1, value=serdes.json, store="more").filter(even)
+        lambda table: table.map_values(
+            lambda value: value + 1, value=serdes.json, store="more"
+        ).filter(even)
     )
-    assert outputs == [("a", 2, 0), ("a", None, 1), ("b", 2, 2), ("a", 4, 3), ("b", None, 4), ("a", None, 5)]
+    assert outputs == [
+        ("a", 2, 0),
+        ("a", None, 1),
+        ("b", 2, 2),
+        ("a", 4, 3),
+        ("b", None, 4),
+        ("a", None, 5),
+    ]
 
 
 def test_with_the_record_cache_a_kept_view_tells_its_latest_row_once() -> None:
     outputs, driver = run(
-        lambda table: table.filter(lambda _, value: value < 3, store="small"), source="all", caching=True
+        lambda table: table.filter(lambda _, value: value < 3, store="small"),
+        source="all",
+        caching=True,
     )
     assert outputs == []  # every row came and went between two commits
     assert rows(driver, "small") == []
@@ -91,11 +117,17 @@ def test_with_the_record_cache_a_kept_view_tells_its_latest_row_once() -> None:
 
 def test_a_stream_joins_a_kept_view() -> None:
     builder = StreamsBuilder("app")
-    view = builder.table("in", key=serdes.text, value=serdes.json).filter(even, store="even")
+    view = builder.table("in", key=serdes.text, value=serdes.json).filter(
+        even, store="even"
+    )
     builder.stream("s", key=serdes.text, value=serdes.json).join(
         view, lambda left, right: [left, right], value=serdes.json
     ).to("out")
-    events = [(topic, key, value, 0) for key, row in (("a", 1), ("b", 2)) for topic, value in (("in", row), ("s", "x"))]
+    events = [
+        (topic, key, value, 0)
+        for key, row in (("a", 1), ("b", 2))
+        for topic, value in (("in", row), ("s", "x"))
+    ]
     assert [value for _, value, _ in outputs(builder.build(), *events)] == [["x", 2]]
 
 
@@ -109,7 +141,9 @@ def test_a_view_of_windows_is_kept_by_window() -> None:
         topic = driver.input("in", serdes.text, serdes.text)
         for at in (1, 2, 13, 14, 15):
             topic.send("a", "x", at)
-        assert [(row.key.start_ms, row.value) for row in driver.store("many").all()] == [(10, 3)]
+        assert [
+            (row.key.start_ms, row.value) for row in driver.store("many").all()
+        ] == [(10, 3)]
 
 
 def test_a_kept_view_needs_a_serde_for_its_values() -> None:

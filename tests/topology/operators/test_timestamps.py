@@ -55,13 +55,27 @@ def test_the_extractor_sees_everything_about_the_record() -> None:
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 8])
-def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(ranges: int) -> None:
+def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(
+    ranges: int,
+) -> None:
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.int64, timestamp=lambda record: record.value)
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts", retention=ms(1000))
+    stream = builder.stream(
+        "in", key=serdes.text, value=serdes.int64, timestamp=lambda record: record.value
+    )
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(
+        store="counts", retention=ms(1000)
+    )
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
-        for key, timestamp in [("a", 3), ("b", 4), ("c", 12), ("a", 5), ("b", 6), ("d", 7), ("a", 13)]:
+        for key, timestamp in [
+            ("a", 3),
+            ("b", 4),
+            ("c", 12),
+            ("a", 5),
+            ("b", 6),
+            ("d", 7),
+            ("a", 13),
+        ]:
             topic.send(key, timestamp, 1_000_000)
         assert {str(row.key): row.value for row in driver.store("counts").all()} == {
             "[a@0/10]": 1,
@@ -75,7 +89,9 @@ def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() ->
     def refuse(record: TimestampedRecord[str, int]) -> int:
         return 1 // (record.value or 0)
 
-    with TopologyTestDriver(copying(refuse), ranges=2, config={"processing.exception.handler": "continue"}) as driver:
+    with TopologyTestDriver(
+        copying(refuse), ranges=2, config={"processing.exception.handler": "continue"}
+    ) as driver:
         topic = driver.input("in", serdes.text, serdes.json)
         topic.send("a", 0)
         topic.send("a", 1)
@@ -99,20 +115,28 @@ def test_a_failure_and_its_dead_letter_have_kafkas_timestamp_if_none_could_be_ex
         "processing.exception.handler": "dead-letter",
         "errors.dead.letter.queue.topic.name": "dead",
     }
-    with TopologyTestDriver(copying(lambda record: record.value["at"]), ranges, config=settings) as driver:
+    with TopologyTestDriver(
+        copying(lambda record: record.value["at"]), ranges, config=settings
+    ) as driver:
         for value in (b"no JSON", b"{}", None):
             driver.input("in", serdes.text, serdes.raw).send("a", value, written)
         assert [failure.timestamp for failure in driver.failures] == [written] * 3
-        assert [letter.timestamp for letter in driver.output("dead").records()] == [written] * 3
+        assert [letter.timestamp for letter in driver.output("dead").records()] == [
+            written
+        ] * 3
 
 
-def test_the_error_of_a_record_is_found_again_with_all_that_the_extractor_was_given() -> None:
+def test_the_error_of_a_record_is_found_again_with_all_that_the_extractor_was_given() -> (
+    None
+):
     def refuse(record: TimestampedRecord[str, int]) -> int:
         if record.value == 0:
             raise ValueError(f"{record.timestamp} after {record.stream_time}")
         return record.timestamp
 
-    with TopologyTestDriver(copying(refuse), config={"processing.exception.handler": "continue"}) as driver:
+    with TopologyTestDriver(
+        copying(refuse), config={"processing.exception.handler": "continue"}
+    ) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 1, 20)
         driver.input("in", serdes.text, serdes.json).send("a", 0, 7)
         assert [str(failure.error) for failure in driver.failures] == ["7 after 20"]
@@ -126,15 +150,25 @@ def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:
         driver.input("in", serdes.text, serdes.raw).send("a", b"{")
 
 
-@pytest.mark.parametrize("returned", [1.5, datetime(2026, 11, 25, tzinfo=UTC), "1764000000000", 1 << 63])
-def test_what_is_no_number_of_milliseconds_is_an_error_that_names_the_function(returned: Any) -> None:
+@pytest.mark.parametrize(
+    "returned", [1.5, datetime(2026, 11, 25, tzinfo=UTC), "1764000000000", 1 << 63]
+)
+def test_what_is_no_number_of_milliseconds_is_an_error_that_names_the_function(
+    returned: Any,
+) -> None:
     def seconds(_: object) -> Any:
         return returned
 
-    with TopologyTestDriver(copying(seconds)) as driver, pytest.raises(ProcessingError) as raised:
+    with (
+        TopologyTestDriver(copying(seconds)) as driver,
+        pytest.raises(ProcessingError) as raised,
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 1)
     line = seconds.__code__.co_firstlineno
-    assert f"seconds (line {line} of {__file__}), which returned {returned!r}. It must" in str(raised.value)
+    assert (
+        f"seconds (line {line} of {__file__}), which returned {returned!r}. It must"
+        in str(raised.value)
+    )
     assert "milliseconds since the epoch as an int" in str(raised.value)
 
 
@@ -148,9 +182,15 @@ def test_a_timestamp_of_more_than_63_bits_fails_its_record_alone(
     grouped = builder.stream(
         "in", key=serdes.text, value=serdes.json, timestamp=lambda record: record.value
     ).group_by_key()
-    (grouped.windowed_by(TimeWindows(milliseconds=10)) if windowed else grouped).count(store="counts")
-    with TopologyTestDriver(builder.build(), config={"processing.exception.handler": "continue"}) as driver:
+    (grouped.windowed_by(TimeWindows(milliseconds=10)) if windowed else grouped).count(
+        store="counts"
+    )
+    with TopologyTestDriver(
+        builder.build(), config={"processing.exception.handler": "continue"}
+    ) as driver:
         for value in (1, 1 << 63, 2):
             driver.input("in", serdes.text, serdes.json).send("a", value)
         assert [row.value for row in driver.store("counts").all()] == [2]
-        assert [(failure.offset, type(failure.error)) for failure in driver.failures] == [(1, ProcessingError)]
+        assert [
+            (failure.offset, type(failure.error)) for failure in driver.failures
+        ] == [(1, ProcessingError)]

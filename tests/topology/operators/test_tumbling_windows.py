@@ -21,9 +21,9 @@ from tests.durations import ms
 def counts(size: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=size, grace=ms(grace))).count(
-        store="counts", retention=ms(1 << 40)
-    ).to_stream().to("out")
+    stream.group_by_key().windowed_by(
+        TimeWindows(milliseconds=size, grace=ms(grace))
+    ).count(store="counts", retention=ms(1 << 40)).to_stream().to("out")
     return builder.build()
 
 
@@ -32,21 +32,38 @@ def test_a_record_counts_in_the_window_of_its_timestamp() -> None:
         topic = driver.input("in", serdes.text, serdes.text)
         for key, timestamp in [("a", 3), ("b", 9), ("a", 9), ("a", 10)]:
             topic.send(key, "x", timestamp)
-        assert [(str(record.key), record.value, record.timestamp) for record in driver.outputs()] == [
+        assert [
+            (str(record.key), record.value, record.timestamp)
+            for record in driver.outputs()
+        ] == [
             ("[a@0/10]", 1, 3),
             ("[b@0/10]", 1, 9),
             ("[a@0/10]", 2, 9),
             ("[a@10/20]", 1, 10),
         ]
         assert driver.store("counts").get(Windowed("a", 0, 10)) == 2
-        assert driver.store("counts").fetch("a") == [Row(Windowed("a", 0, 10), 2, 9), Row(Windowed("a", 10, 20), 1, 10)]
-        assert driver.store("counts").fetch("a", 1, 10) == [Row(Windowed("a", 10, 20), 1, 10)]
+        assert driver.store("counts").fetch("a") == [
+            Row(Windowed("a", 0, 10), 2, 9),
+            Row(Windowed("a", 10, 20), 1, 10),
+        ]
+        assert driver.store("counts").fetch("a", 1, 10) == [
+            Row(Windowed("a", 10, 20), 1, 10)
+        ]
 
 
-def test_a_window_takes_late_records_until_its_end_and_grace_are_reached_by_any_key() -> None:
+def test_a_window_takes_late_records_until_its_end_and_grace_are_reached_by_any_key() -> (
+    None
+):
     with TopologyTestDriver(counts(10, grace=5), ranges=4) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
-        for key, timestamp in [("a", 3), ("b", 14), ("a", 4), ("c", 15), ("a", 5), ("a", 11)]:
+        for key, timestamp in [
+            ("a", 3),
+            ("b", 14),
+            ("a", 4),
+            ("c", 15),
+            ("a", 5),
+            ("a", 11),
+        ]:
             topic.send(key, "x", timestamp)
         assert {str(row.key): row.value for row in driver.store("counts").all()} == {
             "[a@0/10]": 2,
@@ -54,7 +71,9 @@ def test_a_window_takes_late_records_until_its_end_and_grace_are_reached_by_any_
             "[b@10/20]": 1,
             "[c@10/20]": 1,
         }
-        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
+        assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [
+            ("late", 1)
+        ]
 
 
 def test_null_values_count_in_a_window_and_null_keys_do_not() -> None:
@@ -77,10 +96,20 @@ def test_reduce_and_aggregate_work_in_windows(flow: Any) -> None:
         windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10))
         reduced = windowed.reduce(lambda old, new: old + new).to_stream()
         folded = windowed.aggregate(
-            lambda: "", lambda key, value, total: f"{total}{key}{value}", value=serdes.json
+            lambda: "",
+            lambda key, value, total: f"{total}{key}{value}",
+            value=serdes.json,
         ).to_stream()
-        return reduced.map(lambda window, value: (str(window), value), key=serdes.text, value=serdes.json).merge(
-            folded.map(lambda window, value: (str(window), value), key=serdes.text, value=serdes.json)
+        return reduced.map(
+            lambda window, value: (str(window), value),
+            key=serdes.text,
+            value=serdes.json,
+        ).merge(
+            folded.map(
+                lambda window, value: (str(window), value),
+                key=serdes.text,
+                value=serdes.json,
+            )
         )
 
     assert flow(both, ("a", 1, 1), ("a", 2, 8), ("a", 3, 12)) == [
@@ -124,4 +153,7 @@ def test_windows_equal_a_group_by_of_the_records_that_were_in_time(
     with TopologyTestDriver(counts(size), ranges) as driver:
         for key, timestamp in records:
             driver.input("in", serdes.text, serdes.text).send(key, "x", timestamp)
-        assert {(row.key.key, row.key.start_ms): row.value for row in driver.store("counts").all()} == expected
+        assert {
+            (row.key.key, row.key.start_ms): row.value
+            for row in driver.store("counts").all()
+        } == expected

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams import (
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+)
 from coopstreams.common.config import Config
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.testing.programs import Identity
@@ -53,19 +59,25 @@ def totals(kind: str) -> Topology:
     builder = StreamsBuilder("totals")
     if kind == "table":
         table = builder.table("in", key=serdes.text, value=serdes.json, store="rows")
-        grouped = table.group_by(lambda key, value: ("all", value), key=serdes.text, value=serdes.json)
+        grouped = table.group_by(
+            lambda key, value: ("all", value), key=serdes.text, value=serdes.json
+        )
         grouped.aggregate(start, add, take, value=serdes.json, store="totals")
         return builder.build()
     stream = builder.stream("in", key=serdes.text, value=serdes.json).group_by_key()
     match kind:
         case "windows":
-            stream.windowed_by(TimeWindows(seconds=10)).aggregate(start, add, value=serdes.json, store="totals")
-        case "hopping":
-            stream.windowed_by(TimeWindows(timedelta(seconds=10), advance=timedelta(seconds=5))).aggregate(
+            stream.windowed_by(TimeWindows(seconds=10)).aggregate(
                 start, add, value=serdes.json, store="totals"
             )
+        case "hopping":
+            stream.windowed_by(
+                TimeWindows(timedelta(seconds=10), advance=timedelta(seconds=5))
+            ).aggregate(start, add, value=serdes.json, store="totals")
         case "sliding":
-            stream.windowed_by(SlidingWindows(seconds=10)).aggregate(start, add, value=serdes.json, store="totals")
+            stream.windowed_by(SlidingWindows(seconds=10)).aggregate(
+                start, add, value=serdes.json, store="totals"
+            )
         case "sessions":
             stream.windowed_by(SessionWindows(seconds=10)).aggregate(
                 start, add, merged, value=serdes.json, store="totals"
@@ -79,17 +91,32 @@ def totals(kind: str) -> Topology:
     return builder.build()
 
 
-KINDS = ["rows", "windows", "hopping", "sliding", "sessions", "reduce", "cogroup", "table"]
+KINDS = [
+    "rows",
+    "windows",
+    "hopping",
+    "sliding",
+    "sessions",
+    "reduce",
+    "cogroup",
+    "table",
+]
 
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_that_fails_behind_a_change_in_place_changes_nothing(kind: str, caching: bool) -> None:
+def test_a_record_that_fails_behind_a_change_in_place_changes_nothing(
+    kind: str, caching: bool
+) -> None:
     found = []
     for numbers in ([1, "no number", 2, "none", 3], [1, 2, 3]):
         with TopologyTestDriver(totals(kind), config=SKIP, caching=caching) as driver:
             for number in numbers:
-                driver.input("in").send(f"k{number}" if kind == "table" else "k", {"n": number}, timestamp=20_000)
+                driver.input("in").send(
+                    f"k{number}" if kind == "table" else "k",
+                    {"n": number},
+                    timestamp=20_000,
+                )
                 driver.commit()
             found.append(driver.store("totals").all())
             assert len(driver.failures) == len(numbers) - 3
@@ -99,7 +126,10 @@ def test_a_record_that_fails_behind_a_change_in_place_changes_nothing(kind: str,
 def test_where_a_failure_ends_the_task_nothing_is_kept_for_it() -> None:
     topology = totals("rows")
     (part,) = topology.subtopologies
-    assert "kept_" in compile_subtopology(topology, part, may_drop=True).compiled(False).text
+    assert (
+        "kept_"
+        in compile_subtopology(topology, part, may_drop=True).compiled(False).text
+    )
     assert "kept_" not in compile_subtopology(topology, part).compiled(False).text
 
 
@@ -108,7 +138,10 @@ def test_a_handler_of_bytes_that_cannot_be_read_keeps_nothing_for_the_calls() ->
     (part,) = topology.subtopologies
 
     def of(phase: str) -> Identity:
-        settings = {"bootstrap.servers": "none", f"{phase}.exception.handler": "continue"}
+        settings = {
+            "bootstrap.servers": "none",
+            f"{phase}.exception.handler": "continue",
+        }
         return Identity(topology, part, Config.of(settings, "totals"))
 
     assert not of("deserialization").may_drop

@@ -20,7 +20,14 @@ from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
-from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
+from coopstreams.topology.versions import (
+    Held,
+    latest_value,
+    put_version,
+    value_at,
+    versions_of,
+    versions_within,
+)
 from tests.durations import ms
 from tests.topology.operators.results import Event, outputs
 
@@ -28,18 +35,30 @@ HOUR_MS = 3_600_000
 
 
 def joined(
-    *events: Event, grace: int | None = None, left: bool = False, ranges: int = 1, history: int = 100
+    *events: Event,
+    grace: int | None = None,
+    left: bool = False,
+    ranges: int = 1,
+    history: int = 100,
 ) -> list[tuple[Any, Any, int]]:
     """Return the outputs of a stream-table join after these events: (topic, key, value, timestamp)."""
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
-    prices = builder.table("prices", key=serdes.text, value=serdes.json, history=ms(history))
+    prices = builder.table(
+        "prices", key=serdes.text, value=serdes.json, history=ms(history)
+    )
 
     def pair(order: Any, price: Any) -> list[Any]:
         return [order, price]
 
     method: Any = orders.left_join if left else orders.join
-    method(prices, pair, value=serdes.json, grace=None if grace is None else ms(grace), name="priced").to("out")
+    method(
+        prices,
+        pair,
+        value=serdes.json,
+        grace=None if grace is None else ms(grace),
+        name="priced",
+    ).to("out")
     return outputs(builder.build(), *events, ranges=ranges)
 
 
@@ -78,40 +97,75 @@ def test_with_grace_a_record_waits_for_late_rows(ranges: int) -> None:
     assert joined(*events, grace=5, ranges=ranges) == [("a", ["x", 1], 10)]
 
 
-def test_with_grace_a_late_record_is_joined_at_once_and_others_by_time_and_key() -> None:
+def test_with_grace_a_late_record_is_joined_at_once_and_others_by_time_and_key() -> (
+    None
+):
     events: list[Event] = [("prices", key, 1, 0) for key in "ab"]
-    events += [("orders", "b", 1, 20), ("orders", "a", 2, 20), ("orders", "a", 3, 10), ("orders", "a", 4, 30)]
-    assert joined(*events, grace=5) == [("a", [3, 1], 10), ("a", [2, 1], 20), ("b", [1, 1], 20)]
+    events += [
+        ("orders", "b", 1, 20),
+        ("orders", "a", 2, 20),
+        ("orders", "a", 3, 10),
+        ("orders", "a", 4, 30),
+    ]
+    assert joined(*events, grace=5) == [
+        ("a", [3, 1], 10),
+        ("a", [2, 1], 20),
+        ("b", [1, 1], 20),
+    ]
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
-def test_with_grace_a_left_join_passes_a_record_without_a_key_on_at_once(ranges: int) -> None:
+def test_with_grace_a_left_join_passes_a_record_without_a_key_on_at_once(
+    ranges: int,
+) -> None:
     events: list[Event] = [("orders", "a", "x", 10), ("orders", None, "y", 10)]
-    assert joined(*events, grace=5, left=True, ranges=ranges) == [(None, ["y", None], 10)]
+    assert joined(*events, grace=5, left=True, ranges=ranges) == [
+        (None, ["y", None], 10)
+    ]
 
 
 def test_grace_needs_a_history() -> None:
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     with pytest.raises(TopologyError, match="a table without history does not know"):
-        orders.join(builder.table("prices", key=serdes.text, value=serdes.json), max, grace=ms(5))
-    with pytest.raises(TopologyError, match="nor longer than the table's history of 10 ms"):
-        orders.join(builder.table("old", key=serdes.text, value=serdes.json, history=ms(10)), max, grace=ms(11))
+        orders.join(
+            builder.table("prices", key=serdes.text, value=serdes.json),
+            max,
+            grace=ms(5),
+        )
+    with pytest.raises(
+        TopologyError, match="nor longer than the table's history of 10 ms"
+    ):
+        orders.join(
+            builder.table("old", key=serdes.text, value=serdes.json, history=ms(10)),
+            max,
+            grace=ms(11),
+        )
 
 
 def test_streams_see_the_past_change_and_tables_do_not() -> None:
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, store="kept", history=ms(100))
+    table = builder.table(
+        "in", key=serdes.text, value=serdes.int64, store="kept", history=ms(100)
+    )
     table.to_stream().to("updates")
-    table.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).count().to_stream().to("count")
+    table.group_by(
+        lambda _, value: ("all", value), key=serdes.text, value=serdes.int64
+    ).count().to_stream().to("count")
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
         for value, timestamp in ((1, 50), (2, 40), (3, 60)):
             topic.send("a", value, timestamp)
-        assert [record.value for record in driver.output("updates", serdes.text, serdes.int64).records()] == [1, 2, 3]
+        assert [
+            record.value
+            for record in driver.output("updates", serdes.text, serdes.int64).records()
+        ] == [1, 2, 3]
         assert driver.output("count", serdes.text, serdes.int64).latest() == {"all": 1}
         store = driver.store("kept")
-        assert [store.as_of("a", at) and store.as_of("a", at).value for at in (39, 40, 50, 99)] == [None, 2, 1, 3]  # type: ignore[union-attr]
+        assert [
+            store.as_of("a", at) and store.as_of("a", at).value  # type: ignore[union-attr]
+            for at in (39, 40, 50, 99)
+        ] == [None, 2, 1, 3]
         assert store.get("a") == 3
 
 
@@ -141,23 +195,37 @@ def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
     one.
     """
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=ms(100))
+    table = builder.table(
+        "in", key=serdes.text, value=serdes.int64, store="rows", history=ms(100)
+    )
     for name, view in (
         ("kept", table.filter(lambda _, value: value > 0, store="view")),
         ("seen", table.filter(lambda _, value: value > 0)),
     ):
-        view.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).reduce(
-            lambda total, value: total + value, lambda total, value: total - value, store=name
+        view.group_by(
+            lambda _, value: ("all", value), key=serdes.text, value=serdes.int64
+        ).reduce(
+            lambda total, value: total + value,
+            lambda total, value: total - value,
+            store=name,
         )
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
         for value, timestamp in ((1, 50), (7, 40)):
             driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
         assert (driver.store("view").get("a"), driver.store("rows").get("a")) == (7, 1)
-        assert (driver.store("kept").get("all"), driver.store("seen").get("all")) == (7, 1)
+        assert (driver.store("kept").get("all"), driver.store("seen").get("all")) == (
+            7,
+            1,
+        )
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1), st.integers(0, 30))
-def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, int | None]], at: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1),
+    st.integers(0, 30),
+)
+def test_a_history_in_any_order_is_the_history_in_order(
+    puts: list[tuple[int, int | None]], at: int
+) -> None:
     rows = Rows()
     newest = -1
     for timestamp, value in puts:
@@ -171,7 +239,14 @@ def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, in
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([b"k", b"kk"]), st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1),
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"k", b"kk"]),
+            st.integers(0, 30),
+            st.none() | st.integers(0, 5),
+        ),
+        min_size=1,
+    ),
     st.integers(0, 20),
 )
 def test_versions_written_before_there_was_a_store_for_the_past_are_brought_into_it(
@@ -199,11 +274,17 @@ def test_versions_written_before_there_was_a_store_for_the_past_are_brought_into
 
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), max_size=8),
-    st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)),
+        min_size=1,
+        max_size=12,
+    ),
     st.data(),
 )
 def test_records_that_are_repeated_mend_a_past_of_which_a_part_was_written(
-    done: list[tuple[int, int | None]], repeated: list[tuple[int, int | None]], data: st.DataObject
+    done: list[tuple[int, int | None]],
+    repeated: list[tuple[int, int | None]],
+    data: st.DataObject,
 ) -> None:
     """At-least-once, a crash in the middle of a commit: a changelog has the first rows of a batch, in their order."""
     rows, crashed = Rows(), Rows()
@@ -233,13 +314,17 @@ def test_an_update_of_a_row_with_a_long_history_writes_two_versions() -> None:
     assert [rows.at(b"k", at) for at in (0, 500, 999, 1000)] == [0, 500, 999, "new"]
 
 
-def test_versions_that_ended_before_the_history_are_deleted_with_later_updates() -> None:
+def test_versions_that_ended_before_the_history_are_deleted_with_later_updates() -> (
+    None
+):
     rows = Rows(history_ms=80)
     for timestamp in range(0, 1000, 5):
         rows.put(b"k", timestamp, timestamp, oldest=timestamp - 80)
         rows.put(b"kk", timestamp % 20, "another", oldest=-1)
         rows.commit()
-    assert rows.all(b"k") == [(timestamp, timestamp) for timestamp in range(905, 1000, 5)]
+    assert rows.all(b"k") == [
+        (timestamp, timestamp) for timestamp in range(905, 1000, 5)
+    ]
     assert len(rows.all(b"kk")) == 4
     assert [rows.at(b"k", at) for at in (915, 919, 995)] == [915, 915, 995]
 
@@ -256,14 +341,25 @@ def test_versions_that_are_deleted_need_not_be_readable() -> None:
     written = rows.put(b"k", 300, 3, oldest=220) and rows.commit()
     assert written == {
         "rows": [(b"k", [(300, 3)])],
-        "rows-history": [(window_key(b"k", 10), None), (window_key(b"k", 300), [(200, 2)])],
+        "rows-history": [
+            (window_key(b"k", 10), None),
+            (window_key(b"k", 300), [(200, 2)]),
+        ],
     }
 
 
 @pytest.mark.parametrize(
-    "row", [b"a plain text that is long enough", b"short", b"\0" * 11, b"\0" * 8 + b"\xff" * 3 + b"\xfe"]
+    "row",
+    [
+        b"a plain text that is long enough",
+        b"short",
+        b"\0" * 11,
+        b"\0" * 8 + b"\xff" * 3 + b"\xfe",
+    ],
 )
-def test_a_row_that_has_no_versions_is_refused_and_not_taken_for_one(row: bytes) -> None:
+def test_a_row_that_has_no_versions_is_refused_and_not_taken_for_one(
+    row: bytes,
+) -> None:
     with pytest.raises(SerdeError, match="versions"):
         versions_of(serdes.raw).deserialize(row)
 
@@ -292,7 +388,9 @@ class Wide:
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_versions_keep_the_fields_that_a_program_without_them_moves(commits: bool) -> None:
+def test_versions_keep_the_fields_that_a_program_without_them_moves(
+    commits: bool,
+) -> None:
     database = Database(Memory(), Rows().specs)
     newer = Rows(value=serdes.json(Wide), database=database)
     newer.put(b"k", 10, Wide(1, "USD"))
@@ -307,7 +405,11 @@ def test_versions_keep_the_fields_that_a_program_without_them_moves(commits: boo
     older.put(b"late", 40, Narrow(6))
     older.commit()
     newer = Rows(value=serdes.json(Wide), database=database)
-    assert newer.all(b"k") == [(10, Wide(1, "USD")), (20, Wide(2, "USD")), (30, Wide(5))]
+    assert newer.all(b"k") == [
+        (10, Wide(1, "USD")),
+        (20, Wide(2, "USD")),
+        (30, Wide(5)),
+    ]
     assert newer.all(b"late") == [(15, Wide(4)), (20, Wide(3, "USD")), (40, Wide(6))]
 
 
@@ -315,9 +417,14 @@ class Rows:
     """A versioned store over a database in memory."""
 
     def __init__(
-        self, history_ms: int = HOUR_MS, value: Serde[Any] = serdes.json, database: Database | None = None
+        self,
+        history_ms: int = HOUR_MS,
+        value: Serde[Any] = serdes.json,
+        database: Database | None = None,
     ) -> None:
-        spec = StoreSpec("rows", "key_value", serdes.raw, versions_of(value), history_ms=history_ms)
+        spec = StoreSpec(
+            "rows", "key_value", serdes.raw, versions_of(value), history_ms=history_ms
+        )
         self._history_ms = history_ms
         assert spec.past is not None
         self.specs = [spec, spec.past]
@@ -330,7 +437,9 @@ class Rows:
     def put(self, key: bytes, timestamp: int, value: Any, oldest: int = -1) -> bool:
         """Insert a version; return whether it is the latest."""
         entry = self.latest.load(key)
-        latest = put_version(entry, self._past, key, timestamp, value, oldest, self._history_ms)
+        latest = put_version(
+            entry, self._past, key, timestamp, value, oldest, self._history_ms
+        )
         self.latest.touch(key, entry)
         return latest
 
@@ -340,9 +449,15 @@ class Rows:
 
     def all(self, key: bytes) -> list[tuple[int, Any]]:
         """Return all versions of a key, and check that each ends where the next begins."""
-        past = [(split_window_key(at)[1], entry.value) for at, entry in self._past.fetch(key, 0, HOUR_MS)]
+        past = [
+            (split_window_key(at)[1], entry.value)
+            for at, entry in self._past.fetch(key, 0, HOUR_MS)
+        ]
         latest = self.latest.load(key).value
-        ends, versions = [end for end, _ in past], [version for _, one in past for version in one] + latest
+        ends, versions = (
+            [end for end, _ in past],
+            [version for _, one in past for version in one] + latest,
+        )
         assert ends == [since for since, _ in versions[1 : len(past) + 1]]
         return list(versions)
 
@@ -355,7 +470,16 @@ class Rows:
     def damage_past(self, key: bytes, end: int) -> None:
         """Replace the value of a committed version that has ended by bytes that its serde cannot read."""
         at = layout.database_key(key, window_key(key, end))
-        self._database.write([Change(layout.family_of("rows-history"), [at], [layout.TIMESTAMP.pack(end) + b"?"])], {})
+        self._database.write(
+            [
+                Change(
+                    layout.family_of("rows-history"),
+                    [at],
+                    [layout.TIMESTAMP.pack(end) + b"?"],
+                )
+            ],
+            {},
+        )
         self._past.discard()
 
     def commit(self) -> dict[str, list[tuple[bytes, Any]]]:
@@ -364,7 +488,8 @@ class Rows:
         self._state.commit({"rows": 1, "rows-history": 1})
         return {
             batch.store: [
-                (key, value and self._read(value)) for key, value in zip(batch.keys, batch.values, strict=True)
+                (key, value and self._read(value))
+                for key, value in zip(batch.keys, batch.values, strict=True)
             ]
             for batch in batches
         }
@@ -381,11 +506,23 @@ def test_versions_of_a_time_are_those_that_any_moment_of_it_shows(
 ) -> None:
     versions: list[tuple[int, Any]] = sorted(puts.items())
     found = versions_within(versions, min(first, last), max(first, last), oldest)
-    moments = [at for at in range(min(first, last), max(first, last) + 1) if at >= oldest or at >= max(puts, default=0)]
+    moments = [
+        at
+        for at in range(min(first, last), max(first, last) + 1)
+        if at >= oldest or at >= max(puts, default=0)
+    ]
     if versions and not moments:
         assert found is None
         return
     times = sorted(puts)
-    held = {max(time for time in times if time <= at) for at in moments if any(time <= at for time in times)}
+    held = {
+        max(time for time in times if time <= at)
+        for at in moments
+        if any(time <= at for time in times)
+    }
     ends = dict(zip(times, [*times[1:], None], strict=True)) if times else {}
-    assert found == [Held(time, ends[time], puts[time]) for time in sorted(held) if puts[time] is not None]
+    assert found == [
+        Held(time, ends[time], puts[time])
+        for time in sorted(held)
+        if puts[time] is not None
+    ]
