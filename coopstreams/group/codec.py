@@ -45,6 +45,12 @@ to others. Assignments of version 1 are refused: their leader ignores topologies
 _MAGIC = b"CS"
 _WRAPPER = 3
 """Version of Kafka's consumer protocol: the first that carries the generation."""
+MOST_BYTES = 8 << 20
+"""The most bytes of JSON that are decompressed for one value.
+
+Anybody who may join the group writes them, and zlib makes 300 MiB of 300 kB. 50,000 tasks
+of 100 members are 770 kB (measured); a broker keeps all of a group in a record of 1 MB.
+"""
 
 _Task = tuple[int, ...]
 """(sub-topology, partition, first group, last group); a range that is not cut at groups: (…, start, end, 0)."""
@@ -185,7 +191,7 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
     ours, rest = _unpack(wrapper.user_data, _ASSIGNMENT, who, (VERSION,))
     try:
-        shared = _CLUSTER.decode(zlib.decompress(rest))
+        shared = _decoded(_CLUSTER, _decompressed(rest)[0])
         members = tuple(
             Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members
         )
@@ -199,7 +205,7 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
             ours.error,
             ours.waits,
         )
-    except (ValueError, TypeError, zlib.error, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
 
 
@@ -307,11 +313,41 @@ def _unpack(
             f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one "
             "version of coopstreams in a group: stop all its processes, then start them."
         )
+    try:
+        text, rest = _decompressed(data[3:])
+        return _decoded(decoder, text), rest
+    except ValueError as error:
+        raise _foreign(who, str(error)) from error
+
+
+def _decompressed(data: bytes) -> tuple[bytes, bytes]:
+    """Return the first stream of the data, decompressed, and what follows it.
+
+    Raises:
+        ValueError: no whole stream, or one of more than `MOST_BYTES`.
+    """
     stream = zlib.decompressobj()
     try:
-        return decoder.decode(stream.decompress(data[3:])), stream.unused_data
-    except (zlib.error, msgspec.MsgspecError) as error:
-        raise _foreign(who, str(error)) from error
+        text = stream.decompress(data, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it decompresses to more than {MOST_BYTES >> 20} MiB")
+    if not stream.eof:
+        raise ValueError("the end of its compressed data is missing")
+    return text, stream.unused_data
+
+
+def _decoded(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
+    """Return the value of JSON.
+
+    Raises:
+        ValueError: it is none of this type, or is nested too deeply.
+    """
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _foreign(who: str, problem: str) -> GroupError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from kafka.protocol.consumer.metadata import (
 )
 
 from coopstreams.group.codec import (
+    MOST_BYTES,
     decode_assignment,
     decode_subscription,
     encode_assignments,
@@ -196,6 +198,55 @@ def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
         match=r"member sarama-7 of this group is not an instance of this application .*application\.id",
     ):
         decode_subscription(data, "sarama-7")
+
+
+STREAM = zlib.compress(b'{"process": "p"}')
+"""A value of ours, as a member sends it."""
+
+
+@pytest.mark.parametrize(
+    ("stream", "problem"),
+    [
+        (
+            zlib.compress(b'{"process": "p"' + 8 * MOST_BYTES * b" " + b"}"),
+            "it decompresses to more than 8 MiB",
+        ),
+        (
+            zlib.compress(b'{"process": "p"}'.ljust(MOST_BYTES + 1)),
+            "it decompresses to more than 8 MiB",
+        ),
+        (
+            zlib.compress(b'{"process": "p", "x": ' + 1_000_000 * b"["),
+            "maximum recursion depth exceeded",
+        ),
+        (STREAM[:-1], "the end of its compressed data is missing"),
+    ],
+    ids=["64-MiB", "8-MiB", "nested", "torn"],
+)
+def test_a_value_that_is_too_large_too_deep_or_torn_is_refused_at_its_bound(
+    stream: bytes, problem: str
+) -> None:
+    """300 kB from a member were 300 MiB in the leader, and each value that nests ended it by another error."""
+    assert len(stream) < 100_000
+    with pytest.raises(GroupError, match=f"member m of this group .*{problem}"):
+        decode_subscription(subscription(b"CS2" + stream), "m")
+    tracemalloc.start()
+    wrapped = bytes(
+        ConsumerProtocolAssignment(
+            version=3, assigned_partitions=[], user_data=b"CS2" + STREAM + stream
+        ).encode()
+    )
+    with pytest.raises(GroupError, match=f"member m of this group .*{problem}"):
+        decode_assignment(wrapped, "m")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * MOST_BYTES
+
+
+def test_a_value_of_the_most_bytes_is_read() -> None:
+    text = b'{"process": "p"}'.ljust(MOST_BYTES)
+    state = decode_subscription(subscription(b"CS2" + zlib.compress(text)), "m")
+    assert state.info.process == "p"
 
 
 def test_another_version_is_told_apart_from_a_stranger() -> None:
