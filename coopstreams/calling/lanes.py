@@ -437,10 +437,15 @@ class Lane(Generic[AnyCall]):
         arguments: Sequence[Any],
     ) -> Any:
         """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
-        while self._out == self._most_out:
-            await self._rest(attempt, self._returned.wait())
-        while Lane._lost >= MOST_LOST:
-            await self._rest(attempt, asyncio.sleep(LOOK_S))
+        # Look at both bounds after each wait, and take the thread at once: while one call
+        # waits for the second bound, others may take the last threads of the first.
+        while True:
+            if self._out >= self._most_out:
+                await self._rest(attempt, self._returned.wait())
+            elif Lane._lost >= MOST_LOST:
+                await self._rest(attempt, asyncio.sleep(LOOK_S))
+            else:
+                break
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._processes:
             call = ProcessCall(function, arguments)

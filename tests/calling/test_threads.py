@@ -119,6 +119,56 @@ def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(
     assert ended([Call(abs, (-7,), None)])[0].value == 7
 
 
+def test_calls_that_waited_for_threads_of_closed_tasks_keep_to_the_threads_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two calls had seen that one thread is left before both waited for others: a lane that is beyond its
+    bound by one never waited again.
+    """
+    monkeypatch.setattr(lanes, "MOST_LOST", 1)
+    monkeypatch.setattr(lanes, "MOST_LEFT", 1)
+    monkeypatch.setattr(lanes, "LOOK_S", 0.01)
+    others_go, let_go = threading.Event(), threading.Event()
+    begun = threading.Semaphore(0)
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    hanging = list[int]()
+
+    def hangs() -> int:
+        hanging.append(1)
+        at_once = len(hanging)
+        begun.release()
+        let_go.wait(PATIENCE_S)
+        return at_once
+
+    def lost() -> None:
+        begun.release()
+        others_go.wait(PATIENCE_S)
+
+    def late(count: int) -> None:
+        over = list[Call]()
+        while len(over) < count:
+            over += told.get(timeout=PATIENCE_S)
+        assert all(isinstance(call.error, TimeoutError) for call in over)
+
+    of_two = calling("f", hangs, order="none", max_in_flight=2, timeout=ms(200))
+    lane = Lane[Call](of_two, told.put)
+    lane.begin([Call(hangs, (), None) for _ in range(2)])
+    late(2)
+    closed = Lane[Call](calling("g", lost), told.put)
+    closed.begin([Call(lost, (), None)])
+    for _ in range(3):
+        assert begun.acquire(timeout=PATIENCE_S)
+    closed.cancel()
+    waiting = [Call(hangs, (), None) for _ in range(2)]
+    lane.begin(waiting)
+    assert ended([Call(awaited, (7,), None)])[0].value == 7, "both have seen a thread"
+    others_go.set()
+    late(1)  # the one that took the thread; the other one waits
+    assert len(hanging) == 3
+    let_go.set()
+    assert told.get(timeout=PATIENCE_S)[0].value == 4
+
+
 def test_a_call_that_waits_for_a_thread_is_forgotten_when_the_lane_is_drained() -> None:
     let_go, begun = threading.Event(), threading.Semaphore(0)
 
