@@ -21,7 +21,7 @@ from coopstreams.topology.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")
 _SECRET = re.compile(
-    r"password|passphrase|secret|basic\.auth\.user\.info$|ssl\.key\.pem$|jaas"
+    r"password|passphrase|secret|basic\.auth\.user\.info$|ssl\.key\.pem$|ssl\.keystore\.key$|jaas"
     r"|^http\.token\.|^sasl\.oauthbearer\.config$"
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -15,10 +16,12 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.history.history import kafka_frame
-from coopstreams.spark.history.jvm_source import java_settings, jvm_frame
+from coopstreams.spark.history.jvm_source import java_settings, jvm_frame, kafka_options
+from coopstreams.spark.history.kafka_source import read_options
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting
+from tests.common.test_security import CERTIFICATE, KEY
 from tests.conftest import Kafka
 from tests.spark.test_kafka_source import transactions, write
 
@@ -90,6 +93,38 @@ def test_what_the_java_client_cannot_be_told_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         java_settings({"bootstrap.servers": "kafka:9092", **settings})
+
+
+def test_spark_shows_no_secret_among_the_options_of_its_connector(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The key of a certificate was shown: neither `ssl.keystore.key` nor a key matches Spark's redaction."""
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    (tmp_path / "key.pem").write_text(KEY)
+    options = kafka_options(
+        {
+            "bootstrap.servers": "kafka:9093",
+            "security.protocol": "SASL_SSL",
+            "ssl.certificate.location": str(tmp_path / "cert.pem"),
+            "ssl.key.location": str(tmp_path / "key.pem"),
+            "ssl.key.password": "pw",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "me",
+            "sasl.password": "swordfish",
+        }
+    )
+    own = read_options({"sasl.password": "swordfish"}, {})
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    shown = (
+        session.sessionState()
+        .conf()
+        .redactOptions(jvm.PythonUtils.toScalaMap({**options, **own}))
+        .toString()
+    )
+    assert CERTIFICATE in shown
+    for secret in (KEY.splitlines()[1], "pw,", "swordfish"):
+        assert secret not in shown
 
 
 @pytest.fixture(scope="module")

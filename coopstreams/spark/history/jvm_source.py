@@ -35,6 +35,8 @@ _OTHERS = (
     "group.id",
 )
 """Prefixes of settings that do not affect access; they tune librdkafka, and Java's client does not know them."""
+_FOR_SPARK = "This is a secret.\n"
+"""A line above the text of a key in PEM, which readers of PEM skip (RFC 7468, 2)."""
 _HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
 
 
@@ -54,6 +56,7 @@ def jvm_frame(
         ConfigError: the session lacks the connector, or a setting has no equivalent in the Java client.
     """
     options = {
+        **kafka_options(settings),
         "assign": json.dumps({topic: list(bounds)}),
         "startingOffsets": json.dumps(
             {topic: {str(number): start for number, (start, _) in bounds.items()}}
@@ -65,7 +68,6 @@ def jvm_frame(
         "failOnDataLoss": "true",
         "kafkaConsumer.pollTimeoutMs": str(int(patience_s * 1000)),
         "kafka.isolation.level": "read_committed",
-        **{f"kafka.{name}": value for name, value in java_settings(settings).items()},
     }
     try:
         rows = spark.read.format("kafka").options(**options).load()
@@ -93,6 +95,21 @@ def jvm_frame(
         "value",
         f"cast(headers as {_HEADERS}) as headers",
     )
+
+
+def kafka_options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return these settings, in librdkafka's names, as options of Spark's connector. Spark redacts the secrets.
+
+    Raises:
+        ConfigError: some have no equivalent.
+    """
+    java = java_settings(settings)
+    if (key := java.get("ssl.keystore.key")) is not None:
+        # By default Spark hides an option with `secret`, `password`, `token` or `access
+        # key` in its name or in its value (`spark.redaction.regex`). All our secrets have
+        # one but this one.
+        java["ssl.keystore.key"] = _FOR_SPARK + key
+    return {f"kafka.{name}": value for name, value in java.items()}
 
 
 def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
