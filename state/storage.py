@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
@@ -44,11 +45,12 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._shown = without_credentials(url)
         try:
             from fsspec.core import url_to_fs  # optional: only snapshots need it
         except ImportError as error:
             raise SnapshotError(
-                f'snapshots at "{url}" need fsspec: pip install "coopstreams[snapshots]"'
+                f'snapshots at "{self._shown}" need fsspec: pip install "coopstreams[snapshots]"'
             ) from error
         try:
             # s3a is Hadoop's name of the protocol.
@@ -59,7 +61,7 @@ class Storage:
             )
         except (ImportError, ValueError) as error:
             raise SnapshotError(
-                f'"{url}" is no storage for snapshots: {error}'
+                f'"{self._shown}" is no storage for snapshots: {error}'
             ) from error
         protocols = (
             {self._files.protocol}
@@ -156,7 +158,7 @@ class Storage:
 
     def _error(self, verb: str, name: str, error: Exception) -> SnapshotError:
         return SnapshotError(
-            f'cannot {verb} "{name}" at {self.url}: {type(error).__name__}: {error}'
+            f'cannot {verb} "{name}" at {self._shown}: {type(error).__name__}: {error}'
         )
 
 

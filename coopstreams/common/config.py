@@ -31,6 +31,7 @@ from coopstreams.common.values import (
     servers,
     text,
 )
+from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimizing import parse_optimization
@@ -564,4 +565,5 @@ def _read(name: str, value: Any, where_from: str) -> Any:
     try:
         return SETTINGS[name][0](value)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} = {value!r}{where_from}: must be {error}") from None
+        given = without_credentials(value) if type(value) is str else value
+        raise ConfigError(f"{name} = {given!r}{where_from}: must be {error}") from None

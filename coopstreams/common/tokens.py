@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,9 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
             return token, _end_of(token, answer.get("expires_in")), "", extensions
         except (OSError, ValueError, KeyError, TypeError) as error:
             # The cause is left out: its traceback's variables have the request with the secret.
-            raise TokenError(f"no token from {url}: {_reason(error)}") from None
+            raise TokenError(
+                f"no token from {without_credentials(url)}: {_reason(error)}"
+            ) from None
 
     return fetch
 

@@ -576,8 +576,11 @@ def test_cut_checkpoints_tile_what_was_cut_and_cross_no_bound(a: int, b: int) ->
 def test_a_place_that_cannot_be_is_refused_in_words(
     bucket: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SnapshotError, match="is no storage for snapshots"):
-        Storage("nosuch://somewhere")
+    with pytest.raises(
+        SnapshotError, match=r'"nosuch://\[hidden\]@host" is no storage for snapshots'
+    ) as refused:
+        Storage("nosuch://me:hunter2@host")
+    assert "hunter2" not in str(refused.value)
     with pytest.raises(
         SnapshotError, match='cannot write "name" at s3://nobody-made-it'
     ):

@@ -449,8 +449,15 @@ def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says
 def test_credentials_are_not_shown_and_not_taken_from_the_url() -> None:
     settings = config(**{"schema.registry.basic.auth.user.info": "me:hunter2"})
     assert "hunter2" not in repr(settings) + repr(registry_of(settings))
-    with pytest.raises(ConfigError, match=r"basic.auth.user.info"):
-        config(**{"schema.registry.url": "http://me:hunter2@host"})
+    for url in (
+        "http://me:hunter2@host",
+        "http://me:@hunter2/@host",
+        "me:hunter2@host",
+    ):
+        with pytest.raises(ConfigError, match=r"basic.auth.user.info") as refused:
+            config(**{"schema.registry.url": url})
+        assert "hunter2" not in str(refused.value)
+        assert "[hidden]@host" in str(refused.value)
 
 
 def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
