@@ -14,6 +14,9 @@ proposal counts a range per record.)
 An earlier owner may have done more in one part of the range than in another: the segments that were found at opening.
 They are kept until `next` has passed them, and records that they cover are not handed out.
 
+Records that are done in the order of their offsets (`in_order`) need no done runs: then the position says all, and
+the gaps between missing offsets have records of other key ranges, transaction markers, or nothing.
+
 Invariant: a commit covers no offset that is handed out and not done; what one commit covers, every later one covers.
 Turned down: storing the done offsets (a million finished records behind one slow one are a million entries; missing is
 one).
@@ -36,9 +39,16 @@ from coopstreams.topology.keys import key_hashes
 class InFlight:
     """The records of one key range. Not thread-safe, no I/O."""
 
-    def __init__(self, segments: Sequence[Segment], most: int) -> None:
-        """Begin at the positions of the segments, which tile the range. At most `most` records may be in flight."""
+    def __init__(
+        self, segments: Sequence[Segment], most: int, *, in_order: bool = False
+    ) -> None:
+        """Begin at the positions of the segments, which tile the range.
+
+        At most `most` records may be in flight. `in_order`: they are done in the order
+        of their offsets.
+        """
         self.most = most
+        self._in_order = in_order
         self.next = min(segment.position for segment in segments)
         """Every record of the range below it was handed out, or was done before."""
         self.wanted = self.next
@@ -162,10 +172,12 @@ class InFlight:
         self._named = above(self._named, self.next)
         position, runs = self._own()
         if reached is not None and reached.offset < position:
-            position, runs = (
-                reached.offset,
-                merge(((reached.offset, position - 1),), runs),
-            )
+            runs = merge(((reached.offset, position - 1),), runs)
+            position = reached.offset
+        if self._in_order:
+            # No record of this range lies between the position and the last one that is
+            # done. A run would say that one does.
+            runs = ()
         stands = []
         for found in self._found:
             at, done = max(position, found.position), merge(runs, found.runs)

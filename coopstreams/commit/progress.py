@@ -240,6 +240,13 @@ class Progress:
             join([segment.moved_to(offset) for segment in source.segments])
         )
 
+    def drop_runs(self, partition: TopicPartition) -> None:
+        """Drop the done runs, which hold no record of the range: before the task opens."""
+        source = self._sources[partition]
+        source.segments = tuple(
+            join([replace(segment, runs=()) for segment in source.segments])
+        )
+
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
         """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""
         source = self._sources[partition]
@@ -412,15 +419,10 @@ class Progress:
     def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
         """Return the parts of the range, each with the offset below which all its records are done.
 
-        Raises:
-            ValueError: records above that offset were done out of order, so no offset describes the state.
+        Only of a source whose records are done in order: `opening.done_runs`.
         """
         segments = self._sources[partition].now()
-        if any(segment.runs for segment in segments):
-            raise ValueError(
-                f"{partition}: records were done out of order, so no offset says what is in a table that is restored "
-                "from this topic"
-            )
+        assert not any(segment.runs for segment in segments)
         return {segment.key_range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:

@@ -336,6 +336,7 @@ class Opener:
             if opening.database is None:
                 opening.database = self._databases.enter(id_)
             subtopology = self._databases.subtopology(id_)
+            self._restoring.settle_runs(id_, subtopology.stores, progress)
             at = committed_positions(id_, subtopology.stores, progress)
             times = store_times(subtopology, progress)
             self._restoring.add(id_, subtopology.stores, opening.database, at, times)

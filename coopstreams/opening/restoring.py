@@ -19,10 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.opening.done_runs import first_record_in_runs
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.restore import (
@@ -40,7 +42,12 @@ from coopstreams.state.snapshot_download import (
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition, joined
-from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, SerdeError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    OffsetOutOfRangeError,
+    SerdeError,
+)
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -142,6 +149,7 @@ class Restoring:
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
+        self._log = log
         self._changelogs = Changelogs(log, host.wall_ms)
         self._listener = listener or RestoreListener()
         self._changelog = changelog
@@ -161,6 +169,33 @@ class Restoring:
         self._compare_at = 0.0
         """The time (`Host.now`) of the next check of stuck changelogs."""
         self._done: list[TaskId] = []
+
+    def settle_runs(
+        self, task: TaskId, stores: Iterable[StoreSpec], progress: Progress
+    ) -> None:
+        """Drop the done runs in the topics that stores are restored from.
+
+        Raises:
+            LogError: retryable: the brokers did not answer.
+            ConfigError: a record lies in one; the message has the cure.
+        """
+        for spec in stores:
+            source = TopicPartition(spec.source or "", task.partition)
+            if source not in progress.partitions:
+                continue
+            segments = progress.segments(source)
+            done = first_record_in_runs(self._log, source, segments, self._host)
+            if done is not None:
+                raise ConfigError(
+                    f"{task}: the record of {source} at offset {done} was done before "
+                    f"earlier ones, beside calls that had not ended. The table "
+                    f'"{spec.name}" had a changelog then; now it is restored from this '
+                    "topic (topology.optimization), of which it must have everything "
+                    "up to one offset. Run the topology as it was (with "
+                    "topology.optimization=none, say) until its lag is 0, stop it, "
+                    "and then start it so; or begin anew (`coopstreams reset`)"
+                )
+            progress.drop_runs(source)
 
     def add(
         self,

@@ -100,7 +100,7 @@ class PendingCalls:
         for source in progress.partitions:
             start = progress.lowest(source)
             self._sources[source] = SourceInFlight(
-                InFlight(progress.segments(source), MOST_RECORDS),
+                InFlight(progress.segments(source), MOST_RECORDS, in_order=not by_key),
                 Position(start.position, start.stream_time),
                 Position(start.position, start.stream_time),
                 bound.resumed(source, start.stream_time, start.operator_times),

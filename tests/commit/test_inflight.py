@@ -216,3 +216,28 @@ def test_news_are_counted_as_ranges(done: list[int], most: int) -> None:
     ranges = sum(offset - 1 not in done for offset in done)
     assert inflight.many_news(most) == (ranges > most)
     assert len(inflight.news()) == ranges
+
+
+def test_records_that_are_done_in_order_are_a_position_without_runs() -> None:
+    """Between them are transaction markers, or records of other key ranges."""
+    inflight = InFlight([Segment(WHOLE, 0)], 100, in_order=True)
+    inflight.hand_out([b"a", b"b"], [10, 12], 13)
+    assert inflight.segments(Position(10, 5)) == (Segment(WHOLE, 10, 5),)
+    inflight.done(10)
+    assert inflight.segments(Position(11, 6)) == (Segment(WHOLE, 11, 6),)
+    inflight.done(12)
+    assert inflight.segments(Position(13, 7)) == (Segment(WHOLE, 13, 7),)
+
+
+def test_what_an_earlier_owner_did_out_of_order_stays_done() -> None:
+    inflight = InFlight(
+        [Segment(WHOLE, 0, runs=((4, 4), (20, 20)))], 100, in_order=True
+    )
+    offsets = [2, 4, 10, 12]
+    assert inflight.hand_out([b"k"] * 4, offsets, 13) == [0, 2, 3]
+    inflight.done(2)
+    (segment,) = inflight.segments(Position(3, 5))
+    assert (segment.position, segment.runs) == (3, ((4, 4), (20, 20)))
+    inflight.done(10)
+    (segment,) = inflight.segments(Position(11, 6))
+    assert (segment.position, segment.runs) == (11, ((20, 20),))

@@ -578,3 +578,35 @@ def test_records_whose_calls_fail_go_to_the_topic_of_their_operator() -> None:
         == b"no answer for 0"
     )
     assert task.tally.dead_letters == 2
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_a_table_on_its_source_waits_behind_calls_with_transaction_markers_between_its_records(
+    guarantee: str,
+) -> None:
+    """Its commits say one offset, which is what its state is; done runs said that more was done."""
+    gate = Gate(3)
+    builder = StreamsBuilder("app")
+    table = builder.table("other", key=serdes.text, value=serdes.json, store="rows")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        gate, value=serdes.json
+    ).join(table, lambda one, two: [one, two], value=serdes.json).to("out")
+    made = Engine(
+        builder.build().optimized("all"), TOPICS, processing_guarantee=guarantee
+    )
+    task = made.open(WHOLE)
+    writer = made.log.writer("another")
+    for number in range(8):
+        writer.begin()
+        for topic in ("other", "in"):
+            writer.append(topic, [b"k"], [b"%d" % number], [number], partitions=0)
+        writer.commit(10)
+    made.start()
+    until(lambda: gate.called[3] == 1 and task.progress.durable(SOURCE) > 4, made)
+    for source in task.sources:
+        (segment,) = task.progress.committed_segments(source)
+        assert segment.runs == ()
+    gate.let_go.set()
+    finish(made, 15)
+    values = made.read("out").values
+    assert values == [b"[%d,%d]" % (number, number) for number in range(8)]
