@@ -17,6 +17,7 @@ from coopstreams.topology.compile import operator_time
 from tests.simulation.consumers import Consumers
 from tests.simulation.oracles import ViolationError
 from tests.simulation.programs import PROGRAMS
+from tests.simulation.settings import unusual
 from tests.simulation.stage import Stage
 from tests.simulation.world import World
 
@@ -38,7 +39,11 @@ class History(NamedTuple):
     guarantee: str
 
     def __str__(self) -> str:
-        return f"seed {self.seed}, {self.program}, {self.guarantee}"
+        told = f"seed {self.seed}, {self.program}, {self.guarantee}"
+        if self.program == CONSUMERS:
+            return told
+        drawn = unusual(self.seed, PROGRAMS[self.program])
+        return f"{told} ({drawn})" if drawn else told
 
 
 def histories(

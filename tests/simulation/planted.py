@@ -443,7 +443,7 @@ PLANTED: dict[str, Planted] = {
         _only_who_moved, 0, "values that are held until punctuations", oracle="results"
     ),
     "a cancel that nobody hears": Planted(
-        _silent_opener, 23, "a table on its source", oracle="progress"
+        _silent_opener, 23, "a table", oracle="progress"
     ),
     "whoever wakes is sure": Planted(
         _always_sure, 76, "a join with a table", oracle="answers"
@@ -471,7 +471,7 @@ PLANTED: dict[str, Planted] = {
         _all_at_once, 0, "calls before a table", oracle="calls"
     ),
     "a record passes its key": Planted(
-        _no_lines, 0, "calls in any order before a table", oracle="results"
+        _no_lines, 0, "calls before a table", oracle="results"
     ),
     "what has passed is called again": Planted(
         _called_again, 2, "calls before a table", oracle="results"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from random import Random
 from typing import Any
 
 from coopstreams import (
+    KStream,
     StreamsBuilder,
     Topology,
     serdes,
@@ -20,6 +21,8 @@ from tests.simulation.answers import (
     Counted,
     Either,
     Final,
+    LastCounts,
+    LastRows,
     Latest,
     Matched,
     Ordered,
@@ -28,6 +31,7 @@ from tests.simulation.answers import (
     Settled,
     SettledInCache,
     SettledOuter,
+    SettledOuterInCache,
     Stepwise,
     Written,
 )
@@ -42,21 +46,57 @@ Writes = Callable[[Random, int, int], Written]
 """Takes the number of the record, which rises, and the time in milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Program:
-    """A topology that writes to `out`. `settings`: of its processes, and of the one task that gives the expected
-    results.
+    """A topology that writes to `out`.
+
+    `calls`: the ways in which its calls can be made, each of which is given to `build` first; then `at_once`, too, is
+    given to it, which is the same without calls, or else `at_once_alone` is built.
     """
 
-    build: Callable[[StreamsBuilder], None]
+    build: Callable[..., None]
     write: Writes
     answer: type[Answer]
     """The class of the program's expected results."""
     stores: tuple[str, ...] = ()
     """The stores whose rows at the end are known, under exactly-once."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    at_once: Callable[[StreamsBuilder], None] | None = None
-    """The same topology with synchronous functions, if it has asynchronous ones: it gives the expected results."""
+    """Settings that its answer needs, which are not drawn."""
+    loose: type[Answer] | None = None
+    """The class where some updates of a row are not forwarded: with a record cache, or where its topic is compacted
+    ahead of the group; None: the same.
+    """
+    tables: tuple[str, ...] = ()
+    """The source topics that are read as tables."""
+    gone: tuple[str, ...] = ()
+    """The stores whose rows are unknown then: every update counts in them."""
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    at_once: Callable[..., Any] | None = None
+    at_once_alone: Callable[[StreamsBuilder], None] | None = None
+
+    def topology(self, calls: str = "", *, newer: bool = False) -> Topology:
+        """Return the topology, its calls made in a way of `calls`. A newer version reads one more topic, which
+        renumbers the other sub-topologies.
+        """
+        builder = StreamsBuilder(APPLICATION)
+        if newer:
+            builder.stream("added", key=serdes.raw, value=serdes.raw).to("elsewhere")
+        if self.calls:
+            self.build(self.calls[calls or next(iter(self.calls))], builder)
+        else:
+            self.build(builder)
+        return builder.build()
+
+    def answering(self) -> Topology:
+        """Return the topology that gives the expected results in one task."""
+        builder = StreamsBuilder(APPLICATION)
+        if self.at_once_alone is not None:
+            self.at_once_alone(builder)
+        elif self.calls:
+            self.build(self.at_once, builder)
+        else:
+            self.build(builder)
+        return builder.build()
 
     @property
     def driven(self) -> Mapping[str, Any]:
@@ -69,29 +109,36 @@ class Program:
             if name not in (IDLE, CACHE)
         }
 
-    def topology(self, *, newer: bool = False) -> Topology:
-        """Return the topology. A newer version reads one more topic, which renumbers the other sub-topologies."""
-        builder = StreamsBuilder(APPLICATION)
-        if newer:
-            builder.stream("added", key=serdes.raw, value=serdes.raw).to("elsewhere")
-        self.build(builder)
-        return builder.build()
+    @cached_property
+    def topics(self) -> int:
+        """The number of its source topics."""
+        return len(self.answering().source_topics)
 
-    def answering(self) -> Topology:
-        """Return the topology that gives the expected results in one task."""
-        return replace(self, build=self.at_once or self.build).topology()
+    @cached_property
+    def repartitions(self) -> bool:
+        """Whether it has a repartition topic."""
+        return len(self.answering().subtopologies) > 1
 
 
-_CACHED = {CACHE: 1 << 20}
-"""Each commit forwards only the latest result of each key."""
+_UNCACHED = {CACHE: 0}
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
-_PURGED = {"repartition.purge.interval.ms": 1_000}
-"""Frequent enough that a paused process resumes below the log start of its topic."""
 _IN_TURN = {IDLE: 60_000}
 """A paused process may get one topic long before the other. Where pairs are kept only for seconds, it must wait for
 both topics, or their order is undefined.
 """
+_CALLS: Mapping[str, topologies.Asked] = {
+    "in order": topologies.in_order,
+    "one at a time": partial(topologies.in_order, most=1),
+    "in any order": topologies.at_will,
+    "for several records": topologies.in_batches,
+}
+_ANSWERED_CALLS: Mapping[str, topologies.Asked] = {
+    "in order": topologies.whatever,
+    "one at a time": partial(topologies.whatever, most=1),
+    "for several records": topologies.whatever_in_batches,
+}
+_CALLS_WITH_STATE = {"8 at a time": 8, "one at a time": 1}
 
 
 def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
@@ -108,250 +155,230 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
     return write
 
 
+def _as_it_is(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream
+
+
+_LATE = _to("in", late=True)
+_LEFT_AND_RIGHT = _to("left", "right")
+_ROWS = _to("left", "right", deletes=True)
+_WITH_TABLE = _to("in", "in", "table")
+
 PROGRAMS = {
-    "a count": Program(topologies.counted, _to("in"), Counted, ("counts",)),
+    "a count": Program(
+        topologies.counted, _to("in"), Counted, ("counts",), loose=Latest
+    ),
     "a count whose rows expire": Program(
-        topologies.lasting, _to("in", late=True), Counted, ("counts",)
+        topologies.lasting, _LATE, Counted, ("counts",), loose=Latest
     ),
     "a count behind a repartition": Program(
-        topologies.recounted, _to("in"), Counted, ("counts",), _PURGED
+        topologies.recounted, _to("in"), Counted, ("counts",), loose=Latest
     ),
-    "windows": Program(topologies.windows, _to("in", late=True), Counted, ("counts",)),
+    "windows": Program(topologies.windows, _LATE, Counted, ("counts",), loose=Latest),
     "windows that are soon forgotten": Program(
-        topologies.forgotten, _to("in", late=True), Counted
+        topologies.forgotten, _LATE, Counted, loose=Latest
     ),
     "sessions that are soon forgotten": Program(
-        topologies.forgotten_sessions, _to("in", late=True), Counted
+        topologies.forgotten_sessions, _LATE, Counted, loose=Latest
     ),
     "windows that are emitted at their close": Program(
-        topologies.emitted, _to("in", late=True), Counted
+        topologies.emitted, _LATE, Counted
     ),
     "filtered windows that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit), _to("in", late=True), Counted
+        partial(topologies.filtered, topologies.emit), _LATE, Counted
     ),
     "filtered windows that close": Program(
         partial(topologies.filtered, topologies.count_in_windows_that_close),
-        _to("in", late=True),
+        _LATE,
         Counted,
         ("counts",),
     ),
     "filtered sessions": Program(
         partial(topologies.filtered, topologies.count_sessions),
-        _to("in", late=True),
+        _LATE,
         Counted,
         ("counts",),
+        loose=Latest,
     ),
     "calls before windows that are emitted at their close": Program(
-        partial(topologies.asked_below, topologies.emit, topologies.whatever),
-        _to("in", late=True),
+        partial(topologies.asked_below, topologies.emit),
+        _LATE,
         Counted,
-        (),
-        {},
-        topologies.emitted,
+        calls=_ANSWERED_CALLS,
+        at_once=_as_it_is,
     ),
     "merged windows that are emitted at their close": Program(
-        partial(topologies.emit_merged, lambda stream: stream),
-        _to("left", "right"),
+        partial(topologies.emit_merged, _as_it_is),
+        _LEFT_AND_RIGHT,
         Counted,
-        (),
-        _IN_TURN,
+        settings=_IN_TURN,
     ),
     "calls before merged windows that are emitted at their close": Program(
-        partial(topologies.emit_merged, topologies.whatever),
-        _to("left", "right"),
+        topologies.emit_merged,
+        _LEFT_AND_RIGHT,
         Counted,
-        (),
-        _IN_TURN,
-        partial(topologies.emit_merged, lambda stream: stream),
+        settings=_IN_TURN,
+        calls=_ANSWERED_CALLS,
+        at_once=_as_it_is,
     ),
     "filtered sessions that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit_sessions),
-        _to("in", late=True),
-        Sessions,
+        partial(topologies.filtered, topologies.emit_sessions), _LATE, Sessions
     ),
     "filtered sliding windows that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit_sliding),
-        _to("in", late=True),
-        Counted,
+        partial(topologies.filtered, topologies.emit_sliding), _LATE, Counted
     ),
     "windows that are emitted in silence": Program(
         topologies.emit_in_silence, _to("in"), Final
     ),
     "filtered counts that are held": Program(
         partial(topologies.filtered, topologies.hold),
-        _to("in", late=True),
+        _LATE,
         Counted,
         ("counts",),
-    ),
-    "a cached count": Program(
-        topologies.counted, _to("in"), Latest, ("counts",), _CACHED
-    ),
-    "cached windows": Program(
-        topologies.windows, _to("in", late=True), Latest, ("counts",), _CACHED
-    ),
-    "cached filtered windows that close": Program(
-        partial(topologies.filtered, topologies.count_in_windows_that_close),
-        _to("in", late=True),
-        Counted,
-        ("counts",),
-        _CACHED,
-    ),
-    "cached sessions": Program(
-        topologies.sessions, _to("in", late=True), Latest, ("counts",), _CACHED
-    ),
-    "a cached join of two tables": Program(
-        topologies.two_tables,
-        _to("left", "right", deletes=True),
-        SettledInCache,
-        ("joined",),
-        _CACHED,
+        _UNCACHED,
     ),
     "a join of two tables": Program(
-        topologies.two_tables, _to("left", "right", deletes=True), Settled, ("joined",)
+        topologies.two_tables,
+        _ROWS,
+        Settled,
+        ("joined",),
+        loose=SettledInCache,
+        tables=("left", "right"),
     ),
     "a cogroup": Program(
-        topologies.cogrouped, _to("left", "right"), Counted, ("counts",)
+        topologies.cogrouped, _LEFT_AND_RIGHT, Counted, ("counts",), loose=Latest
     ),
     "an outer join of two tables": Program(
-        topologies.either, _to("left", "right"), SettledOuter, ("joined",)
+        topologies.either,
+        _LEFT_AND_RIGHT,
+        SettledOuter,
+        ("joined",),
+        loose=SettledOuterInCache,
+        tables=("left", "right"),
     ),
     "a table counted by groups": Program(
         topologies.by_group,
         _to("table", deletes=True),
         Stepwise,
         ("rows", "counts"),
-        _PURGED,
+        loose=LastCounts,
+        tables=("table",),
+        gone=("counts",),
     ),
     "a foreign-key join": Program(
-        topologies.foreign, _to("left", "right"), Settled, ("joined",)
+        topologies.foreign,
+        _LEFT_AND_RIGHT,
+        Settled,
+        ("joined",),
+        loose=SettledInCache,
+        tables=("left", "right"),
     ),
     "a filtered join with a table of versions": Program(
-        topologies.look_up_versions, _to("in", "in", "table"), Matched
+        topologies.look_up_versions, _WITH_TABLE, Matched, tables=("table",)
     ),
     "windows behind a repartition": Program(
-        topologies.windows_elsewhere,
-        _to("in", late=True),
-        Counted,
-        ("counts",),
-        _PURGED,
+        topologies.windows_elsewhere, _LATE, Counted, ("counts",), loose=Latest
     ),
     "a join behind a repartition": Program(
         topologies.looked_up_elsewhere,
-        _to("in", "in", "table"),
+        _WITH_TABLE,
         Matched,
         ("rows",),
-        _PURGED,
+        tables=("table",),
     ),
     "values that are held until punctuations": Program(
-        topologies.punctuated, _to("in"), Ordered, (), {}, topologies.passed_on
+        topologies.punctuated,
+        _to("in"),
+        Ordered,
+        at_once_alone=topologies.passed_on,
     ),
-    "windows that close": Program(
-        topologies.finals, _to("in", late=True), Counted, ("counts",)
-    ),
-    "sessions": Program(
-        topologies.sessions, _to("in", late=True), Counted, ("counts",)
-    ),
-    "a join of streams": Program(topologies.pairs, _to("left", "right"), Paired),
+    "windows that close": Program(topologies.finals, _LATE, Counted, ("counts",)),
+    "sessions": Program(topologies.sessions, _LATE, Counted, ("counts",), loose=Latest),
+    "a join of streams": Program(topologies.pairs, _LEFT_AND_RIGHT, Paired),
     "a join with a table": Program(
-        topologies.looked_up, _to("in", "in", "table"), Matched, ("rows",)
+        topologies.looked_up, _WITH_TABLE, Matched, ("rows",), tables=("table",)
     ),
     "a join with a global table": Program(
-        topologies.everywhere, _to("in", "in", "table"), Matched
+        topologies.everywhere, _WITH_TABLE, Matched, tables=("table",)
     ),
-    "a table": Program(topologies.table, _to("in", deletes=True), Ordered, ("rows",)),
-    "a table on its source": Program(
+    "a table": Program(
         topologies.table,
         _to("in", deletes=True),
         Ordered,
         ("rows",),
-        {"topology.optimization": "all"},
+        loose=LastRows,
+        tables=("in",),
     ),
     "calls before a table": Program(
-        partial(topologies.asked_table, topologies.in_order),
+        topologies.asked_table,
         _to("in"),
         Ordered,
         ("rows",),
         _ASKING,
-        partial(topologies.asked_table, topologies.at_once),
-    ),
-    "calls in any order before a table": Program(
-        partial(topologies.asked_table, topologies.at_will),
-        _to("in"),
-        Ordered,
-        ("rows",),
-        _ASKING,
-        partial(topologies.asked_table, topologies.at_once),
-    ),
-    "calls for several records before a table": Program(
-        partial(topologies.asked_table, topologies.in_batches),
-        _to("in"),
-        Ordered,
-        ("rows",),
-        _ASKING,
-        partial(topologies.asked_table, topologies.at_once),
+        loose=LastRows,
+        calls=_CALLS,
+        at_once=topologies.at_once,
     ),
     "calls before windows": Program(
-        partial(
-            topologies.asked_below, topologies.count_in_windows, topologies.whatever
-        ),
-        _to("in", late=True),
+        partial(topologies.asked_below, topologies.count_in_windows),
+        _LATE,
         Counted,
         ("counts",),
-        {},
-        topologies.windows,
+        loose=Latest,
+        calls=_ANSWERED_CALLS,
+        at_once=_as_it_is,
     ),
     "calls before windows that close": Program(
-        partial(
-            topologies.asked_below,
-            topologies.count_in_windows_that_close,
-            topologies.whatever,
-        ),
-        _to("in", late=True),
+        partial(topologies.asked_below, topologies.count_in_windows_that_close),
+        _LATE,
         Counted,
         ("counts",),
-        {},
-        topologies.finals,
+        calls=_ANSWERED_CALLS,
+        at_once=_as_it_is,
     ),
     "calls before sessions": Program(
-        partial(topologies.asked_below, topologies.count_sessions, topologies.whatever),
-        _to("in", late=True),
+        partial(topologies.asked_below, topologies.count_sessions),
+        _LATE,
         Counted,
         ("counts",),
-        {},
-        topologies.sessions,
+        loose=Latest,
+        calls=_ANSWERED_CALLS,
+        at_once=_as_it_is,
     ),
     "calls before a join of streams": Program(
-        partial(topologies.asked_pairs, topologies.pair, topologies.in_order),
-        _to("left", "right"),
+        partial(topologies.asked_pairs, topologies.pair),
+        _LEFT_AND_RIGHT,
         Paired,
-        (),
-        _ASKING,
-        partial(topologies.asked_pairs, topologies.pair, topologies.at_once),
+        settings=_ASKING,
+        calls=_CALLS,
+        at_once=topologies.at_once,
     ),
     "a left join of streams": Program(
-        topologies.pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN
+        topologies.pairs_or_not, _LEFT_AND_RIGHT, Alone, settings=_IN_TURN
     ),
     "an outer join of a filtered stream": Program(
-        topologies.pairs_or_either, _to("left", "right"), Either, (), _IN_TURN
+        topologies.pairs_or_either, _LEFT_AND_RIGHT, Either, settings=_IN_TURN
     ),
     "a left join of a filtered stream": Program(
-        topologies.filtered_pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN
+        topologies.filtered_pairs_or_not, _LEFT_AND_RIGHT, Alone, settings=_IN_TURN
     ),
     "calls before a left join of streams": Program(
-        partial(topologies.asked_pairs, topologies.pair_or_not, topologies.in_order),
-        _to("left", "right"),
+        partial(topologies.asked_pairs, topologies.pair_or_not),
+        _LEFT_AND_RIGHT,
         Alone,
-        (),
-        _ASKING | _IN_TURN,
-        partial(topologies.asked_pairs, topologies.pair_or_not, topologies.at_once),
+        settings=_ASKING | _IN_TURN,
+        calls=_CALLS,
+        at_once=topologies.at_once,
     ),
     "calls before a join with a table": Program(
-        partial(topologies.asked_look_up, topologies.in_order),
-        _to("in", "in", "table"),
+        topologies.asked_look_up,
+        _WITH_TABLE,
         Matched,
         ("rows",),
         _ASKING,
-        partial(topologies.asked_look_up, topologies.at_once),
+        tables=("table",),
+        calls=_CALLS,
+        at_once=topologies.at_once,
     ),
     "calls that keep state": Program(
         topologies.remembered,
@@ -359,7 +386,8 @@ PROGRAMS = {
         Counted,
         ("counts",),
         _ASKING,
-        topologies.remembered_at_once,
+        calls=_CALLS_WITH_STATE,
+        at_once_alone=topologies.remembered_at_once,
     ),
 }
 """The programs: each seed plays one of them, under each guarantee."""

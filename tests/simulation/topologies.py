@@ -5,7 +5,7 @@ Invariant: all processes, and the one task of the expected results, build them a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from coopstreams import (
@@ -389,8 +389,14 @@ def passed_on(builder: StreamsBuilder) -> None:
 
 def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
     """Call once for records of several keys; each takes its answer from the common list."""
+    return _in_batches(stream, service.ask_together)
+
+
+def _in_batches(
+    stream: KStream[str, str], ask: Callable[[list[str]], Awaitable[list[str]]]
+) -> KStream[str, str]:
     return stream.map_batches(
-        service.ask_together,
+        ask,
         value=serdes.text,
         max_records=4,
         max_wait=ms(50),
@@ -399,11 +405,12 @@ def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
     )
 
 
-def in_order(stream: KStream[str, str]) -> KStream[str, str]:
+def in_order(stream: KStream[str, str], most: int = 8) -> KStream[str, str]:
+    """Call for up to `most` records at a time, those of a key in order."""
     return stream.map_values_with_key_async(
         service.ask_in_order,
         value=serdes.text,
-        max_in_flight=8,
+        max_in_flight=most,
         timeout=TIMEOUT,
         retry=AGAIN,
     )
@@ -420,6 +427,17 @@ def at_will(stream: KStream[str, str]) -> KStream[str, str]:
     )
 
 
+async def _any_answers(values: list[str]) -> list[str]:
+    return [await _any_answer_of(value) for value in values]
+
+
+async def _any_answer_of(value: str) -> str:
+    try:
+        return await service.ask(value)
+    except ValueError:
+        return "nothing is known"
+
+
 async def _any_answer(key: str, value: str) -> str:
     try:
         return await service.ask_in_order(key, value)
@@ -427,13 +445,18 @@ async def _any_answer(key: str, value: str) -> str:
         return "nothing is known"
 
 
-def whatever(stream: KStream[str, str]) -> KStream[str, str]:
+def whatever(stream: KStream[str, str], most: int = 8) -> KStream[str, str]:
     """Give each record an answer: a record without one would advance the time of windows, unlike one that fails at
     once.
     """
     return stream.map_values_with_key_async(
-        _any_answer, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+        _any_answer, value=serdes.text, max_in_flight=most, timeout=TIMEOUT, retry=AGAIN
     )
+
+
+def whatever_in_batches(stream: KStream[str, str]) -> KStream[str, str]:
+    """As `whatever`, with one call for several records."""
+    return _in_batches(stream, _any_answers)
 
 
 def asked_table(asked: Asked, builder: StreamsBuilder) -> None:
@@ -491,9 +514,10 @@ def remembered_at_once(builder: StreamsBuilder) -> None:
     ).to("out")
 
 
-def remembered(builder: StreamsBuilder) -> None:
+def remembered(most: int, builder: StreamsBuilder) -> None:
+    """Call with state for up to `most` records at a time."""
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    how = CallOptions(max_in_flight=8, timeout=TIMEOUT, retry=AGAIN)
+    how = CallOptions(max_in_flight=most, timeout=TIMEOUT, retry=AGAIN)
     stream.process_async(
         _remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how
     ).to("out")

@@ -7,7 +7,7 @@ then reports lost positions gets them back, as from an operator who has noted th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 from coopstreams.commit.record import PARTITIONS, VERSION, encode_text, partition_of
@@ -116,10 +116,23 @@ class Upkeep:
         for key in list(self._strange):
             self._take_back(key)
 
+    def compact_sources(self, names: Collection[str], *, ahead: bool) -> None:
+        """Compact source topics. `ahead`: also what the group has not processed, because no lag keeps it."""
+        self._say(
+            f"{', '.join(names)} compacted {'ahead of' if ahead else 'behind'} us"
+        )
+        group = self._state.group(self._application)
+        done = {at: offset for at, (offset, _) in group.committed.items()}
+        for name in names:
+            self._changelogs.read(name)
+            self._cluster.compact(name, None if ahead else done)
+
     def _compact(self) -> None:
         self._say("changelogs and the commit topic are compacted")
         for name, topic in self._state.topics.items():
-            if "compact" in topic.spec.config.get("cleanup.policy", ""):
+            if "compact" in topic.spec.config.get("cleanup.policy", "") and (
+                name.endswith("-changelog") or name == COMMIT_TOPIC
+            ):
                 self._changelogs.read(name)
                 self._cluster.compact(name)
 

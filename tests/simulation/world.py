@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from coopstreams import Topology
-from coopstreams.common.config import Config
+from coopstreams.common.config import SETTINGS, Config
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.task_registry import State
@@ -33,15 +33,28 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 from tests.simulation import disk
-from tests.simulation.answers import Rows
+from tests.simulation.answers import Rows, Written
 from tests.simulation.cluster import MachineClient, MachineLog
 from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
+from tests.simulation.neighbour import Neighbour
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.process import Process
-from tests.simulation.programs import APPLICATION, Program
+from tests.simulation.programs import APPLICATION, CACHE, Program
 from tests.simulation.queries import Queries
 from tests.simulation.service import service
+from tests.simulation.settings import (
+    AHEAD,
+    CALLS,
+    KEPT,
+    NEIGHBOUR,
+    NO_OTHER,
+    OPEN,
+    PLAIN,
+    RECORDS,
+    TABLES,
+    drawn_settings,
+)
 from tests.simulation.shelf import IN_PLACE, Shelf
 from tests.simulation.stage import MOST_PROCESSES, TRANSACTION_S, Stage
 from tests.simulation.upkeep import Upkeep
@@ -52,6 +65,15 @@ SHELVES = 0.25
 SMALL_STEPS = 0.25
 """The share of histories whose tasks take `SMALL` records at a time: only then there are more, and they take turns."""
 SMALL = 2
+ABORTED = 0.3
+"""The share of transactions of records with an aborted one in front."""
+NEVER = b"999999999"
+"""The value of records that are aborted."""
+OPEN_S = (0.0, 0.0, 0.5, 5.0)
+"""How long a transaction of records stays open."""
+COMPACTED_S = 6.0
+"""Mean time between two compactions of the topics of tables."""
+DAY_MS = 86_400_000
 DECIDED_S = 16.0
 """After this long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
@@ -79,9 +101,15 @@ STATES = 8
 
 
 @cache
-def built(build: Callable[..., Topology], **version: bool) -> Topology:
-    """Return the topology of a builder, once: all processes of a version run the same."""
-    return build(**version)
+def built(program: Program, calls: str, *, newer: bool) -> Topology:
+    """Return the topology of a program, once: all processes of a version run the same."""
+    return program.topology(calls, newer=newer)
+
+
+@cache
+def answering(program: Program) -> Topology:
+    """Return the topology that gives the expected results, once."""
+    return program.answering()
 
 
 class World(Stage[Process]):
@@ -92,6 +120,7 @@ class World(Stage[Process]):
     def __init__(self, seed: int, program: Program, *, exactly_once: bool) -> None:
         super().__init__(seed, APPLICATION, exactly_once=exactly_once)
         self.program = program
+        self.drawn = drawn_settings(seed, program)
         service.begin(
             Random(seed)
         )  # a separate generator: histories without calls would change otherwise
@@ -111,14 +140,21 @@ class World(Stage[Process]):
         self.looks = 0
         self.partitions = self.random.choice((1, 1, 2))
         self.topologies = {
-            newer: built(program.topology, newer=newer) for newer in (False, True)
+            newer: built(program, self.drawn.get(CALLS, ""), newer=newer)
+            for newer in (False, True)
         }
+        compacted = () if self.drawn.get(TABLES, KEPT) == KEPT else program.tables
         for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
             self.cluster.state.create_topic(
-                TopicSpec(topic, 1 if topic == "out" else self.partitions)
+                TopicSpec(
+                    topic,
+                    1 if topic == "out" else self.partitions,
+                    config=self._table_config() if topic in compacted else {},
+                )
             )
-        self.answer = program.answer(
-            built(program.answering),
+        loose = program.loose if self._is_loose else None
+        self.answer = (loose or program.answer)(
+            answering(program),
             program.driven,
             self.partitions,
             exactly_once=exactly_once,
@@ -160,6 +196,19 @@ class World(Stage[Process]):
                 ),
                 self.say,
             )
+        if compacted:
+            self._compact_later(Random(f"{seed} compaction"))
+        self.neighbour: Neighbour | None = None
+        if (other := self.drawn[NEIGHBOUR]) != NO_OTHER:
+            self.neighbour = Neighbour(
+                self.cluster,
+                APPLICATION,
+                self.scheduler,
+                Random(f"{seed} neighbour"),
+                self.say,
+                opens=other == OPEN,
+            )
+        self._transactions = 0
         self._small_steps = Random(f"{seed} steps").random() < SMALL_STEPS
         self._begin_stalls()
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
@@ -172,7 +221,7 @@ class World(Stage[Process]):
         """Return the configuration of a process."""
         return Config.of(
             {
-                "statestore.cache.max.bytes": 0,
+                **self._settings,
                 **self.program.settings,
                 "bootstrap.servers": "nowhere:1",
                 "state.dir": str(self.folder),
@@ -180,7 +229,6 @@ class World(Stage[Process]):
                 "default.dsl.store": "tests.simulation.disk:Disk",
                 "num.stream.threads": self.hosts.threads,
                 "ranges.per.partition": self.hosts.ranges,
-                "ranges.before.windows": True,  # tasks that share a partition are what is asked about
                 "processing.guarantee": "exactly_once_v2"
                 if self.exactly_once
                 else "at_least_once",
@@ -190,6 +238,36 @@ class World(Stage[Process]):
             },
             APPLICATION,
         )
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The drawn values of settings of an instance."""
+        return {
+            name: value
+            for name, value in self.drawn.items()
+            if name in SETTINGS and value is not None
+        }
+
+    @property
+    def _is_loose(self) -> bool:
+        """Whether some updates of rows are not forwarded."""
+        return bool(self.drawn.get(CACHE)) or self.drawn.get(TABLES) == AHEAD
+
+    def _table_config(self) -> dict[str, str]:
+        lag_ms = 0 if self.drawn[TABLES] == AHEAD else DAY_MS
+        return {"cleanup.policy": "compact", "min.compaction.lag.ms": str(lag_ms)}
+
+    def _compact_later(self, random: Random) -> None:
+        """Compact the topics of tables from time to time."""
+
+        def compact() -> None:
+            self._compact_later(random)
+            self.upkeep.compact_sources(
+                self.program.tables, ahead=self.drawn[TABLES] == AHEAD
+            )
+
+        after_s = random.expovariate(1 / COMPACTED_S)
+        self.scheduler.at(self.scheduler.now + after_s, compact)
 
     def stand_ins(self) -> list[tuple[Any, str, object]]:
         small = (
@@ -226,11 +304,41 @@ class World(Stage[Process]):
             self.program.write(self.random, self.written + at, now_ms)
             for at in range(count)
         ]
-        for topic, key, value, timestamp in records:
-            self._writer.append(topic, [key], [value], [timestamp])
+        if self.drawn[RECORDS] == PLAIN:
+            self._append(self._writer, records)
+        else:
+            self._append_in_transactions(records)
         self.written += count
         self.answer.write(records)
         service.written(records)
+
+    def _append(self, writer: MemoryWriter, records: Iterable[Written]) -> None:
+        for topic, key, value, timestamp in records:
+            writer.append(topic, [key], [value], [timestamp])
+
+    def _append_in_transactions(self, records: Sequence[Written]) -> None:
+        """Append them in a transaction, maybe behind some that an aborted one has; it may stay open for a while."""
+        if self.random.random() < ABORTED:
+            writer = self._transaction()
+            never = [one._replace(value=NEVER) for one in records[:3]]
+            self._append(writer, never)
+            writer.abort()
+        writer = self._transaction()
+        self._append(writer, records)
+        open_s = self.random.choice(OPEN_S)
+        if open_s:
+            self.scheduler.at(
+                self.scheduler.now + open_s, partial(writer.commit, timeout_s=0.0)
+            )
+        else:
+            writer.commit(0.0)
+
+    def _transaction(self) -> MemoryWriter:
+        """Return a writer of its own, whose transaction has begun: it waits for no marker of another one."""
+        self._transactions += 1
+        writer = MemoryWriter(self.cluster.state, f"writer-{self._transactions}")
+        writer.begin()
+        return writer
 
     def _do_more(
         self, event: str, living: Sequence[Process], awake: Sequence[Process]
@@ -286,6 +394,8 @@ class World(Stage[Process]):
 
     def _end_the_rest(self) -> None:
         self.upkeep.end()
+        if self.neighbour is not None:
+            self.neighbour.end()
         self.hosts.end()
         if self.shelf is not None:
             self.shelf.end()
@@ -301,6 +411,8 @@ class World(Stage[Process]):
     def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:
         self.looks += 1
         yield "members", self.group.wrong
+        if self.neighbour is not None:
+            yield "members", self.neighbour.wrong
         yield "calls", service.wrong
         yield "results", self.answer.tell(self._told())
         if self.queries is not None:
@@ -331,7 +443,12 @@ class World(Stage[Process]):
 
     def _wrong_rows(self) -> list[str]:
         """Return the violations in the stores of running tasks: at the end they have the rows of one task."""
-        kept: dict[str, list[StoredRow]] = {store: [] for store in self.program.stores}
+        known = set(self.program.stores)
+        if self._is_loose:
+            known.difference_update(self.program.gone)
+        kept: dict[str, list[StoredRow]] = {
+            store: [] for store in self.program.stores if store in known
+        }
         for part in self._components(running=True):
             if part.spec.name in kept:
                 kept[part.spec.name] += part.rows()

@@ -12,8 +12,6 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from coopstreams.topology.compatibility.avro_logical import BOUNDED_DECIMAL
-
 Read: TypeAlias = Callable[[Any], Any]
 """Returns the value that a part of the JSON stands for. Raises a ValueError or a TypeError if there is none."""
 
@@ -87,7 +85,7 @@ def _same(value: Any) -> Any:
 
 
 _LOGICAL: Mapping[str, Read] = {
-    BOUNDED_DECIMAL: Decimal,
+    "decimal": Decimal,
     "uuid": UUID,
     **dict.fromkeys(
         (

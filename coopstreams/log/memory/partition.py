@@ -109,9 +109,13 @@ class Partition:
             self.end,
         )
 
-    def compact(self) -> None:
-        """Keep the last committed record of each key, and everything from the first open transaction on."""
-        stable = bisect_left(self._offsets, self.stable_end)
+    def compact(self, before: int | None = None) -> None:
+        """Keep the last committed record of each key, and everything from the first open transaction on.
+
+        `before`: and everything from this offset on, as `min.compaction.lag.ms` does for a time.
+        """
+        end = self.stable_end if before is None else min(before, self.stable_end)
+        stable = bisect_left(self._offsets, end)
         kept: dict[bytes | None, int] = {}
         for i in range(stable):
             span = self._spans[i]

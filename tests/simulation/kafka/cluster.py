@@ -17,7 +17,7 @@ Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
@@ -289,10 +289,14 @@ class Cluster:
         self.state.delete_topic(topic)
         self.state.create_topic(spec)
 
-    def compact(self, topic: str) -> None:
-        """Compact a topic."""
+    def compact(
+        self, topic: str, before: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Compact a topic; with `before`, of each partition only what is below an offset."""
         for partition in self.state.topic(topic).partitions:
-            partition.compact()
+            partition.compact(
+                None if before is None else before.get(partition.where, 0)
+            )
 
     def retain(self, partition: TopicPartition, offset: int) -> None:
         """Have retention delete the records below an offset."""
