@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
+from coopstreams.topology.avro_decimals import check_decimals, with_bounded_decimals
 from coopstreams.topology.compatibility.avro import parts, why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
 from coopstreams.topology.compatibility.avro_logical import as_read
@@ -76,11 +77,14 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
             'serdes.avro needs fastavro: pip install "coopstreams[registry]"'
         ) from None
     try:
-        schema: Any = parse_schema(orjson.loads(text))
+        given = orjson.loads(text)
+        parse_schema(given)  # it checks decimals by the name of their type
+        schema: Any = parse_schema(with_bounded_decimals(given))
     except Exception as error:
         raise SerdeError(
             f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}"
         ) from error
+    check_decimals(given)
     if (
         isinstance(type_, type)
         and issubclass(type_, tuple)
@@ -111,7 +115,9 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
     def reader(written: Schema) -> Callable[[bytes], Any]:
         writers = None if _text(written.text) == text else schema
-        parsed: Any = parse_schema(as_read(whole(written), schema))
+        parsed: Any = parse_schema(
+            with_bounded_decimals(as_read(whole(written), schema))
+        )
 
         def read(data: bytes) -> Any:
             source = BytesIO(data)

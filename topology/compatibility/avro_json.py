@@ -12,6 +12,8 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from coopstreams.topology.compatibility.avro_logical import BOUNDED_DECIMAL
+
 Read: TypeAlias = Callable[[Any], Any]
 """Returns the value that a part of the JSON stands for. Raises a ValueError or a TypeError if there is none."""
 
@@ -85,7 +87,7 @@ def _same(value: Any) -> Any:
 
 
 _LOGICAL: Mapping[str, Read] = {
-    "decimal": Decimal,
+    BOUNDED_DECIMAL: Decimal,
     "uuid": UUID,
     **dict.fromkeys(
         (

@@ -19,6 +19,8 @@ from coopstreams.topology.compatibility.avro import (
     same_name,
 )
 
+BOUNDED_DECIMAL = "coopstreams-decimal"
+"""The name of the logical type `decimal` in the schemas that fastavro is given: see `topology/avro_decimals.py`."""
 _OF_LOGICAL = ("logicalType", "precision", "scale")
 
 

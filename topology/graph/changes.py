@@ -220,34 +220,38 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
 def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
     """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
     if new.stores[store].kind == "versions":
-        return f"that of store {store.removesuffix(past_name(''))}, with which it is named and made again"
-    if (
-        new.stores[store].kind == "subscribers"
-    ):  # left rows subscribe only when they change; no rebuild knows the order
-        return "stop all instances and begin anew with `coopstreams reset`; or give the program another application id"
-    same = (name for name in causes if name == store or causes[name] & causes[store])
-    all_ = [name for name in same if new.stores[name].kind != "versions"]
-    others = [name for name in all_ if name != store]
-    logged = [
+        named_with = store.removesuffix(past_name(""))
+        return f"that of store {named_with}, with which it is named and made again"
+    if new.stores[store].kind == "subscribers":
+        # Left rows subscribe only when they change; no rebuild knows the order.
+        return (
+            "stop all instances and begin anew with `coopstreams reset`; "
+            "or give the program another application id"
+        )
+    together = [
         name
-        for name in all_
-        if new.stores[name].changelog == changelog_topic(new.application_id, name)
+        for name in causes
+        if (name == store or causes[name] & causes[store])
+        and new.stores[name].kind != "versions"
     ]
-    bare = [name for name in all_ if name not in logged]
+    others = [name for name in together if name != store]
+    logged = [name for name in together if _has_a_changelog_of_its_own(new, name)]
+    bare = [name for name in together if name not in logged]
     if others:
         cure = f"give it and {', '.join(others)} other names (then they start empty)"
     else:
         cure = "give it another name (then it starts empty)"
     if not logged:
         return cure
-    cure += (
-        f", or have {'their' if others else 'its'} rows made again: {_rebuild(*logged)}"
-    )
-    return (
-        f"{cure}, with other names for {', '.join(bare)}, which no rebuild writes"
-        if bare
-        else cure
-    )
+    whose = "their" if others else "its"
+    cure += f", or have {whose} rows made again: {_rebuild(*logged)}"
+    if bare:
+        cure += f", with other names for {', '.join(bare)}, which no rebuild writes"
+    return cure
+
+
+def _has_a_changelog_of_its_own(new: Outline, store: str) -> bool:
+    return new.stores[store].changelog == changelog_topic(new.application_id, store)
 
 
 def _kept_store(
@@ -305,97 +309,187 @@ def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A store of the old version and the store of the same name of the new one."""
+
+    old: Outline
+    new: Outline
+    was: Store
+    now: Store
+    another: str
+    """The cure that always works, see `_another`."""
+
+    def misfit(self, verdict: Verdict, why: str, cure: str) -> TopologyChange:
+        """Return a reason why the old rows do not fit the new store."""
+        return TopologyChange(
+            "store", self.was.name, verdict, why, cure, self.was.changelog
+        )
+
+
 def _misfits(
     old: Outline, new: Outline, was: Store, now: Store, another: str
 ) -> Iterator[TopologyChange]:
-    """Yield the reasons why the rows of a store do not fit the new store of the same name, the worst first.
+    """Yield the reasons why the rows of a store do not fit the new store, the worst first."""
+    pair = _Pair(old, new, was, now, another)
+    for look in _LOOKS:
+        yield from look(pair)
 
-    `another`: the cure that always works, see `_another`.
-    """
-    misfit = partial(TopologyChange, "store", was.name, topic=was.changelog)
+
+def _other_kind(pair: _Pair) -> Iterator[TopologyChange]:
+    was = pair.was
+    now = pair.now
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
-        yield misfit(
-            Verdict.UNREADABLE,
-            f"it is a {now.kind} store, and was a {was.kind} store",
-            another,
-        )
+        why = f"it is a {now.kind} store, and was a {was.kind} store"
+        yield pair.misfit(Verdict.UNREADABLE, why, pair.another)
+
+
+def _other_keys(pair: _Pair) -> Iterator[TopologyChange]:
+    was = pair.was
+    now = pair.now
     if not described.same_format(now.key, now.key_schemas, was.key, was.key_schemas):
         why = (
-            f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
-            "more"
+            f"its keys are written as {now.key}, and were as {was.key}: "
+            "old rows stay under bytes that no key has any more"
         )
-        yield misfit(Verdict.MIXED, why, another)
+        yield pair.misfit(Verdict.MIXED, why, pair.another)
     if changed := described.changed_keys(now, was):
         why = f"{changed}: old rows stay under bytes that no key has any more"
-        cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
-        yield misfit(Verdict.MIXED, why, cure)
-    values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
-    if not described.same_format(values[1], now.schemas, values[0], was.schemas):
-        why = f"its values are read as {values[1]}, and were written as {values[0]}"
-        # Its bytes as a row without versions, or the other way round, may look like a value: nothing would say so.
-        never = _has_versions(was) != _has_versions(now)
         cure = (
-            another
-            if never
-            else f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
+            "leave the class as it was; if it writes the same bytes "
+            f"(`omit_defaults`), accept it; else {pair.another}"
         )
-        yield misfit(Verdict.UNREADABLE, why, cure)
+        yield pair.misfit(Verdict.MIXED, why, cure)
+
+
+def _other_values(pair: _Pair) -> Iterator[TopologyChange]:
+    was = pair.was
+    now = pair.now
+    written = was.value
+    read = now.value
+    if was.held and now.held:  # two suppressions: what counts are the updates they hold
+        written = was.held
+        read = now.held
+    if not described.same_format(read, now.schemas, written, was.schemas):
+        why = f"its values are read as {read}, and were written as {written}"
+        # Bytes of a row with versions may look like a value without, or the other
+        # way round: no error would say so.
+        if _has_versions(was) != _has_versions(now):
+            cure = pair.another
+        else:
+            cure = (
+                f"if {read} reads what {written} wrote, accept it; else {pair.another}"
+            )
+        yield pair.misfit(Verdict.UNREADABLE, why, cure)
     if changed := described.changed_values(now, was):
-        cure = f"give new fields a default, and a field of another type another name; else {another}"
-        yield misfit(Verdict.UNREADABLE, changed, cure)
-    yield from _unasked(was, now, another)
-    if was.windows != now.windows:
-        why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
-        yield misfit(Verdict.MIXED, why, another)
+        cure = (
+            "give new fields a default, and a field of another type another name; "
+            f"else {pair.another}"
+        )
+        yield pair.misfit(Verdict.UNREADABLE, changed, cure)
+
+
+def _other_questions(pair: _Pair) -> Iterator[TopologyChange]:
+    if changed := described.why_other_rows(pair.now, pair.was):
+        why = (
+            f"{changed}: those of before asked with the hash of other bytes, "
+            "and find no right rows until they change"
+        )
+        cure = f"write them again and accept it; or {pair.another}"
+        yield pair.misfit(Verdict.MIXED, why, cure)
+
+
+def _other_windows(pair: _Pair) -> Iterator[TopologyChange]:
+    if pair.was.windows != pair.now.windows:
+        why = (
+            f"its windows are {_shown(pair.now)}, and were {_shown(pair.was)}: "
+            "rows of both would lie beside each other"
+        )
+        yield pair.misfit(Verdict.MIXED, why, pair.another)
+
+
+def _other_join(pair: _Pair) -> Iterator[TopologyChange]:
+    was = pair.was
+    now = pair.now
     if None not in (was.left, now.left) and was.left != now.left:
-        why = f"it has {'' if now.left else 'no '}rows without a match now: those of before are as they were"
-        yield misfit(
-            Verdict.MIXED, why, f"if they need not be there, accept it; else {another}"
-        )
-    if was.first and now.first and not old.meets(was.first, new, now.first):
         why = (
-            f"it has a row for each row of {_words(new.outside(now.first))}, and had one for each row of "
-            f"{_words(old.outside(was.first))}"
+            f"it has {'' if now.left else 'no '}rows without a match now: "
+            "those of before are as they were"
         )
-        yield misfit(
-            Verdict.MIXED, why, f"if both have the same keys, accept it; else {another}"
-        )
-    if was.made_by != now.made_by:
+        cure = f"if they need not be there, accept it; else {pair.another}"
+        yield pair.misfit(Verdict.MIXED, why, cure)
+    if was.first and now.first and not pair.old.meets(was.first, pair.new, now.first):
         why = (
-            f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "
-            "of another meaning"
+            f"it has a row for each row of {_words(pair.new.outside(now.first))}, "
+            f"and had one for each row of {_words(pair.old.outside(was.first))}"
         )
-        yield misfit(
-            Verdict.MIXED, why, f"if they mean the same, accept it; else {another}"
-        )
-    if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
-        told = f"it is made from {_words(new.outside(now.reads))}, and was from {_words(old.outside(was.reads))}"
-        yield misfit(
-            Verdict.MIXED,
-            told,
-            f"if these are the same data, accept it; else {another}",
-        )
-    before, counts = (version.partitions.get(was.name, {}) for version in (old, new))
-    for grown in (
-        each for each, count in counts.items() if before.get(each, count) != count
-    ):
-        why = f"{grown} has {counts[grown]} partitions, and had {before[grown]}: keys are in other ones than their rows"
-        yield misfit(Verdict.MIXED, why, "begin anew (`coopstreams reset`)", topic=None)
-    if (
-        was.changelog != now.changelog
-        and was.changelog in old.sources
-        and now.changelog is not None
-    ):
-        why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
-        cure = f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
-        yield misfit(Verdict.LOST, why, cure)
+        cure = f"if both have the same keys, accept it; else {pair.another}"
+        yield pair.misfit(Verdict.MIXED, why, cure)
 
 
-def _unasked(was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
-    if changed := described.why_other_rows(now, was):
-        why = f"{changed}: those of before asked with the hash of other bytes, and find no right rows until they change"
-        cure = f"write them again and accept it; or {another}"
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, was.changelog)
+def _other_writer(pair: _Pair) -> Iterator[TopologyChange]:
+    if pair.was.made_by != pair.now.made_by:
+        why = (
+            f"{_words(pair.now.made_by)} writes it, and {_words(pair.was.made_by)} did: "
+            "new results would be added to old ones of another meaning"
+        )
+        cure = f"if they mean the same, accept it; else {pair.another}"
+        yield pair.misfit(Verdict.MIXED, why, cure)
+
+
+def _other_topics(pair: _Pair) -> Iterator[TopologyChange]:
+    before = pair.old.outside(pair.was.reads)
+    if before and not pair.old.meets(pair.was.reads, pair.new, pair.now.reads):
+        now = pair.new.outside(pair.now.reads)
+        why = f"it is made from {_words(now)}, and was from {_words(before)}"
+        cure = f"if these are the same data, accept it; else {pair.another}"
+        yield pair.misfit(Verdict.MIXED, why, cure)
+
+
+def _other_partitions(pair: _Pair) -> Iterator[TopologyChange]:
+    before = pair.old.partitions.get(pair.was.name, {})
+    now = pair.new.partitions.get(pair.was.name, {})
+    for topic, count in now.items():
+        if before.get(topic, count) != count:
+            why = (
+                f"{topic} has {count} partitions, and had {before[topic]}: "
+                "keys are in other ones than their rows"
+            )
+            cure = "begin anew (`coopstreams reset`)"
+            # Without a topic: that the changelog is empty would not make it right.
+            yield replace(pair.misfit(Verdict.MIXED, why, cure), topic=None)
+
+
+def _other_changelog(pair: _Pair) -> Iterator[TopologyChange]:
+    was = pair.was
+    now = pair.now
+    if now.changelog in (None, was.changelog):
+        return
+    if was.changelog in pair.old.sources:
+        why = (
+            f"it was restored from {was.changelog}, and gets a changelog of its own, "
+            "without the rows of before"
+        )
+        cure = (
+            "keep topology.optimization=reuse.ktable.source.topics, "
+            f"or have the changelog made: {_rebuild(was.name)}"
+        )
+        yield pair.misfit(Verdict.LOST, why, cure)
+
+
+_LOOKS: tuple[Callable[[_Pair], Iterator[TopologyChange]], ...] = (
+    _other_kind,
+    _other_keys,
+    _other_values,
+    _other_questions,
+    _other_windows,
+    _other_join,
+    _other_writer,
+    _other_topics,
+    _other_partitions,
+    _other_changelog,
+)
+"""What may differ between the rows of two stores, the worst first."""
 
 
 def _has_versions(store: Store) -> bool:

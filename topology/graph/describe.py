@@ -182,25 +182,10 @@ def _json_nodes(
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
         if isinstance(node, Source):
-            drawn |= {
-                "topics": node.topics,
-                "key": node.key.name,
-                "value": node.value.name,
-                "extracts_timestamps": node.timestamp is not None,
-            }
-            drawn |= _schemas(node.key, node.value) if node.internal else {}
-            if node.pattern is not None:
-                flags = (
-                    node.pattern.flags & ~re.UNICODE
-                )  # which a pattern of text has without being told
-                drawn |= {"pattern": node.pattern.pattern} | (
-                    {"flags": flags} if flags else {}
-                )
-            drawn |= {"order": "none"} if node.unordered else {}
+            drawn |= _json_source(node)
         elif isinstance(node, Sink | DynamicSink):
-            topic = node.topic if isinstance(node, Sink) else None
             drawn |= {
-                "topic": topic,
+                "topic": node.topic if isinstance(node, Sink) else None,
                 "key": node.key.name,
                 "value": node.value.name,
                 "reads": sorted(above[node.name]),
@@ -216,6 +201,26 @@ def _json_nodes(
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:
             drawn["windows"] = _windows(node.windows)
         yield {**drawn, "parents": node.parents, "children": children[node.name]}
+
+
+def _json_source(node: Source) -> dict[str, Any]:
+    drawn = {
+        "topics": node.topics,
+        "key": node.key.name,
+        "value": node.value.name,
+        "extracts_timestamps": node.timestamp is not None,
+    }
+    if node.internal:
+        drawn |= _schemas(node.key, node.value)
+    if node.pattern is not None:
+        drawn["pattern"] = node.pattern.pattern
+        # A pattern of text has UNICODE without being told.
+        flags = node.pattern.flags & ~re.UNICODE
+        if flags:
+            drawn["flags"] = flags
+    if node.unordered:
+        drawn["order"] = "none"
+    return drawn
 
 
 def _json_stores(

@@ -14,8 +14,9 @@ Turned down: counting on each edge while records pass (a statement for each reco
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, stores_of
@@ -147,28 +148,19 @@ class _Content:
 
 def drawn(topology: Structure) -> Drawing:
     """Return the picture of a topology."""
-    contents, edges = _contents(topology), _edges(topology)
-    placed = {
-        _block(part): _inside(part, contents, edges) for part in topology.subtopologies
-    }
-    framed = {block: inside for block, inside in placed.items() if inside is not None}
-    block_of = {
-        _node(node.name): _block(part)
-        for part in topology.subtopologies
-        for node in part.nodes
-    }
-    parts = {
-        _block(part): part for part in topology.subtopologies if _block(part) in framed
-    }
-    outer = {
-        (block_of.get(start, start), block_of.get(end, end)): (start, end)
-        for start, end in edges
-    }
-    outer = {
-        edge: ends
-        for edge, ends in outer.items()
-        if edge[0] != edge[1] or edge[0] in contents
-    }
+    contents = _contents(topology)
+    edges = _edges(topology)
+    framed: dict[str, Placed] = {}
+    parts: dict[str, SubTopology] = {}
+    block_of: dict[str, str] = {}
+    for part in topology.subtopologies:
+        block = _block(part)
+        block_of |= {_node(node.name): block for node in part.nodes}
+        inside = _inside(part, contents, edges)
+        if inside is not None:
+            framed[block] = inside
+            parts[block] = part
+    outer = _edges_between(edges, block_of, contents)
     sizes: dict[str, Size] = {
         name: content.size for name, content in contents.items() if name not in block_of
     }
@@ -181,14 +173,10 @@ def drawn(topology: Structure) -> Drawing:
         for edge, ends in outer.items()
     }
     whole = place(sizes, outer, ranks(sizes, outer, near=True), gap=GAP, ports=ports)
+    corners = _corners(whole, framed)
     centres = {name: whole.centres[name] for name in sizes if name in contents}
-    corners = {}
     for block, inside in framed.items():
-        x, y = whole.centres[block]
-        corners[block] = left, top = (
-            x - inside.width / 2,
-            y + (TITLE - inside.height) / 2,
-        )
+        left, top = corners[block]
         centres |= {
             name: (x + left, y + top)
             for name, (x, y) in inside.centres.items()
@@ -196,22 +184,47 @@ def drawn(topology: Structure) -> Drawing:
         }
     pen = _Pen(contents, block_of, framed, whole, corners, centres)
     return Drawing(
-        whole.width + 2,
-        whole.height + 2,
-        tuple(
+        width=whole.width + 2,
+        height=whole.height + 2,
+        frames=tuple(
             _frame(part, whole.centres[block], sizes[block])
             for block, part in parts.items()
         ),
-        tuple(
-            _box(name, contents[name], centres[name])
-            for name in contents
+        boxes=tuple(
+            _box(name, content, centres[name])
+            for name, content in contents.items()
             if name in centres
         ),
-        tuple(
-            Arrow(start, end, pen.points((start, end)), counts)
-            for (start, end), counts in edges.items()
+        arrows=tuple(
+            Arrow(*edge, pen.points(edge), counts) for edge, counts in edges.items()
         ),
     )
+
+
+def _edges_between(
+    edges: Iterable[Edge],
+    block_of: Mapping[str, str],
+    contents: Mapping[str, _Content],
+) -> dict[Edge, Edge]:
+    """Return the arrows between frames, and boxes outside of them, each with its own ends.
+
+    An arrow within a frame is left out; one from a topic to itself is not.
+    """
+    found: dict[Edge, Edge] = {}
+    for start, end in edges:
+        outer = (block_of.get(start, start), block_of.get(end, end))
+        if outer[0] != outer[1] or outer[0] in contents:
+            found[outer] = (start, end)
+    return found
+
+
+def _corners(whole: Placed, framed: Mapping[str, Placed]) -> dict[str, Point]:
+    """Return where the inside of each frame begins."""
+    corners: dict[str, Point] = {}
+    for block, inside in framed.items():
+        x, y = whole.centres[block]
+        corners[block] = (x - inside.width / 2, y + (TITLE - inside.height) / 2)
+    return corners
 
 
 def _title(part: SubTopology) -> str:
@@ -372,49 +385,60 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
         for node in part.nodes:
             for parent in node.parents:
                 above = nodes[parent]
-                starts = (
-                    [_topic(topic) for topic in _topics_of(above)]
-                    if isinstance(above, Source)
-                    else [_node(parent)]
-                )
-                ends = (
-                    [_topic(topic) for topic in _topics_of(node)]
-                    if isinstance(node, Sink)
-                    else [_node(node.name)]
-                )
-                for start in starts:
-                    for end in ends:
-                        counts: Counters = passes[parent, node.name]
-                        if (
-                            isinstance(above, Source)
-                            and above.pattern is None
-                            and len(starts) > 1
-                        ):
-                            counts = (
-                                (
-                                    "consumed",
-                                    str(part.id),
-                                    start.removeprefix(_topic("")),
-                                ),
-                            )
+                for start in _starts(above):
+                    counts = passes[parent, node.name]
+                    if _reads_topics_by_name(above):
+                        topic = start.removeprefix(_topic(""))
+                        counts = (("consumed", str(part.id), topic),)
+                    for end in _ends(node):
                         found[start, end] = found.get((start, end), ()) or counts
-    return found | {
-        (_topic(table.topic), _global(table.store.name)): ()
-        for table in topology.global_tables
-    }
+    for table in topology.global_tables:
+        found[_topic(table.topic), _global(table.store.name)] = ()
+    return found
+
+
+def _starts(above: Node) -> list[str]:
+    """Return where the arrows from a node begin: at the topics of a source."""
+    if isinstance(above, Source):
+        return [_topic(topic) for topic in _topics_of(above)]
+    return [_node(above.name)]
+
+
+def _ends(node: Node) -> list[str]:
+    """Return where the arrows to a node end: at the topic of a sink."""
+    if isinstance(node, Sink):
+        return [_topic(topic) for topic in _topics_of(node)]
+    return [_node(node.name)]
+
+
+def _reads_topics_by_name(node: Node) -> bool:
+    """Whether the records of each of several topics are counted apart."""
+    return isinstance(node, Source) and node.pattern is None and len(node.topics) > 1
 
 
 def _passes(part: SubTopology) -> dict[Edge, Counters]:
     """Return the counters on the edge from each node to each of its children."""
-    nodes = {node.name: node for node in part.nodes}
     writers: dict[str, int] = {}
+    children: dict[str, list[Node]] = {node.name: [] for node in part.nodes}
     for node in part.nodes:
         if isinstance(node, Sink):
             writers[node.topic] = writers.get(node.topic, 0) + len(node.parents)
-    children: dict[str, list[Node]] = {name: [] for name in nodes}
-    for node in part.nodes:
         for parent in node.parents:
             children[parent].append(node)
+    out = _counted_above(part)
+    for node in reversed(part.nodes):
+        if not out.get(node.name) and not isinstance(node, Split | Processing):
+            below = _known_below(part, node, children[node.name], out, writers)
+            out[node.name] = next(below, ())
+    found: dict[Edge, Counters] = {}
+    for node in part.nodes:
+        for child in children[node.name]:
+            found[node.name, child.name] = _counts(part, node, child, out, writers)
+    return found
+
+
+def _counted_above(part: SubTopology) -> dict[str, Counters]:
+    """Return the counters of what the sources have consumed, for each node that passes all of it on."""
     out: dict[str, Counters] = {}
     for node in part.nodes:
         if isinstance(node, Source):
@@ -423,26 +447,24 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
             )
         elif _one_for_one(node):
             above = [out.get(parent, ()) for parent in node.parents]
-            out[node.name] = (
-                tuple(one for each in above for one in each) if all(above) else ()
-            )
-    for node in reversed(part.nodes):
-        if not out.get(node.name) and not isinstance(node, Split | Processing):
-            out[node.name] = next(
-                _known_below(part, node, children[node.name], out, writers), ()
-            )
-    found = {}
-    for name, below in children.items():
-        for child in below:
-            counts: Counters = (
-                ()
-                if isinstance(child, Late) or isinstance(nodes[name], Split)
-                else out.get(name, ())
-            )
-            if isinstance(child, Sink) and writers[child.topic] == 1:
-                counts = (("produced", str(part.id), child.topic),)
-            found[name, child.name] = counts
-    return found
+            known = all(above)
+            out[node.name] = tuple(chain.from_iterable(above)) if known else ()
+    return out
+
+
+def _counts(
+    part: SubTopology,
+    node: Node,
+    child: Node,
+    out: Mapping[str, Counters],
+    writers: Mapping[str, int],
+) -> Counters:
+    if isinstance(child, Sink) and writers[child.topic] == 1:
+        return (("produced", str(part.id), child.topic),)
+    # Only some of the records take this edge.
+    if isinstance(child, Late) or isinstance(node, Split):
+        return ()
+    return out.get(node.name, ())
 
 
 def _known_below(
@@ -472,36 +494,35 @@ def _one_for_one(node: Node) -> bool:
 
 
 def _inside(
-    part: SubTopology, contents: Mapping[str, _Content], edges: Mapping[Edge, Counters]
+    part: SubTopology, contents: Mapping[str, _Content], edges: Iterable[Edge]
 ) -> Placed | None:
     """Return where the operators of a sub-topology are in its frame, and the ports to its topics; None: it has none."""
-    own = {_node(node.name) for node in part.nodes} & contents.keys()
+    names = [_node(node.name) for node in part.nodes]
+    sizes: dict[str, Size] = {
+        name: contents[name].size for name in names if name in contents
+    }
+    own = set(sizes)
     if not own:
         return None
-    sizes: dict[str, Size] = {
-        _node(node.name): contents[_node(node.name)].size
-        for node in part.nodes
-        if _node(node.name) in own
-    }
     inner: list[Edge] = []
     exits = set()
     for start, end in edges:
-        if start in own or end in own:
-            ends = (
-                start if start in own else _entry(start),
-                end if end in own else _exit(end),
-            )
-            exits |= {ends[1]} - own
-            inner.append(ends)
-            sizes |= {one: PORT for one in ends if one not in own}
+        if start not in own and end not in own:
+            continue
+        first = start
+        if start not in own:
+            first = _entry(start)
+            sizes[first] = PORT
+        last = end
+        if end not in own:
+            last = _exit(end)
+            sizes[last] = PORT
+            exits.add(last)
+        inner.append((first, last))
     rank = ranks(sizes, inner)
-    last = max(rank.values())
-    return place(
-        sizes,
-        inner,
-        {name: last if name in exits else at for name, at in rank.items()},
-        gap=GAP,
-    )
+    bottom = max(rank.values())
+    rank |= dict.fromkeys(exits, bottom)
+    return place(sizes, inner, rank, gap=GAP)
 
 
 def _words(node: Node) -> str:

@@ -36,6 +36,7 @@ from coopstreams.topology.graph.nodes import (
 )
 from coopstreams.topology.graph.record_cache import uncached
 from coopstreams.topology.serde import Serde
+from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import TimeWindows
 
 Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean"]
@@ -67,29 +68,23 @@ class Fold:
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
     """Return the stores that known folds write and no other node uses. `caching`: whether the record cache is on."""
-    found = {
-        node.store.name: fold
-        for node in part.nodes
-        if isinstance(node, Aggregate) and (fold := _fold(node))
-    }
-    held_back = (
-        frozenset(node.name for node in part.nodes) - uncached(part.nodes)
-        if caching
-        else frozenset()
-    )
     nodes = {node.name: node for node in part.nodes}
-    return {
-        node.store.name: found[node.store.name]
-        for node in part.nodes
-        if isinstance(node, Aggregate)
-        and node.store.name in found
-        and _alone(node, part.nodes)
-        and _comes_at_hand(node, nodes)
-        and (
-            node.name in held_back
-            or _may_follow(node, found[node.store.name], part.nodes)
-        )
-    }
+    held_back = frozenset[str]()
+    if caching:
+        held_back = frozenset(nodes) - uncached(part.nodes)
+    found: dict[str, Fold] = {}
+    for node in part.nodes:
+        if not isinstance(node, Aggregate):
+            continue
+        fold = _fold(node)
+        if fold is None or not _alone(node, part.nodes):
+            continue
+        if not _comes_at_hand(node, nodes):
+            continue
+        # Without the record cache each update leaves at once.
+        if node.name in held_back or _may_follow(node, fold, part.nodes):
+            found[node.store.name] = fold
+    return found
 
 
 def known_kind(node: Aggregate) -> Kind | None:
@@ -140,36 +135,35 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 def _fold(node: Aggregate) -> Fold | None:
     """Return the known fold of an aggregation, by its functions, serdes and windows; None: it is unknown."""
-    store, windows = node.store, node.windows
-    if (
-        node.emit_on_close
-        or node.cogrouped
-        or store.source is not None
-        or store.history_ms is not None
-    ):
-        return None
-    if store.ttl_ms is not None:
-        return None
-    if (
-        not (windows is None or isinstance(windows, TimeWindows))
-        or store.lag_ms
-        or store.suffix_bytes
-    ):
-        return None
-    if windows is not None and (store.kind != "window" or not store.step_ms):
+    if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
         return None
     kind = known_kind(node)
-    number = next(
-        (name for serde, name in _NUMBERS if serde == store.value),
-        "float64" if kind == "mean" else None,
-    )
-    if kind is None or number is None or (kind == "count" and number != "int64"):
+    number = _number(node.store, kind)
+    if kind is None or number is None:
         return None
+    windows = node.windows
     if windows is None:
         return Fold(kind, number, None)
+    if not isinstance(windows, TimeWindows):
+        return None
+    if node.store.kind != "window" or not node.store.step_ms:
+        return None
     if max(windows.size_ms, windows.grace_ms) > _MOST_MS:
         return None
     return Fold(kind, number, (windows.size_ms, windows.advance_ms, windows.grace_ms))
+
+
+def _is_plain(store: StoreSpec) -> bool:
+    """Whether a store has a changelog of its own, and no versions, no time to live, no longer keys."""
+    special = (store.source, store.history_ms, store.ttl_ms)
+    return special == (None, None, None) and not store.lag_ms and not store.suffix_bytes
+
+
+def _number(store: StoreSpec, kind: Kind | None) -> Number | None:
+    for serde, name in _NUMBERS:
+        if serde == store.value:
+            return None if kind == "count" and name != "int64" else name
+    return "float64" if kind == "mean" else None
 
 
 def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:

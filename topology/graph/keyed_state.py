@@ -89,16 +89,21 @@ def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
     for node in nodes:
         if isinstance(node, Source):
             keys[node.name] = node.key if scattered.isdisjoint(node.topics) else None
-        elif (
-            isinstance(node, _KEEP_KEYS)
-            or (isinstance(node, Processing) and node.fixed_key)
-            or (isinstance(node, AsyncMap) and not node.pairs)
-            or (isinstance(node, Aggregate) and node.windows is None)
-        ):
+        elif _keeps_keys(node):
             keys[node.name] = common_key(keys[parent] for parent in node.parents)
         else:
             keys[node.name] = None
     return keys
+
+
+def _keeps_keys(node: Node) -> bool:
+    if isinstance(node, Processing):
+        return node.fixed_key
+    if isinstance(node, AsyncMap):
+        return not node.pairs
+    if isinstance(node, Aggregate):
+        return node.windows is None
+    return isinstance(node, _KEEP_KEYS)
 
 
 def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
@@ -115,28 +120,29 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
     Raises:
         TopologyError: names the processor and the store.
     """
-    stores = {
-        **kept,
-        **{store.name: store for node in nodes for store in stores_of(node)},
-    }
+    written = {store.name: store for node in nodes for store in stores_of(node)}
+    stores = {**kept, **written}
     keys = keys_as_read(nodes)
     for node in nodes:
         if not isinstance(node, Processing):
             continue
-        for name in node.store_names:
-            if name not in stores:
-                raise TopologyError(
-                    f'"{node.name}" uses a store "{name}" that no node has; there are '
-                    f"{', '.join(sorted(stores)) or 'none'}. "
-                    "Give the store itself instead of its name, or name the table that keeps it with store=."
-                )
+        _check_found(node, stores)
         if isinstance(node, AsyncProcessing):
             _check_own_stores(node, nodes)
             _check_plain_stores(node)
         if node.by_key:
             used = [stores[name] for name in node.store_names if name not in kept]
-            _check_state_by_key(
-                node, used, common_key(keys[parent] for parent in node.parents)
+            key = common_key(keys[parent] for parent in node.parents)
+            _check_state_by_key(node, used, key)
+
+
+def _check_found(node: Processing, stores: Mapping[str, StoreSpec]) -> None:
+    for name in node.store_names:
+        if name not in stores:
+            raise TopologyError(
+                f'"{node.name}" uses a store "{name}" that no node has; there are '
+                f"{', '.join(sorted(stores)) or 'none'}. "
+                "Give the store itself instead of its name, or name the table that keeps it with store=."
             )
 
 
@@ -193,17 +199,14 @@ def shared_state(
         for node in nodes
         if isinstance(node, Processing) and node.by_key
     }
-    kept = {
-        store.name for node in nodes for store in stores_of(node)
-    }  # every instance has all of a global table
+    # Every instance has all of a global table, which no node keeps.
+    kept = {store.name for node in nodes for store in stores_of(node)}
     topics: dict[str, dict[str, None]] = {
         name: {} for names in users.values() for name in names if name in kept
     }
     for node in nodes:
-        for name in (
-            *users.get(node.name, ()),
-            *(store.name for store in stores_of(node)),
-        ):
+        own = [store.name for store in stores_of(node)]
+        for name in (*users.get(node.name, ()), *own):
             if name in topics:
                 topics[name].update(dict.fromkeys(above[node.name]))
     for name, together in topics.items():

@@ -10,7 +10,7 @@ stands for itself, because each process notices the topics that match it at anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -142,34 +142,44 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
     found: dict[str, Made] = {}
     by_name = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:
-        above_it = [by_name[parent] for parent in node.parents]
-        windows = node.windows if isinstance(node, Aggregate) else None
+        parents = [by_name[parent] for parent in node.parents]
         for number, store in enumerate(stores_of(node)):
-            parents = (
-                (node.parents[number],)
-                if isinstance(node, StreamStreamJoin) and number < 2
-                else node.parents
-            )  # its first two stores hold one side each
-            reads = frozenset[str]().union(*(above[parent] for parent in parents))
+            read = node.parents
+            if isinstance(node, StreamStreamJoin) and number < 2:
+                read = (
+                    node.parents[number],
+                )  # its first two stores hold one side each
+            reads = frozenset[str]().union(*(above[parent] for parent in read))
             before = found.get(store.name, Made(frozenset(), frozenset(), None))
-            found[store.name] = Made(
-                before.methods | {_method(node)},
-                before.reads | reads,
-                windows or before.windows,
-                node.value if isinstance(node, Suppress) else before.held,
-                next(
-                    (
-                        parent.left
-                        for parent in above_it
-                        if isinstance(parent, ForeignKeyResult)
-                    ),
-                    before.left,
-                ),
-                above[node.parents[0]]
-                if isinstance(node, TableTableJoin) and node.kind == "left"
-                else before.first,
-            )
+            found[store.name] = _made_by(node, parents, reads, above, before)
     return found
+
+
+def _made_by(
+    node: Node,
+    parents: Sequence[Node],
+    reads: frozenset[str],
+    above: Above,
+    before: Made,
+) -> Made:
+    """Return the lineage of a store, with that by the nodes before this one."""
+    windows = node.windows if isinstance(node, Aggregate) else None
+    held = node.value if isinstance(node, Suppress) else before.held
+    left = before.left
+    for parent in reversed(parents):
+        if isinstance(parent, ForeignKeyResult):
+            left = parent.left
+    first = before.first
+    if isinstance(node, TableTableJoin) and node.kind == "left":
+        first = above[node.parents[0]]
+    return Made(
+        methods=before.methods | {_method(node)},
+        reads=before.reads | reads,
+        windows=windows or before.windows,
+        held=held,
+        left=left,
+        first=first,
+    )
 
 
 def _method(node: Node) -> str:

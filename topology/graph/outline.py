@@ -182,41 +182,36 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
         for part in drawn["subtopologies"]
         for store in part["stores"]
     ]
-    internal = {
-        topic["name"]: topic
-        for topic in drawn["internal_topics"]
-        if topic["kind"] == "repartition"
-    }
     sinks = [node for node in nodes if "reads" in node]
     repartitions = [
         _repartition(topic, nodes, stores, sinks, schemas)
-        for topic in internal.values()
+        for topic in drawn["internal_topics"]
+        if topic["kind"] == "repartition"
     ]
-    read = [node for node in nodes if "topics" in node]
+    internal = {topic.name for topic in repartitions}
+    sources = [node for node in nodes if "topics" in node]
+    written = {node["topic"] for node in sinks if node["topic"] is not None}
     patterns = {
-        node["pattern"]: node.get("flags", 0) for node in read if "pattern" in node
+        node["pattern"]: node.get("flags", 0) for node in sources if "pattern" in node
     }
+    unordered = [node for node in sources if node.get("order") == "none"]
     return Outline(
-        drawn["application_id"],
-        {store.name: store for store in stores},
-        {topic.name: topic for topic in repartitions},
-        frozenset(
-            topic for node in read if "pattern" not in node for topic in node["topics"]
-        )
-        - internal.keys()
-        | patterns.keys(),
-        patterns,
-        frozenset(node["topic"] for node in sinks if node["topic"] is not None)
-        - internal.keys(),
-        frozenset(table["topic"] for table in drawn["global_tables"]),
-        frozenset(
-            topic
-            for node in read
-            if node.get("order") == "none"
-            for topic in node["topics"]
-        ),
-        drawn.get("partitions", {}),
+        application_id=drawn["application_id"],
+        stores={store.name: store for store in stores},
+        repartitions={topic.name: topic for topic in repartitions},
+        sources=frozenset(_named_topics(sources) - internal | patterns.keys()),
+        patterns=patterns,
+        sinks=frozenset(written - internal),
+        global_topics=frozenset(table["topic"] for table in drawn["global_tables"]),
+        unordered=frozenset(topic for node in unordered for topic in node["topics"]),
+        partitions=drawn.get("partitions", {}),
     )
+
+
+def _named_topics(sources: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the topics of sources that are read by name, not by a pattern."""
+    named = (node for node in sources if "pattern" not in node)
+    return {topic for node in named for topic in node["topics"]}
 
 
 def _twins(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:

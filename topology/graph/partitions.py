@@ -81,12 +81,7 @@ def check_partitions(
         UnknownTopicError: source topics do not exist; the message suggests similar names.
         TopologyError: co-partitioned topics have different counts, or an internal topic exists with another count.
     """
-    missing = [topic for topic in topology.source_topics if topic not in counts]
-    if missing:
-        raise UnknownTopicError(
-            "; ".join(_unknown(topic, counts) for topic in missing)
-            + ". Create it, or correct the name in the topology."
-        )
+    _check_known(topology, counts)
     partitions = _resolve(topology, counts)
     for where, topics in topology.copartitioned:
         _check_equal(where, topics, partitions)
@@ -97,29 +92,32 @@ def check_partitions(
     )
     for topic in topology.internal_topics:
         if topic.kind == "changelog":
-            partitions[topic.name] = max(
-                (partitions[source] for source in topic.partitions_from), default=0
-            )
-    needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
-    plans = tuple(
+            above = (partitions[source] for source in topic.partitions_from)
+            partitions[topic.name] = max(above, default=0)
+    internal = tuple(
         _plan(topic, partitions, counts.get(topic.name), additional_retention_ms)
-        for topic in needed
+        for topic in topology.internal_topics
+        if partitions[topic.name]
     )
-    ours = (
-        {topic.name for topic in topology.internal_topics}
-        | set(topology.source_topics)
-        | set(topology.sink_topics)
-    )
-    return ResolvedTopics(
-        partitions,
-        plans,
-        tasks,
-        tuple(
-            topic
-            for topic in sorted(counts)
-            if topic not in ours and looks_internal(topology, topic)
-        ),
-    )
+    return ResolvedTopics(partitions, internal, tasks, _orphans(topology, counts))
+
+
+def _check_known(topology: Topology, counts: Mapping[str, int]) -> None:
+    missing = [topic for topic in topology.source_topics if topic not in counts]
+    if missing:
+        unknown = "; ".join(_unknown(topic, counts) for topic in missing)
+        raise UnknownTopicError(
+            f"{unknown}. Create it, or correct the name in the topology."
+        )
+
+
+def _orphans(topology: Topology, counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the topics that look like internal ones, but that the topology does not use."""
+    used = {topic.name for topic in topology.internal_topics}
+    used.update(topology.source_topics)
+    used.update(topology.sink_topics)
+    others = sorted(counts.keys() - used)
+    return tuple(topic for topic in others if looks_internal(topology, topic))
 
 
 def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
@@ -150,18 +148,7 @@ def grown(
     `before`: the partition counts by which it runs. Topics that a share group deals are not among them: the brokers
     deal their new partitions too.
     """
-    more = [
-        topic
-        for topic in topology.source_topics
-        if topic not in topology.unordered_topics
-        and counts.get(topic, 0) > before[topic]
-    ]
-    more += [
-        topic.name
-        for topic in topology.internal_topics
-        if topic.kind == "repartition"
-        and counts.get(topic.name, 0) > before[topic.name]
-    ]
+    more = _with_more_partitions(topology, before, counts)
     if not more:
         return {}
     refused = ""
@@ -182,17 +169,30 @@ def grown(
                 "keys now. Stop all instances and begin anew with `coopstreams reset`"
             )
         else:
-            where = (
-                "at their beginning"
-                if topic in global_topics
-                else "where auto.offset.reset says"
-            )
+            where = "where auto.offset.reset says"
+            if topic in global_topics:
+                where = "at their beginning"
             then = f"Stop all instances, then start them: they begin in the new partitions {where}"
         found[topic] = (
             f'"{topic}" has {counts[topic]} partitions, and had {before[topic]} when the application looked: records '
             f"in the new ones are not read. {then}"
         )
     return found
+
+
+def _with_more_partitions(
+    topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]
+) -> list[str]:
+    # The brokers deal the new partitions of a topic without an order.
+    read = [
+        topic
+        for topic in topology.source_topics
+        if topic not in topology.unordered_topics
+    ]
+    read += [
+        topic.name for topic in topology.internal_topics if topic.kind == "repartition"
+    ]
+    return [topic for topic in read if counts.get(topic, 0) > before[topic]]
 
 
 def check_names(topology: Topology) -> None:

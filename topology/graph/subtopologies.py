@@ -137,11 +137,9 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
     above: set[str] = set()
     """The names of the nodes above such a join, and the internal topics between."""
     for node in reversed(nodes):
-        if (
-            _joins_null_keys(node)
-            or node.name in above
-            or (isinstance(node, Sink) and node.topic in above)
-        ):
+        leads = node.name in above or _joins_null_keys(node)
+        writes = isinstance(node, Sink) and node.topic in above
+        if leads or writes:
             above.update(node.parents)
             if isinstance(node, Source) and node.internal:
                 above.update(node.topics)
@@ -150,13 +148,13 @@ def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
         for node in nodes
         if isinstance(node, DropNullKeys) and node.name in above
     }
+    kept = [node for node in nodes if node.name not in parent_of]
     return [
         replace(
             node,
             parents=tuple(parent_of.get(parent, parent) for parent in node.parents),
         )
-        for node in nodes
-        if node.name not in parent_of
+        for node in kept
     ]
 
 
