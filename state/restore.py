@@ -236,21 +236,16 @@ class Restore:
         if bounds is not None:
             self.bounds = bounds
         self._stops = [self.bounds.target] * GROUPS
-        for key_range, stop in stops.items():
-            for group in _groups(key_range):
-                self._stops[group] = stop
-        for key_range, stream_time in times.items():
-            for group in _groups(key_range):
-                self._times[group] = stream_time
+        _set(self._stops, stops)
+        _set(self._times, times)
         wanted = {group for key_range in ranges for group in _groups(key_range)}
         new = sorted(group for group in wanted if self._need[group] == _NEVER)
         for group in range(GROUPS):
             if group not in wanted:
                 self._need[group] = _NEVER
         self._admit(new)
-        if at_end := [
-            group for group in new if self._need[group] == self._stops[group]
-        ]:  # nothing to feed, but their state is now known to be true
+        at_end = [group for group in new if self._need[group] == self._stops[group]]
+        if at_end:  # nothing to feed, but their state is now known to be true
             self.database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
@@ -538,6 +533,13 @@ class Restore:
                 NOTHING_OBSERVED,
                 bounds.asked_ms,
             )
+
+
+def _set(by_group: list[int], values: Mapping[KeyRange, int]) -> None:
+    """Set the value of each key group of these ranges."""
+    for key_range, value in values.items():
+        for group in _groups(key_range):
+            by_group[group] = value
 
 
 def _groups(key_range: KeyRange) -> range:

@@ -373,18 +373,14 @@ class Rocks:
             iterator = cursor.iterator
             if iterator is None:
                 raise self._closed_error()
-            valid, key, value = iterator.valid, iterator.key, iterator.value
-            if not reverse:
-                step = iterator.next
-                iterator.seek(start)
+            if reverse:
+                _seek_before(iterator, end)
             else:
-                step = iterator.prev
-                if end is None:
-                    iterator.seek_to_last()
-                else:
-                    iterator.seek_for_prev(end)
-                    if valid() and key() == end:
-                        step()
+                iterator.seek(start)
+            step = iterator.prev if reverse else iterator.next
+            valid = iterator.valid
+            key = iterator.key
+            value = iterator.value
             while valid():
                 at = key()
                 if at < start or (end is not None and at >= end):
@@ -398,13 +394,8 @@ class Rocks:
             try:
                 iterator.status()
             except Exception as error:
-                del (
-                    iterator,
-                    valid,
-                    key,
-                    value,
-                    step,
-                )  # an iterator keeps the folder locked, and the error keeps these
+                # An iterator keeps the folder locked, and the error keeps these.
+                del iterator, valid, key, value, step
                 raise self._error(error) from error
         return chunk, False
 
@@ -450,6 +441,16 @@ class _Column:
         self.name = name
         self.rdict = rdict
         self.dropped = False
+
+
+def _seek_before(iterator: RdictIter, end: bytes | None) -> None:
+    """Put an iterator on the last row below `end`; None: on the last row."""
+    if end is None:
+        iterator.seek_to_last()
+        return
+    iterator.seek_for_prev(end)
+    if iterator.valid() and iterator.key() == end:
+        iterator.prev()
 
 
 class _Cursor:

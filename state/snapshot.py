@@ -272,31 +272,25 @@ def sweep(
     """
     storage = Storage(url)
     counts = current_run(url, application)
-    known = runs(url, application)
-    complete = [
-        run
-        for run in known
-        if storage.read(f"{application}/{run}/{MANIFEST}") is not None
-    ]
-    working = {
-        run for run in known if run not in complete and (counts is None or run > counts)
-    }
+    complete: list[str] = []
+    working: set[str] = set()
+    for run in runs(url, application):
+        if storage.read(f"{application}/{run}/{MANIFEST}") is not None:
+            complete.append(run)
+        elif counts is None or run > counts:
+            working.add(run)
     kept: list[Manifest] = []
     for run in reversed(complete):
         if len(kept) < keep or run == counts:
             kept += _undamaged(url, application, run)
-    mentioned = {file.name for manifest in kept for file in manifest.files()} | {
-        f"{manifest.run}/{MANIFEST}" for manifest in kept
-    }
-    doomed = [
-        name
-        for name in (
-            full.removeprefix(f"{application}/") for full in storage.names(application)
-        )
-        if _OURS.fullmatch(name)
-        and name not in mentioned
-        and name.partition("/")[0] not in working
-    ]
+    mentioned = {file.name for manifest in kept for file in manifest.files()}
+    mentioned |= {f"{manifest.run}/{MANIFEST}" for manifest in kept}
+    doomed: list[str] = []
+    for full in storage.names(application):
+        name = full.removeprefix(f"{application}/")
+        run = name.partition("/")[0]
+        if _OURS.fullmatch(name) and name not in mentioned and run not in working:
+            doomed.append(name)
     if doing:
         for name in doomed:
             storage.delete(f"{application}/{name}")
