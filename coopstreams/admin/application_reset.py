@@ -11,6 +11,8 @@
 The version that ran last is reset with the given one: the next start may be of either, and would add to what is left.
 
 Invariant: only what one of both names is touched. Output topics stay: results are written again.
+Invariant: a topic is deleted only while the group has no members, and only the one that was planned for
+(`log.precondition`): a reset that was suspended finds an application that has started meanwhile.
 Invariant: an interrupted reset is completed by repeating it. A start in between is refused, because that record names a
 changelog that is gone (`commit.deleted_changelogs`): it would process records into state that has them already.
 Turned down: deleting topics by the prefix of their names (they may belong to an application whose id begins with this
@@ -27,6 +29,7 @@ from pathlib import Path
 from coopstreams.admin.group_reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
+from coopstreams.log.precondition import Precondition
 from coopstreams.sharing.group import share_group
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
@@ -156,13 +159,22 @@ def carry_out(
     Raises:
         GroupError: the group has members. Nothing is done; if they joined just now, local state and changelogs are
             deleted.
+        FencedError: the same, or a topic was made anew meanwhile: repeat the reset.
         StateLockedError: a process uses the local state. Stop it.
         LogError: no answer in time, or refused: repeat the reset; the application does not start before that.
     """
     check_stopped(coordinator)
+    doomed = (*reset.changelogs, *reset.topics)
+    may_delete = Precondition(
+        log,
+        {topic: log.topic_id(topic) for topic in doomed},
+        lambda: not coordinator.describe().members_text,
+        f"group {coordinator.group} has got members since this reset began, and they may use it: it is not deleted. "
+        "Stop all instances, and repeat the reset",
+    )
     for folder in folders:
         delete_folder(folder)
-    log.delete_topics(reset.changelogs)
+    log.delete_topics(reset.changelogs, may_delete)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(
@@ -170,4 +182,4 @@ def carry_out(
         )
     if reset.share_group is not None:
         delete_group(reset.share_group)
-    log.delete_topics(reset.topics)
+    log.delete_topics(reset.topics, may_delete)

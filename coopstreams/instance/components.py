@@ -153,7 +153,11 @@ class Components:
             deployed.check(as_it_runs(topology, counts, config), counts)
             check_share_group(topology, config)
             resolved = resolve_topology(
-                cluster, topology, config, had=deployed.changelogs
+                cluster,
+                topology,
+                config,
+                had=deployed.changelogs,
+                check=deployed.not_reset,
             )
             check_published(config, cluster.partitions(), resolved.topics.partitions)
             check_own(
@@ -375,6 +379,7 @@ class Components:
             emit,
             self.host,
             lambda: self.deployed.changelogs,
+            self.deployed.not_reset,
         )
 
     def thread(
@@ -477,8 +482,10 @@ class Components:
             self.databases,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self.written()),
-            lambda: self.directory.begin(
-                self.deployed.take_over(self.topology, self.topics.partitions)
+            lambda epoch: self.directory.begin(
+                self.deployed.take_over(
+                    self.topology, self.topics.partitions, lambda: member.sure(epoch)
+                )
             ),
             emit,
             moved,
@@ -493,10 +500,11 @@ class Components:
         emit: Callable[[Event], None],
         paused: Callable[[], bool],
         all_read: Callable[[TopicPartition, int], bool],
+        sure: Callable[[int], bool],
     ) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started.
 
-        `all_read`: `Dispatcher.all_read`.
+        `all_read`: `Dispatcher.all_read`. `sure`: `GroupMember.sure`.
         """
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = (
@@ -521,7 +529,7 @@ class Components:
         )
         asked = emit, self.changelog, self.globals.topic_ids, *looks, paused, all_read
         return Watcher(
-            *looked_at, self.purged(), purge_every_s, rests_s, *asked, self.host
+            *looked_at, self.purged(), purge_every_s, rests_s, *asked, sure, self.host
         )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:

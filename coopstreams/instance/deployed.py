@@ -11,6 +11,8 @@ An application without stores and repartition topics writes nothing, and has no 
 Invariant: the opener reads it when the group has given this process tasks. All tasks of another version were released
 before (`group.versions`), so none of the compared state is written any more.
 Invariant: no process of a refused version has tasks or writes the record.
+Invariant: only a member writes it. No broker fences that, so it is asked before and behind the record; what was written
+by a process that may have been removed meanwhile is taken back (`log.precondition`).
 Turned down: a record among the group's commits (an administrator could not read it, and a reset has to keep it apart),
 the local state (the next start may have another disk), the names of the topics alone (they name neither the format of
 the bytes nor the operator that wrote them).
@@ -19,7 +21,7 @@ the bytes nor the operator that wrote them).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -30,8 +32,9 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
+from coopstreams.log.precondition import Precondition
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError, TopologyChangedError
+from coopstreams.topology.errors import FencedError, LogError, TopologyChangedError
 from coopstreams.topology.graph.changes import (
     TopologyChange,
     Verdict,
@@ -79,6 +82,8 @@ class Deployed:
         """
         self.changelogs = frozenset[str]()
         """The changelogs of the last version, as far as it is known: none of them is created anew in silence."""
+        self._topic_id = ""
+        """The id of the topic in which the record was read last; empty: there was none."""
 
     def last(self) -> Outline | None:
         """Return the version that had tasks last; None if there is no record.
@@ -88,18 +93,10 @@ class Deployed:
             LogError: the topic cannot be read.
         """
         if self.topic not in self._log.partitions([self.topic]):
+            self._topic_id = ""
             return None
-        at = TopicPartition(self.topic, 0)
-        told: bytes | None = None
-        for batch in self._to_end({at: self._log.start_offset(at)}):
-            told = next(
-                (
-                    value
-                    for value in reversed(batch.columns.values)
-                    if value is not None
-                ),
-                told,
-            )
+        self._topic_id = self._log.topic_id(self.topic)
+        told = self._record()
         if told is None:
             return None
         last = read_outline(told)
@@ -119,20 +116,39 @@ class Deployed:
         if (last := self.last()) is not None:
             self._check(last, outline_with(topology, counts))
 
-    def take_over(self, topology: Topology, counts: Mapping[str, int]) -> str:
+    def not_reset(self, _: str) -> None:
+        """A `log.Check` for internal topics: the application was not reset since the record was read last.
+
+        Raises:
+            FencedError: it was: what was found out of its topics is of before.
+            LogError: the brokers do not answer.
+        """
+        Precondition(self._log, {self.topic: self._topic_id}, lambda: True, "")(
+            self.topic
+        )
+
+    def take_over(
+        self,
+        topology: Topology,
+        counts: Mapping[str, int],
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> str:
         """Record this version as the last one, if `check` allows it, and return what tells its state from older state.
 
-        That is the id of the topic: another one after a reset, and on another cluster. Empty: it has no store that
+        `may_act`: whether no other process can run this application: this one certainly is a member, or there is none.
+
+        What is returned is the id of the topic: another one after a reset, and on another cluster. Empty: it has no store that
         needs it, one without a changelog; or the brokers give topics no ids.
 
         Raises:
-            See `check`.
+            FencedError: another process may run it now: nothing is recorded.
+            Or see `check`.
         """
         last, mine = self.last(), outline_with(topology, counts)
         if last is not None:
             self._check(last, mine)
         if last != mine and (last is not None or mine.stores or mine.repartitions):
-            self._tell(last, mine, topology)
+            self._tell(last, mine, topology, may_act)
         self.changelogs = _changelogs(mine)
         stores = [store for part in topology.subtopologies for store in part.stores]
         bare = any(not store.logged and store.source is None for store in stores)
@@ -163,7 +179,13 @@ class Deployed:
                 change.why,
             )
 
-    def _tell(self, last: Outline | None, mine: Outline, topology: Topology) -> None:
+    def _tell(
+        self,
+        last: Outline | None,
+        mine: Outline,
+        topology: Topology,
+        may_act: Callable[[], bool],
+    ) -> None:
         for change in () if last is None else changes(last, mine):
             if change.verdict in (Verdict.EMPTY, Verdict.ORPHANED):
                 log.warning(
@@ -183,18 +205,52 @@ class Deployed:
             {_PARTITIONS: mine.partitions} if mine.partitions else {}
         )
         told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
-        self._log.create_topics(
-            [
-                topic_spec(
-                    self._config["application.id"], self._config["replication.factor"]
-                )
-            ]
+        check = Precondition(
+            self._log,
+            {self.topic: self._topic_id},
+            may_act,
+            "other processes may run this application now, so this one does not say which version runs",
         )
+        spec = topic_spec(
+            self._config["application.id"], self._config["replication.factor"]
+        )
+        self._log.create_topics([spec], check)
+        self._topic_id = self._log.topic_id(self.topic)
+        check(self.topic)
+        own = self._append(told)
+        if not may_act():
+            self._take_back(own)
+            raise FencedError(f"{self.topic}: {check.otherwise}")
+
+    def _append(self, told: bytes | None) -> int:
+        """Write the record, and return its offset. None: there is no last version."""
+        at = TopicPartition(self.topic, 0)
         with closing(self._log.writer()) as writer:
             writer.append(
                 self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0
             )
             writer.flush(_TIMEOUT_S)
+            return writer.delivered_to(at) - 1
+
+    def _take_back(self, own: int) -> None:
+        """Write the record of before again, unless another process has written one since. `own`: the offset of ours."""
+        records = list(self._records())
+        if records and records[-1][0] == own:
+            log.warning(
+                "%s: other processes may run this application now: the record of before is put back",
+                self.topic,
+            )
+            self._append(records[-2][1] if len(records) > 1 else None)
+
+    def _record(self) -> bytes | None:
+        """Return the record as it is; None: there is none, or it was taken back."""
+        return next((value for _, value in reversed(list(self._records()))), None)
+
+    def _records(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the offset and the value of each record that the topic still has."""
+        at = TopicPartition(self.topic, 0)
+        for batch in self._to_end({at: self._log.start_offset(at)}):
+            yield from zip(batch.columns.offsets, batch.columns.values, strict=True)
 
     def holds(self, change: TopologyChange) -> bool:
         """Whether the topic of a change has records; of a repartition topic: unprocessed records."""

@@ -124,6 +124,7 @@ class Instance:
             self._tell,
             lambda: self.paused,
             self._dispatcher.all_read,
+            self.member.sure,
         )
         self._watcher = components.watcher(*watched)
         self.stall_detector = self._watcher.stall_detector

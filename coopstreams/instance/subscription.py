@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import UNKNOWN_FOR_S, Log
+from coopstreams.log.log import UNKNOWN_FOR_S, Check, Log
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
 from coopstreams.topology.errors import CoopStreamsError, LogError, UnknownTopicError
@@ -45,9 +45,13 @@ class PatternSubscription:
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
         had: Callable[[], Collection[str]] = frozenset,
+        check: Check | None = None,
     ) -> None:
-        """`had`: returns the changelogs of the version of the topology that ran last."""
-        self._host, self._had = host, had
+        """`had`: returns the changelogs of the version of the topology that ran last.
+
+        `check`: asked before internal topics are created.
+        """
+        self._host, self._had, self._check = host, had, check
         self._log, self._built, self._config, self._resolved, self._emit = (
             cluster,
             built,
@@ -135,7 +139,12 @@ class PatternSubscription:
             if not new and not gone:
                 return
             resolved = resolve_topology(
-                self._log, self._built, self._config, known - gone, self._had()
+                self._log,
+                self._built,
+                self._config,
+                known - gone,
+                self._had(),
+                self._check,
             )
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)

@@ -30,6 +30,7 @@ from coopstreams.instance.quiet import QuietSources
 from coopstreams.instance.task_registry import State, TaskRegistry
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
+from coopstreams.log.precondition import Precondition
 from coopstreams.opening.globals import MADE_ANEW
 from coopstreams.state.checkpoints import NO_TOPIC
 from coopstreams.tasks.events import Event, Failed, PolicyChanged
@@ -39,6 +40,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,
+    FencedError,
     LogError,
     OffsetOutOfRangeError,
     UnknownTopicError,
@@ -291,8 +293,10 @@ class Watcher:
         look_at_growth: Callable[[], Mapping[str, str]],
         paused: Callable[[], bool],
         all_read: Callable[[TopicPartition, int], bool],
+        sure: Callable[[int], bool],
         host: Host = SYSTEM,
     ) -> None:
+        """`sure`: whether this process certainly is a member under an epoch (`GroupMember.sure`)."""
         self._host = host
         self.stall_detector = StallDetector(
             max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s)
@@ -315,6 +319,7 @@ class Watcher:
         self._look_at_policy = look_at_policy
         self._look_at_growth = look_at_growth
         self._paused, self._all_read = paused, all_read
+        self._sure = sure
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
         self._failed: dict[TopicPartition, None] = {}
@@ -548,8 +553,9 @@ class Watcher:
         """Delete the records of repartition topics below the stable offset, for partitions whose hash 0 is owned here.
 
         These topics have no retention. An error ends this purge, so partitions that had one come after the others.
+        A process that is not certainly a member deletes nothing: who is, does, and a reset may have made topics anew.
         """
-        due: dict[TopicPartition, int] = {}
+        due: dict[TopicPartition, tuple[int, Task]] = {}
         for task in tasks.values():
             for source in task.sources:
                 stable = (
@@ -558,16 +564,30 @@ class Watcher:
                     else None
                 )
                 if stable is not None and stable > self._deleted.get(source, 0):
-                    due[source] = stable
+                    due[source] = stable, task
         failed = self._failed
         for source in [
             *(at for at in due if at not in failed),
             *(at for at in failed if at in due),
         ]:
             failed[source] = failed.pop(source, None)
-            self._log.delete_before(source, due[source])
-            self._deleted[source] = due[source]
+            stable, task = due[source]
+            try:
+                self._log.delete_before(source, stable, self._may_purge(source, task))
+            except FencedError as error:
+                log.debug("not purged: %s", error)
+                return
+            self._deleted[source] = stable
             del failed[source]
+
+    def _may_purge(self, source: TopicPartition, task: Task) -> Precondition:
+        """Return on what a purge relies: the topic in which the task's offsets are, and the membership in its epoch."""
+        return Precondition(
+            self._log,
+            {source.topic: task.progress.topic_ids.get(source.topic, NO_TOPIC)},
+            lambda: self._sure(task.epoch),
+            f"this process is not certainly in the group any more under epoch {task.epoch}",
+        )
 
 
 def _where(sample: LagSample, now: float) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from coopstreams.topology.columns import (
     Advances,
@@ -26,6 +26,11 @@ from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import FencedError
 from coopstreams.topology.keys import KeyRange
 
+Check: TypeAlias = Callable[[str], None]
+"""Called with the name of a topic, right before each attempt of a request that no broker fences.
+
+It raises if the request must not be made any more: see `precondition`.
+"""
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""
 UNKNOWN_FOR_S = 3.0
@@ -304,15 +309,21 @@ class Log(Protocol):
         """Return the partition counts of the topics asked for (None: of all) that exist."""
         ...
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(
+        self, specs: Sequence[TopicSpec], check: Check | None = None
+    ) -> None:
         """Create the topics that do not exist yet; one that exists is left as it is.
 
         Raises:
-            LogError: refused (policy, authorisation, replication); names topic and cause.
+            LogError: refused (policy, authorisation, replication); names topic and cause. Or see `check`.
         """
 
-    def delete_topics(self, names: Sequence[str]) -> None:
-        """Delete these topics; one that does not exist is fine."""
+    def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
+        """Delete these topics; one that does not exist is fine.
+
+        Raises:
+            LogError: refused, or no answer in time. Or see `check`.
+        """
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration in Kafka's names."""
@@ -364,11 +375,14 @@ class Log(Protocol):
         """
         ...
 
-    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+    def delete_before(
+        self, partition: TopicPartition, offset: int, check: Check | None = None
+    ) -> None:
         """Delete the records below an offset: processed repartition records. `start_offset` is then at least that.
 
         Raises:
             OffsetOutOfRangeError: the partition ends before it.
+            LogError: see `check`.
         """
 
     def close(self) -> None:

@@ -84,13 +84,13 @@ class Opener:
         databases: Databases,
         ours: Callable[[str], bool],
         settle: Callable[[Callable[[str], bool]], None],
-        take_over: Callable[[], None],
+        take_over: Callable[[int], None],
         emit: Callable[[Event], None],
         moved: Callable[[], None],
         sinks: SinkOpenings,
         host: Host = SYSTEM,
     ) -> None:
-        """`moved` is called when more of the group's commits are known."""
+        """`moved` is called when more of the group's commits are known; `take_over` with the epoch of the membership."""
         self._sinks = sinks
         self._host = host
         self._moved = moved
@@ -320,7 +320,7 @@ class Opener:
     def _pass_barrier(self) -> None:
         for opening in self._openings.values():
             if opening.epoch != self._taken:
-                self._take_over()
+                self._take_over(opening.epoch)
                 self._taken = opening.epoch
         waiting = [
             opening

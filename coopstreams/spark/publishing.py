@@ -63,7 +63,11 @@ def publish(
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(group, goes_on, done.plan)
-        Deployed(cluster, config).take_over(running, cluster.partitions())
+        Deployed(cluster, config).take_over(
+            running,
+            cluster.partitions(),
+            lambda: not group.describe().members_text,
+        )
         # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
         # set, an application may start, and its changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)

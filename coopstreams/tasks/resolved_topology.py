@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
 from coopstreams.log.kafka.native import native_parts
-from coopstreams.log.log import Log
+from coopstreams.log.log import Check, Log
 from coopstreams.tasks.failures import may_drop
 from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
@@ -77,17 +77,18 @@ def resolve_topology(
     config: Config,
     known: Collection[str] = (),
     had: Collection[str] = (),
+    check: Check | None = None,
 ) -> ResolvedTopology:
     """Return the topology, resolved now.
 
     `known`: topics that the application reads already, which count as existing in any case. `had`: the changelogs of
-    the version of the topology that ran last.
+    the version of the topology that ran last. `check`: asked before each internal topic is created.
 
     Raises:
         ConfigError, UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.
     """
     topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
-    topics = prepare_topics(cluster, topology, config, had)
+    topics = prepare_topics(cluster, topology, config, had, check)
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(

@@ -15,7 +15,7 @@ from coopstreams.commit.deleting_changelogs import (
 )
 from coopstreams.common.config import Config
 from coopstreams.common.topic_settings import setting_command
-from coopstreams.log.log import Log, TopicSpec
+from coopstreams.log.log import Check, Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.tasks.schemas import check_schemas
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
@@ -39,17 +39,21 @@ _ANY_TIME = dict.fromkeys(
 
 
 def prepare_topics(
-    cluster: Log, topology: Topology, config: Config, had: Collection[str] = ()
+    cluster: Log,
+    topology: Topology,
+    config: Config,
+    had: Collection[str] = (),
+    check: Check | None = None,
 ) -> ResolvedTopics:
     """Return the partition counts of all topics; create the internal topics that do not exist yet.
 
-    `had`: the changelogs of the version of the topology that ran last.
+    `had`: the changelogs of the version of the topology that ran last. `check`: asked before each is created.
 
     Raises:
         See `check_topics` and `create_missing`.
     """
     resolved = check_topics(cluster, topology, config)
-    create_missing(cluster, topology, config, resolved, had)
+    create_missing(cluster, topology, config, resolved, had, check)
     return resolved
 
 
@@ -59,8 +63,9 @@ def create_missing(
     config: Config,
     resolved: ResolvedTopics,
     had: Collection[str] = (),
+    check: Check | None = None,
 ) -> None:
-    """Create the internal topics that do not exist yet. `had`: as of `prepare_topics`.
+    """Create the internal topics that do not exist yet. `had`, `check`: as of `prepare_topics`.
 
     Raises:
         ConfigError: a schema does not fit; or see `check_changelogs`.
@@ -78,7 +83,7 @@ def create_missing(
             "creating internal topics: %s",
             ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs),
         )
-        cluster.create_topics(specs)
+        cluster.create_topics(specs, check)
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:

@@ -10,8 +10,11 @@ import pytest
 from coopstreams import Materialized, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.instance.deployed import Deployed
+from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.topology.errors import TopologyChangedError
+from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.topology.errors import FencedError, TopologyChangedError
+from coopstreams.topology.graph.outline import outline
 
 ORDER = make_dataclass("Order", [("id", int)])
 WITH_NOTE = make_dataclass("Order", [("id", int), ("note", str, "")])
@@ -95,3 +98,62 @@ def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_top
         start(2)
     start(2, str(refused.value).rpartition("=")[2])
     start(2)
+
+
+@pytest.mark.parametrize("stalls_at", [1, 2, 3, 4])
+def test_a_process_that_was_stopped_while_it_recorded_its_version_does_not_replace_that_of_its_successor(
+    stalls_at: int,
+) -> None:
+    """It is asked before the topic is made, before the record and behind it; at the fourth question nobody stalls."""
+    log = MemoryLog()
+    config = Config.of({"bootstrap.servers": "none"}, "app")
+    older, newer, counts = version(ORDER, None), version(WITH_NOTE, None), {"orders": 1}
+    asked = 0
+
+    def is_member() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == stalls_at:  # the group removes it, and its successor begins
+            Deployed(log, config).take_over(newer, counts)
+        return asked < stalls_at
+
+    woken = Deployed(log, config)
+    if stalls_at < 4:
+        with pytest.raises(FencedError, match="other processes may run"):
+            woken.take_over(older, counts, is_member)
+    else:
+        woken.take_over(older, counts, is_member)
+        assert asked == 3
+    last = Deployed(log, config).last()
+    assert last is not None
+    assert last == outline(newer if stalls_at < 4 else older)
+
+
+def test_a_process_that_was_stopped_while_it_recorded_the_first_version_leaves_none() -> (
+    None
+):
+    log = MemoryLog()
+    config = Config.of({"bootstrap.servers": "none"}, "app")
+    answers = iter([True, True, False])
+    with pytest.raises(FencedError):
+        Deployed(log, config).take_over(
+            version(ORDER, None), {"orders": 1}, lambda: next(answers)
+        )
+    assert Deployed(log, config).last() is None
+
+
+def test_a_process_that_was_stopped_while_it_started_makes_no_topics_after_a_reset() -> (
+    None
+):
+    log, config = MemoryLog(), Config.of({"bootstrap.servers": "none"}, "app")
+    topology = version(ORDER, None)
+    log.create_topics([TopicSpec("orders", 1)])
+    starting = Deployed(log, config)
+    assert starting.last() is None
+    resolve_topology(log, topology, config, check=starting.not_reset)
+    starting.take_over(topology, {"orders": 1})
+    log.delete_topics(["app-latest-changelog", "app-topology"])  # a reset
+    Deployed(log, config).take_over(topology, {"orders": 1})
+    with pytest.raises(FencedError, match="app-topology was deleted and made anew"):
+        resolve_topology(log, topology, config, check=starting.not_reset)
+    assert "app-latest-changelog" not in log.partitions()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 import pytest
@@ -73,6 +73,7 @@ class Watched(Engine):
             dict,
             lambda: False,
             self.dispatcher.all_read,
+            self.member.sure,
         )
 
     def run(self, *ranges: KeyRange) -> None:
@@ -143,7 +144,7 @@ def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_tur
     )
     away, tried = {0, 1}, list[int]()
 
-    def delete(source: TopicPartition, _: int) -> None:
+    def delete(source: TopicPartition, *_: object) -> None:
         tried.append(source.partition)
         if source.partition in away:
             raise LogError("its broker is down", retryable=True)
@@ -156,6 +157,34 @@ def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_tur
     away.clear()
     made.watcher._purge({task.id: task for task in tasks})
     assert tried[5:] == [0, 1]
+    made.stop()
+
+
+@pytest.mark.parametrize("why", ["it is no member", "the topic is another one"])
+def test_a_process_that_wakes_deletes_nothing_of_a_topic_that_a_reset_made_anew(
+    why: str,
+) -> None:
+    made = Watched(EXACTLY)
+    made.start()
+    task = made.open(WHOLE)
+    made.write("in", [(key, b"", 5) for key in KEYS])
+    made.settle()
+    assert wait_until(lambda: task.progress.stable(SOURCE) == len(KEYS), 90)
+    if why == "it is no member":
+        made.member.answered = False
+    else:
+        task.progress.topic_ids = {"in": made.log.topic_id("in")}
+        made.log.delete_topics(["in"])
+        made.log.create_topics([TopicSpec("in", 1)])
+        with closing(made.log.writer()) as writer:
+            writer.append("in", KEYS * 2, [b""] * 200, [5] * 200, partitions=0)
+            writer.flush(1)
+    made.watcher._purge({task.id: task})
+    assert made.start_offset() == 0
+    if why == "it is no member":
+        made.member.answered = True
+        made.watcher._purge({task.id: task})
+        assert made.start_offset() == len(KEYS)
     made.stop()
 
 

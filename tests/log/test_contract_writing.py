@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -338,6 +339,35 @@ def test_a_fence_that_would_not_be_checked_is_refused(
         with pytest.raises(FencedError, match="not a member"):
             writer.send_offsets({partition: (5, "")}, nobody)
     writer.abort()
+
+
+def test_a_request_that_no_broker_fences_is_not_made_once_its_precondition_does_not_hold(
+    log: Log, unique: Unique
+) -> None:
+    there, missing, asked = unique("there"), unique("missing"), list[str]()
+    where = TopicPartition(there, 0)
+    log.create_topics([TopicSpec(there, 1)], asked.append)
+    with closing(log.writer()) as writer:
+        writer.append(there, [b"k"] * 4, [b""] * 4, [1] * 4, partitions=0)
+        writer.flush(60)
+
+    def refuse(topic: str) -> None:
+        asked.append(topic)
+        raise FencedError(f"{topic} is not mine any more")
+
+    with pytest.raises(FencedError, match="not mine"):
+        log.delete_before(where, 3, refuse)
+    with pytest.raises(FencedError, match="not mine"):
+        log.delete_topics([there], refuse)
+    with pytest.raises(FencedError, match="not mine"):
+        log.create_topics([TopicSpec(missing, 1)], refuse)
+    assert asked == [there, there, there, missing]
+    assert log.start_offset(where) == 0
+    assert log.partitions([there, missing]) == {there: 1}
+    log.delete_before(where, 3, asked.append)
+    assert log.start_offset(where) == 3
+    log.delete_topics([there], asked.append)
+    assert log.partitions([there]) == {}
 
 
 @pytest.mark.ci

@@ -14,7 +14,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.spark import outbox
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.errors import FencedError, UnknownTopicError
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -70,4 +70,20 @@ def test_a_host_whose_clock_is_days_ahead_can_write_what_has_no_time_of_its_own(
     writer.flush(30)
     writer.close()
     assert log.end_offset(TopicPartition(topic, 0)) == 1
+    log.close()
+
+
+def test_the_precondition_of_a_request_is_asked_before_each_attempt() -> None:
+    """A client may be suspended between two attempts, longer than its group waits for it."""
+    log = KafkaLog({"bootstrap.servers": "localhost:1"}, timeout_s=8.0)
+    asked = list[str]()
+
+    def check(topic: str) -> None:
+        asked.append(topic)
+        if len(asked) == 2:
+            raise FencedError("it was removed from the group")
+
+    with pytest.raises(FencedError, match="removed from the group"):
+        log.delete_before(TopicPartition("forwarded", 0), 5, check)
+    assert asked == ["forwarded"] * 2
     log.close()

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 from coopstreams.group import leadership
 from coopstreams.group.leadership import BrokerView
 from coopstreams.log.kafka.reader import WAKE_S
-from coopstreams.log.log import RecordBatch
+from coopstreams.log.log import Check, RecordBatch
 from coopstreams.log.memory.state import CheckFence
 from coopstreams.log.memory.transactions import ProducerSession
 from coopstreams.topology.columns import TopicPartition
@@ -300,9 +300,15 @@ class MachineLog(SimulatedLog):
         )
 
     def _ask(
-        self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]
+        self,
+        kind: Kind,
+        where: TopicPartition | str,
+        effect: Callable[[], T],
+        check: Check | None = None,
     ) -> T:
-        return self._patient(lambda: SimulatedLog._ask(self, kind, where, effect))
+        return self._patient(
+            lambda: SimulatedLog._ask(self, kind, where, effect, check)
+        )
 
     def _patient(self, question: Callable[[], T]) -> T:
         return patient(self._machine_client.machine, question, self.timeout_s)

@@ -57,7 +57,7 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
         anything,
         lambda _: False,
         lambda _: None,
-        lambda: None,
+        lambda _: None,
         lambda _: None,
         lambda: None,
         SinkOpenings("g", log, lambda: None),

@@ -46,7 +46,7 @@ from coopstreams.log.kafka.settings import (
     producer_settings,
 )
 from coopstreams.log.kafka.writer import KafkaWriter
-from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
+from coopstreams.log.log import UNKNOWN_FOR_S, Check, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     AccessDeniedError,
@@ -152,7 +152,9 @@ class KafkaLog:
             known = self._known(topics)
         return known
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(
+        self, specs: Sequence[TopicSpec], check: Check | None = None
+    ) -> None:
         """Create the topics that do not exist yet, and wait until they are known."""
         if not specs:
             return
@@ -166,11 +168,12 @@ class KafkaLog:
                 f'creating topic "{spec.name}"',
                 self._attempt("Create", spec.name),
                 fine={KafkaError.TOPIC_ALREADY_EXISTS},
+                check=_about(spec.name, check),
             )
         self._await_from_now({spec.name for spec in specs})
         self.partitions([spec.name for spec in specs])
 
-    def delete_topics(self, names: Sequence[str]) -> None:
+    def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
         """Delete these topics, and wait until they are gone."""
         if not names:
             return
@@ -183,6 +186,7 @@ class KafkaLog:
                 f'deleting topic "{name}"',
                 deleted,
                 fine=UNKNOWN,
+                check=_about(name, check),
             )
         deadline = time.monotonic() + self.timeout_s
         while self.partitions(names) and time.monotonic() < deadline:
@@ -297,13 +301,16 @@ class KafkaLog:
         """Return the brokers of in-sync replicas of these partitions that do not answer within a second."""
         return self._connected().ends.silent(partitions, LOOK_S)
 
-    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+    def delete_before(
+        self, partition: TopicPartition, offset: int, check: Check | None = None
+    ) -> None:
         """Delete the records below an offset."""
         self._request(
             AdminClient.delete_records,
             [KafkaPartition(*partition, offset)],
             f"deleting the records of {partition} below {offset}",
             self._attempt("Delete", partition.topic),
+            check=_about(partition.topic, check),
         )
 
     def close(self) -> None:
@@ -572,9 +579,11 @@ class KafkaLog:
         what: str,
         attempt: Attempt,
         fine: Collection[int] = (),
+        check: Callable[[], None] | None = None,
     ) -> Any:
         """Return the result of an admin request for one thing; None: an error in `fine`. Else as `_requests`."""
-        return next(iter(self._requests(request, what_for, what, attempt, fine)), None)
+        found = self._requests(request, what_for, what, attempt, fine, check)
+        return next(iter(found), None)
 
     def _requests(
         self,
@@ -583,13 +592,19 @@ class KafkaLog:
         what: str,
         attempt: Attempt,
         fine: Collection[int] = (),
+        check: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Return an admin request's results, in the order of `what_for`; none: an error in `fine`. Retried, for all."""
+        """Return an admin request's results, in the order of `what_for`; none: an error in `fine`. Retried, for all.
+
+        `check`: called before each attempt.
+        """
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
             if self._closed:
                 raise LogError("this log is closed")
             seconds = patience.attempt_s()
+            if check is not None:
+                check()
             try:
                 answers = request(
                     self._admin, what_for, request_timeout=seconds
@@ -633,3 +648,8 @@ class KafkaLog:
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)
+
+
+def _about(topic: str, check: Check | None) -> Callable[[], None] | None:
+    """Return the check of a request about a topic; None: there is none."""
+    return None if check is None else lambda: check(topic)

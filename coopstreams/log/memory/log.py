@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.log import Check, GroupFence, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.state import CheckFence, MemoryState
 from coopstreams.log.memory.transactions import Offsets
@@ -60,9 +60,13 @@ class MemoryLog:
             else {name: known[name] for name in topics if name in known}
         )
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(
+        self, specs: Sequence[TopicSpec], check: Check | None = None
+    ) -> None:
         """Create the topics that do not exist yet."""
         for spec in specs:
+            if check is not None:
+                check(spec.name)
             if spec.partitions < 1:
                 raise LogError(
                     f'topic "{spec.name}" cannot have {spec.partitions} partitions'
@@ -71,10 +75,12 @@ class MemoryLog:
             for spec in specs:
                 self._state.create_topic(spec)
 
-    def delete_topics(self, names: Sequence[str]) -> None:
+    def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
         """Delete these topics; one that does not exist is fine."""
-        with self._state.changed:
-            for name in names:
+        for name in names:
+            if check is not None:
+                check(name)
+            with self._state.changed:
                 self._state.delete_topic(name)
 
     def topic_config(self, topic: str) -> dict[str, str]:
@@ -123,8 +129,12 @@ class MemoryLog:
         """Return nothing: there are no replicas."""
         return {}
 
-    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+    def delete_before(
+        self, partition: TopicPartition, offset: int, check: Check | None = None
+    ) -> None:
         """Delete the records below an offset."""
+        if check is not None:
+            check(partition.topic)
         with self._state.changed:
             self._state.delete_before(partition, offset)
 

@@ -7,7 +7,7 @@ from math import inf
 from typing import TypeVar
 
 from coopstreams.group.requests import FetchedOffset
-from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.log import Check, GroupFence, TopicSpec
 from coopstreams.log.memory.transactions import Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -85,7 +85,9 @@ class SimulatedLog:
             else {name: known[name] for name in topics if name in known}
         )
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(
+        self, specs: Sequence[TopicSpec], check: Check | None = None
+    ) -> None:
         """Create the topics that do not exist yet."""
         for spec in specs:
             if spec.partitions < 1:
@@ -96,15 +98,17 @@ class SimulatedLog:
                 "create topics",
                 spec.name,
                 lambda spec=spec: self._state.create_topic(spec),  # type: ignore[misc]
+                check,
             )
 
-    def delete_topics(self, names: Sequence[str]) -> None:
+    def delete_topics(self, names: Sequence[str], check: Check | None = None) -> None:
         """Delete these topics; one that does not exist is fine."""
         for name in names:
             self._ask(
                 "delete topics",
                 name,
                 lambda name=name: self._state.delete_topic(name),  # type: ignore[misc]
+                check,
             )
 
     def topic_config(self, topic: str) -> dict[str, str]:
@@ -163,20 +167,30 @@ class SimulatedLog:
         """Return nothing: no record waits for replicas."""
         return {}
 
-    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+    def delete_before(
+        self, partition: TopicPartition, offset: int, check: Check | None = None
+    ) -> None:
         """Delete the records below an offset."""
         self._ask(
             "delete records",
             partition,
             lambda: self._state.delete_before(partition, offset),
+            check,
         )
 
     def close(self) -> None:
         """Do nothing: it has no connections."""
 
     def _ask(
-        self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]
+        self,
+        kind: Kind,
+        where: TopicPartition | str,
+        effect: Callable[[], T],
+        check: Check | None = None,
     ) -> T:
+        """Return the answer to a request. `check`: see `Check`; it is asked before each attempt."""
+        if check is not None:
+            check(where if isinstance(where, str) else where.topic)
         return self._client.ask(kind, where, effect, self._answer_s)
 
 
