@@ -8,14 +8,19 @@ Turned down: RocksDB (a table that every instance keeps whole is small, or it sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import accumulate
 from threading import Lock
 from typing import Any
 
 from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.timestamps import timestamp_column, valid
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _ABSENT = Entry(None, -1, None)
@@ -24,8 +29,19 @@ _ABSENT = Entry(None, -1, None)
 class GlobalRows:
     """A `TableStore` that operators may only look up."""
 
-    def __init__(self, spec: StoreSpec) -> None:
+    def __init__(self, spec: StoreSpec, source: Source | None = None) -> None:
+        """`source`: the topic's serdes and timestamp extractor; None: as the store's, without one."""
         self.spec = spec
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        """Records dropped for their timestamp, by node and reason."""
+        self._source = source or Source(
+            name=spec.name, topics=(), key=spec.key, value=spec.value
+        )
+        self._extract = (
+            None if self._source.timestamp is None else timestamp_column(self._source)
+        )
+        self._times: dict[TopicPartition, int] = {}
+        """The stream time of each partition, for the extractor."""
         self.siblings: dict[str, Any] = {}
         self.guard: AbstractContextManager[Any] = Lock()
         self.entries: dict[bytes, Entry] = {}
@@ -37,8 +53,10 @@ class GlobalRows:
 
         A value that is read as None, such as JSON's `null`, deletes the row as well, as in other tables.
 
-        If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
+        If a value cannot be deserialised, or a timestamp is negative, `on_failure` decides; if it returns, the row
+        stays unchanged.
         """
+        columns = self._timed(source, columns, on_failure)
         read = self.spec.value.deserialize
         check = self.spec.key.check_key
         for i, (key, value, timestamp) in enumerate(
@@ -70,6 +88,21 @@ class GlobalRows:
                             headers,
                         )
                     )
+
+    def _timed(
+        self, source: TopicPartition, columns: Columns, on_failure: OnFailure
+    ) -> Columns:
+        """Return the records that have a valid timestamp, with what the extractor says."""
+        if self._extract is not None:
+            before = self._times.get(source, -1)
+            timestamps = self._extract(source, columns, before)
+            times = list(accumulate(timestamps, max, initial=before))
+            self._times[source] = times[-1]
+            columns = replace(columns, timestamps=timestamps, stream_times=times[1:])
+        if not len(columns) or columns.earliest >= 0:
+            return columns
+        rows = valid(self._source, source, columns, on_failure, self.dropped)
+        return columns.pick(rows)
 
     def close(self) -> None:
         """End the updates."""

@@ -22,17 +22,35 @@ from coopstreams.topology.compile.processing import Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure, Phase
-from coopstreams.topology.graph.nodes import GlobalTable, GlobalUpdate, Processing
+from coopstreams.topology.graph.nodes import (
+    Function,
+    GlobalTable,
+    GlobalUpdate,
+    Processing,
+    Source,
+)
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry
 
 
-def rows_of(table: GlobalTable, clock: Callable[[], int]) -> GlobalRows:
-    """Return the empty rows of a global table. `clock`: the wall clock of its processor, in milliseconds."""
+def rows_of(
+    table: GlobalTable, clock: Callable[[], int], extractor: Function | None
+) -> GlobalRows:
+    """Return the empty rows of a global table. `clock`: the wall clock of its processor, in milliseconds. `extractor`:
+    of the timestamps; None: Kafka's, and negative ones fail.
+    """
+    read = table.update or table.store
+    source = Source(
+        name=read.name,
+        topics=(table.topic,),
+        key=read.key,
+        value=read.value,
+        timestamp=extractor,
+    )
     return (
-        GlobalRows(table.store)
+        GlobalRows(table.store, source)
         if table.update is None
-        else UpdatedRows(table, table.update, clock)
+        else UpdatedRows(table, table.update, clock, source)
     )
 
 
@@ -40,9 +58,13 @@ class UpdatedRows(GlobalRows):
     """The rows that a processor maintains."""
 
     def __init__(
-        self, table: GlobalTable, update: GlobalUpdate, clock: Callable[[], int]
+        self,
+        table: GlobalTable,
+        update: GlobalUpdate,
+        clock: Callable[[], int],
+        source: Source,
     ) -> None:
-        super().__init__(table.store)
+        super().__init__(table.store, source)
         self._update = update
         self._drafts = _Drafts(self)
         self._around = _Around(update.name, clock)
@@ -69,9 +91,10 @@ class UpdatedRows(GlobalRows):
     ) -> None:
         """Give the records to the processor, one after the other.
 
-        If a record cannot be deserialised or the processor raises, `on_failure` decides; if it returns, the rows stay
-        as they were before that record.
+        If a record cannot be deserialised, has a negative timestamp, or the processor raises, `on_failure` decides; if
+        it returns, the rows stay as they were before that record.
         """
+        columns = self._timed(source, columns, on_failure)
         read_key, read_value = (
             self._update.key.deserialize,
             self._update.value.deserialize,

@@ -329,6 +329,8 @@ class Restore:
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
                 if as_row is not None:
+                    if timestamp < 0:
+                        continue  # the task has dropped it: see `topology.compile.timestamps`
                     try:
                         value = as_row(key, value)
                     except SerdeError as error:

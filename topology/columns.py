@@ -62,14 +62,24 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def earliest(self) -> int:
+        """The smallest timestamp; there must be a record."""
+        # Where the stream times are the timestamps, these ascend: the usual case.
+        if self.timestamps is self.stream_times:
+            return self.timestamps[0]
+        return min(self.timestamps)
+
     def slice(self, start: int, stop: int) -> Columns:
         """Return the records start..stop, half-open."""
+        timestamps = self.timestamps[start:stop]
+        ascending = self.timestamps is self.stream_times
         return Columns(
             self.keys[start:stop],
             self.values[start:stop],
-            self.timestamps[start:stop],
+            timestamps,
             self.offsets[start:stop],
-            self.stream_times[start:stop],
+            timestamps if ascending else self.stream_times[start:stop],
             None if self.headers is None else self.headers[start:stop],
             [operator_time[start:stop] for operator_time in self.operator_times],
         )
@@ -86,12 +96,13 @@ class Columns:
         offsets = self.offsets
         times = self.stream_times
         headers = None if self.headers is None else [self.headers[i] for i in indexes]
+        picked = [timestamps[i] for i in indexes]
         return Columns(
             [keys[i] for i in indexes],
             [values[i] for i in indexes],
-            [timestamps[i] for i in indexes],
+            picked,
             [offsets[i] for i in indexes],
-            [times[i] for i in indexes],
+            picked if timestamps is times else [times[i] for i in indexes],
             headers if headers is not None and any(headers) else None,
             [
                 [operator_time[i] for i in indexes]

@@ -68,6 +68,18 @@ class ProcessingError(CoopStreamsError):
     """A record could not be processed and the handler answered `fail`. Names task, topic, partition and offset."""
 
 
+class InvalidTimestampError(ProcessingError):
+    """A record has a negative timestamp: it has none, or one before 1970."""
+
+    def __init__(self, timestamp: int) -> None:
+        super().__init__(
+            f"its timestamp is {timestamp}. Windows and joins have no place for a record without a time, or of before "
+            "1970. Say default.timestamp.extractor=LogAndSkipOnInvalidTimestamp to drop such records, "
+            "=UsePartitionTimeOnInvalidTimestamp to give them the time of the partition; or let timestamp= of the "
+            "source take the time from the record"
+        )
+
+
 class LogError(CoopStreamsError):
     """Kafka (or the in-memory log) refused something. `retryable`: the same call may succeed later, unchanged."""
 

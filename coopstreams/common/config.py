@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from coopstreams.common.extractors import BY_NAME, FAIL, fail_on_invalid_timestamp
 from coopstreams.common.given import origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
@@ -69,6 +70,18 @@ def function(value: Any, expected: str = "a function, package.module:function") 
     if not callable(found):
         raise ValueError(f"a function; {value} is a {type(found).__name__}")
     return found
+
+
+def _extractor(value: Any) -> Any:
+    """Return `FAIL` or a timestamp extractor, which is given or named: by `BY_NAME`, or `package.module:function`."""
+    if value is fail_on_invalid_timestamp:
+        return FAIL
+    name = str(value).removeprefix("org.apache.kafka.streams.processor.")
+    if name in BY_NAME:
+        return BY_NAME[name]
+    return function(
+        value, f"{', '.join(BY_NAME)}, or a function, package.module:function"
+    )
 
 
 def _optimization(value: Any) -> str:
@@ -193,6 +206,13 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         0,
         "How long a task with several sources waits for new records of one, from when it has read that to the end; "
         "meanwhile it takes none of the others. 0: only for what the broker has; -1: not at all.",
+    ),
+    "default.timestamp.extractor": (
+        _extractor,
+        FAIL,
+        "The time of records whose source has no `timestamp=`. `FailOnInvalidTimestamp`: Kafka's; a negative one (none, "
+        "or before 1970) fails. `LogAndSkipOnInvalidTimestamp` drops it, `UsePartitionTimeOnInvalidTimestamp` takes the "
+        "partition's; `WallclockTimestampExtractor`, or package.module:function.",
     ),
     "metadata.max.age.ms": (
         integer(100),
@@ -409,6 +429,12 @@ class Config:
     def exactly_once(self) -> bool:
         """Whether processing is exactly-once; else it is at-least-once."""
         return bool(self.values["processing.guarantee"] == EXACTLY_ONCE)
+
+    @property
+    def extractor(self) -> Callable[..., Any] | None:
+        """The timestamp extractor of sources without one; None: Kafka's timestamps, and negative ones fail."""
+        extractor = self.values["default.timestamp.extractor"]
+        return extractor if callable(extractor) else None
 
     @property
     def commit_interval_s(self) -> float:

@@ -1,7 +1,7 @@
 """Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(..., timestamp=wallclock_timestamp)`.
 
-A timestamp is invalid if it is negative: the record was written in a format before Kafka 0.10, or by a
-producer that gave none. Without `timestamp=`, Kafka's timestamp is used unchanged.
+A timestamp is invalid if it is negative: the record was written in a format before Kafka 0.10, by a producer that gave
+none, or dated before 1970. Without `timestamp=`, `default.timestamp.extractor` says what happens to such a record.
 
 Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`, `UsePartitionTimeOnInvalidTimestamp`,
 `WallclockTimestampExtractor`.
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from coopstreams.topology.compile.timestamps import keeps_valid
 from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.graph.nodes import Function
 from coopstreams.topology.records import TimestampedRecord
 
 log = logging.getLogger(__name__)
 
 
+@keeps_valid
 def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp.
 
@@ -34,6 +38,7 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     return record.timestamp
 
 
+@keeps_valid
 def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp; a negative one drops the record, with a warning."""
     if record.timestamp < 0:
@@ -43,6 +48,7 @@ def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> in
     return record.timestamp
 
 
+@keeps_valid
 def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp; for a negative one, the largest of the partition so far.
 
@@ -65,6 +71,16 @@ def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
     must be reproducible.
     """
     return time.time_ns() // 1_000_000
+
+
+FAIL = "FailOnInvalidTimestamp"
+BY_NAME: Mapping[str, Function | str] = {
+    FAIL: FAIL,
+    "LogAndSkipOnInvalidTimestamp": log_and_skip_on_invalid_timestamp,
+    "UsePartitionTimeOnInvalidTimestamp": use_partition_time_on_invalid_timestamp,
+    "WallclockTimestampExtractor": wallclock_timestamp,
+}
+"""The extractors by their names in Kafka Streams. `FAIL` needs none: invalid timestamps fail without."""
 
 
 def _where(record: TimestampedRecord[Any, Any]) -> str:

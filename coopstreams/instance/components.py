@@ -190,6 +190,7 @@ class Components:
                 config,
                 tallies.failure,
                 sayings,
+                partial(metrics.dropped, None),
                 host,
             )
             closing.callback(tables.stop)

@@ -50,11 +50,18 @@ class Globals:
         config: Config,
         count: Count,
         sayings: Sayings,
+        dropped: Callable[[str, str, int], None],
         host: Host = SYSTEM,
     ) -> None:
-        """Open a reader. `count` is called with each record that is left out."""
+        """Open a reader. `count` is called with each record that fails and is left out, `dropped` with node, reason
+        and number of those that have no valid timestamp and are dropped.
+        """
         self._host = host
-        self.rows = {table.store.name: rows_of(table, host.wall_ms) for table in tables}
+        self._dropped = dropped
+        self.rows = {
+            table.store.name: rows_of(table, host.wall_ms, config.extractor)
+            for table in tables
+        }
         self._closing = list(self.rows.values())
         self.loaded = False
         """Whether `load` has read everything."""
@@ -190,6 +197,9 @@ class Globals:
         for batch in fetched:
             for rows in self._of[batch.partition]:
                 rows.apply(batch.partition, batch.columns, self._on_failure)
+                for (node, reason), count in rows.dropped.items():
+                    self._dropped(node, reason, count)
+                rows.dropped.clear()
             reached[batch.partition] = batch.next_offset, batch.at_end
         self._deliver()
         return reached

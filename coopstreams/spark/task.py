@@ -270,6 +270,7 @@ class TaskAttempt:
             global_tables_of(topology, program.subtopology),
             work.global_tables,
             global_failure,
+            work.config.extractor,
         )
         for each in rows.values():
             closing.callback(each.close)

@@ -25,7 +25,12 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.errors import LogError, ProcessingError, SerdeError
+from coopstreams.topology.errors import (
+    InvalidTimestampError,
+    LogError,
+    ProcessingError,
+    SerdeError,
+)
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.schemas import registry_is_away
@@ -112,6 +117,8 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
         "processing": "made a function raise",
         "production": "gave a result that cannot be written",
     }[failure.phase]
+    if isinstance(failure.error, InvalidTimestampError):
+        did = "has no valid timestamp"
     whose = "global tables" if task is None else f"task {task}"
     error = f"{type(failure.error).__name__}: {failure.error}{place_of(failure.error)}"
     return f"{whose}: {what} {did} at {failure.node}: {error}"

@@ -18,6 +18,7 @@ from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
+from coopstreams.topology.compile.timestamps import extracting
 from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
@@ -63,12 +64,14 @@ class ResolvedTopology:
 
 
 def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
-    """Return the topology that runs: patterns resolved to the topics that exist, optimised as the settings say.
+    """Return the topology that runs: patterns resolved to the topics that exist, timed and optimised as the settings
+    say.
 
     Raises:
         TopologyError: see `matched`.
     """
-    return matched(built, names).optimized(config["topology.optimization"])
+    timed = extracting(matched(built, names), config.extractor)
+    return timed.optimized(config["topology.optimization"])
 
 
 def resolve_topology(

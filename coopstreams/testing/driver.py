@@ -37,6 +37,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import dead_letter_topics, handler, may_drop
 from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -123,7 +124,9 @@ class TopologyTestDriver:
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {
-            table.store.name: rows_of(table, lambda: self.now_ms)
+            table.store.name: rows_of(
+                table, lambda: self.now_ms, self._config.extractor
+            )
             for table in topology.global_tables
         }
         self._changed_rows = ChangedRows()
@@ -300,6 +303,8 @@ class TopologyTestDriver:
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
             total.update(task.program.dropped)
+        for rows in self._globals.values():
+            total.update(rows.dropped)
         return dict(total)
 
     def commit(self) -> None:
@@ -376,8 +381,8 @@ class TopologyTestDriver:
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return the partition count of each sub-topology."""
         named = [*self._built.sink_topics, *self._dead_letters, *more]
-        self.topology = matched(self._built, [*named, *self._partitions]).optimized(
-            self._config["topology.optimization"]
+        self.topology = as_it_runs(
+            self._built, [*named, *self._partitions], self._config
         )
         given = self._partitions | {
             topic: self._count(topic)

@@ -50,6 +50,10 @@ def unexpected(failure: Failure, answer: Answer) -> None:
     raise AssertionError(failure, answer)
 
 
+def no_drop(node: str, reason: str, records: int) -> None:
+    raise AssertionError(node, reason, records)
+
+
 def noted(reasons: list[str]) -> Count:
     """Return a counter of failures that notes their phases."""
     return lambda failure, _: reasons.append(failure.phase)
@@ -61,7 +65,9 @@ def tables_of(
     tables: Sequence[GlobalTable] = (TABLE,),
     **given: str,
 ) -> Globals:
-    return Globals(log, tables, {"names": 3}, settings(**given), count, Sayings())
+    return Globals(
+        log, tables, {"names": 3}, settings(**given), count, Sayings(), no_drop
+    )
 
 
 def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
@@ -193,7 +199,7 @@ def test_a_topic_that_has_lost_what_comes_next_ends_the_instance_and_is_read_ane
 
 
 def test_without_global_tables_nothing_is_read() -> None:
-    table = Globals(written(), [], {}, settings(), unexpected, Sayings())
+    table = Globals(written(), [], {}, settings(), unexpected, Sayings(), no_drop)
     table.load(lambda: False)
     table.follow(lambda error: None)
     table.stop()

@@ -45,7 +45,7 @@ def rows() -> GlobalRows:
     (table,) = (
         builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
     )
-    return rows_of(table, lambda: 0)
+    return rows_of(table, lambda: 0, None)
 
 
 def read(rows: GlobalRows, *values: tuple[bytes, bytes]) -> list[Failure]:
@@ -86,7 +86,7 @@ def test_what_a_record_that_fails_has_changed_in_place_is_not_published() -> Non
     (table,) = (
         builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
     )
-    rows = rows_of(table, lambda: 0)
+    rows = rows_of(table, lambda: 0, None)
     assert len(read(rows, (b"a", b'"counts"'), (b"a", b'"fails"'))) == 1
     assert kept(rows) == {b"a": {"n": 1}}
 

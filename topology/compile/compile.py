@@ -21,12 +21,8 @@ from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program
-from coopstreams.topology.compile.timestamps import (
-    DROPPED,
-    extraction_error,
-    timestamp_column,
-)
-from coopstreams.topology.errors import SerdeError, TopologyError
+from coopstreams.topology.compile.timestamps import timestamp_column
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import (
     CogroupMerge,
     Suppress,
@@ -61,7 +57,7 @@ from coopstreams.topology.operators import (
     tables,
 )
 from coopstreams.topology.operators.analysis import Analysis
-from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
+from coopstreams.topology.operators.codegen import RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.parts import MakeParts, parts_read, read_parts
 from coopstreams.topology.operators.tables import row_key
@@ -282,8 +278,6 @@ def _source_function(compiler: Compiler, source: Source) -> str:
     with function.loop(""):
         header = len(function.lines) - 1
         expiring.expire_first(compiler, function, source)
-        if source.timestamp is not None:
-            _check_timestamp(compiler, function, source)
         if source.key.check_key is not None and not source.internal:
             check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):
@@ -345,28 +339,6 @@ def _tell_time(unit: Unit, source: Source) -> None:
         *body,
     ]
     function.assigned.update(names)
-
-
-def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> None:
-    """Generate the code for a record without an extracted timestamp; see `timestamps`."""
-    unit = compiler.unit
-    why, of = (
-        unit.constant("extraction_error", extraction_error),
-        unit.constant("source", source),
-    )
-    unread, raised = (
-        unit.site("deserialization", source.name),
-        unit.site("processing", source.name),
-    )
-    with function.block("if timestamp < 0:"):
-        with function.block(f"if timestamp == {DROPPED}:"):
-            function.line(f"dropped[{unit.drop(source.name, 'timestamp')}] += 1")
-        with function.block("else:"):
-            function.line(f"error = {why}({of}, *process.at_hand())")
-            function.line(
-                f"fail({unread} if error.__class__ is {unit.constant('SerdeError', SerdeError)} else {raised}, error)"
-            )
-        function.line("continue")
 
 
 def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[str, Any]:

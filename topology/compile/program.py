@@ -11,6 +11,7 @@ Turned down: a callback for each output record, and one pair of lists for all to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,9 +31,14 @@ from coopstreams.topology.compile.operator_time import (
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
-from coopstreams.topology.compile.timestamps import TimestampColumn, as_written
+from coopstreams.topology.compile.timestamps import TimestampColumn, as_written, valid
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
+from coopstreams.topology.graph.nodes import (
+    AsyncProcessing,
+    Processing,
+    Source,
+    SubTopology,
+)
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
@@ -151,6 +157,16 @@ class BoundProgram:
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
         self._foreseen = Foreseen(program.subtopology.topics)
         self.foresees = program.foresees
+        self._sources = {
+            topic: node
+            for node in program.subtopology.nodes
+            if isinstance(node, Source)
+            for topic in node.topics
+        }
+        self._untimed: Counter[tuple[str, str]] = Counter()
+        """Records dropped for their timestamp, by node and reason."""
+        self._rows: list[int] | None = None
+        """The indexes of the current records in the batch as it came; None: they are all of it."""
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
@@ -188,13 +204,14 @@ class BoundProgram:
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
         """How many records were dropped since the binding, by node and reason."""
-        return {
+        by_operators = {
             drop: count
             for drop, count in zip(
                 self._compiled.drops, self._code.dropped, strict=True
             )
             if count
         }
+        return by_operators | dict(self._untimed)
 
     def process(self, source: TopicPartition, columns: Columns) -> None:
         """Run the records through the nodes, one after the other, each to its end.
@@ -204,9 +221,21 @@ class BoundProgram:
         """
         if not columns.keys:
             return
+        reached = columns.stream_times[-1]
+        self.held_row = self.ending = None
+        self._rows = None
+        # One look at a batch: a branch in the generated loop would cost each record.
+        if columns.earliest < 0:
+            node = self._sources[source.topic]
+            self._rows = valid(node, source, columns, self._hand_over, self._untimed)
+            columns = columns.pick(self._rows)
+        if len(columns):
+            self._run(source, columns)
+        self.advance(source, reached)
+
+    def _run(self, source: TopicPartition, columns: Columns) -> None:
         run = self._code.sources[source.topic]
         self._source, self._columns = source, columns
-        self.held_row = self.ending = None
         nodes = self._compiled.operator_times[source.topic] if self.shared else ()
         operator_times = (
             (columns.operator_times or [[-1] * len(columns)] * len(nodes),)
@@ -232,7 +261,6 @@ class BoundProgram:
             raise
         finally:
             self._columns = self.headers = None
-        self.advance(source, columns.stream_times[-1])
 
     def advance(
         self,
@@ -489,7 +517,9 @@ class BoundProgram:
 
     def want(self, node: str, key: Any, value: Any) -> None:
         """Note in `wanted` that a node is to be called for the current record."""
-        self.wanted.append(Wanted(self.at_hand()[2], node, key, value))
+        i = self.at_hand()[2]
+        row = i if self._rows is None else self._rows[i]
+        self.wanted.append(Wanted(row, node, key, value))
 
     def result(self, node: str) -> Any:
         """Return the result of a node's call for the current record.

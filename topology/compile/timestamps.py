@@ -4,30 +4,43 @@ A reader applies the source's column to all records of a partition before it cut
 with it every window, is the same for any number of ranges. The cost: each process that reads the partition extracts the
 timestamps of all its records.
 
+A negative timestamp is invalid. A source without an extractor has the records as Kafka has them, and invalid ones fail
+in the task (`valid`). The task looks at the earliest timestamp of a batch only: valid ones cost one comparison.
+
 Invariant: a column never raises and has one timestamp for each record. If the extractor gave none, it is negative:
 `DROPPED`, or `failed(written)`, which keeps Kafka's own for the failure; `as_written` reads it.
+Invariant: no operator sees a record with a negative timestamp, and none advances stream time.
 Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader
 (it would not be counted, and a failure would belong to no task), a column of its own for Kafka's timestamps (every
-batch would carry it for the few records that fail).
+batch would carry it for the few records that fail), a check in the generated loop (it costs each record).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import repeat
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from coopstreams.topology.calls import name_of
-from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.errors import ProcessingError
-from coopstreams.topology.graph.nodes import Function, Source
+from coopstreams.topology.columns import Columns, Int64s, TopicPartition
+from coopstreams.topology.errors import (
+    InvalidTimestampError,
+    ProcessingError,
+    SerdeError,
+)
+from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.graph.nodes import Function, Node, Source, Structure
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.schemas import RegistryUnavailableError, SchemaSerde
 from coopstreams.topology.windows import FOREVER_MS
 
-TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
+S = TypeVar("S", bound=Structure)
+
+TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], Int64s]
 """`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
 its records.
 
@@ -55,6 +68,80 @@ def as_written(timestamp: int) -> int:
     return timestamp if timestamp >= DROPPED else -3 - timestamp
 
 
+Extractor = TypeVar("Extractor", bound=Function)
+
+
+def keeps_valid(extractor: Extractor) -> Extractor:
+    """Return an extractor that is called for records with a negative timestamp only: it keeps the others'."""
+    vars(extractor)["keeps_valid"] = True
+    return extractor
+
+
+def extracting(topology: S, extractor: Function | None) -> S:
+    """Return a topology whose sources without an extractor have this one; None: they stay without.
+
+    Repartition topics stay without: the application has written them.
+    """
+    if extractor is None:
+        return topology
+    parts = tuple(
+        replace(part, nodes=tuple(_extracting(node, extractor) for node in part.nodes))
+        for part in topology.subtopologies
+    )
+    return replace(topology, subtopologies=parts)
+
+
+def _extracting(node: Node, extractor: Function) -> Node:
+    if isinstance(node, Source) and node.timestamp is None and not node.internal:
+        return replace(node, timestamp=extractor)
+    return node
+
+
+def valid(
+    source: Source,
+    at: TopicPartition,
+    columns: Columns,
+    on_failure: OnFailure,
+    dropped: Counter[tuple[str, str]],
+) -> list[int]:
+    """Return the indexes of the records whose timestamps are not negative. The others are counted as dropped, by node
+    and reason, or given to the failure handler.
+
+    Raises:
+        Whatever the failure handler raises.
+    """
+    found: list[int] = []
+    for i, timestamp in enumerate(columns.timestamps):
+        if timestamp >= 0:
+            found.append(i)
+        elif source.timestamp is not None and timestamp == DROPPED:
+            dropped[source.name, "timestamp"] += 1
+        else:
+            on_failure(_failure(source, at, columns, i))
+    return found
+
+
+def _failure(source: Source, at: TopicPartition, columns: Columns, i: int) -> Failure:
+    timestamp = columns.timestamps[i]
+    error: Exception
+    if source.timestamp is None:
+        error = InvalidTimestampError(timestamp)
+    else:
+        error = extraction_error(source, at, columns, i)
+        timestamp = as_written(timestamp)
+    return Failure(
+        "deserialization" if isinstance(error, SerdeError) else "processing",
+        source.name,
+        error,
+        at,
+        columns.offsets[i],
+        columns.keys[i],
+        columns.values[i],
+        timestamp,
+        None if columns.headers is None else columns.headers[i],
+    )
+
+
 def timestamp_column(source: Source) -> TimestampColumn:
     """Return the timestamp column of a source that has an extractor."""
     function, read_key, read_value = (
@@ -62,9 +149,12 @@ def timestamp_column(source: Source) -> TimestampColumn:
         source.key.decode,
         source.value.decode,
     )
+    of_invalid = getattr(function, "keeps_valid", False)
 
-    def column(at: TopicPartition, columns: Columns, stream_time: int) -> list[int]:
-        (topic, partition), timestamps = at, []
+    def column(at: TopicPartition, columns: Columns, stream_time: int) -> Int64s:
+        if of_invalid and min(columns.timestamps, default=0) >= 0:
+            return columns.timestamps
+        (topic, partition), timestamps = at, list[int]()
         headers = columns.headers if columns.headers is not None else repeat(None)
         for key, value, written, offset, header in zip(
             columns.keys,
@@ -74,6 +164,10 @@ def timestamp_column(source: Source) -> TimestampColumn:
             headers,
             strict=False,
         ):
+            if of_invalid and written >= 0:
+                timestamps.append(written)
+                stream_time = max(stream_time, written)
+                continue
             try:
                 record: TimestampedRecord[Any, Any] = TimestampedRecord(
                     None if key is None else read_key(key),

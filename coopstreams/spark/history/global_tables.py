@@ -18,7 +18,7 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.failures import OnFailure
-from coopstreams.topology.graph.nodes import GlobalTable
+from coopstreams.topology.graph.nodes import Function, GlobalTable
 
 Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 
@@ -28,13 +28,14 @@ def read_rows(
     tables: Sequence[GlobalTable],
     cut: Cut,
     on_failure: OnFailure,
+    extractor: Function | None,
 ) -> dict[str, GlobalRows]:
     """Return the rows of global tables at the cut, by store. `on_failure` handles records that the serde cannot read.
 
     Raises:
         LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
     """
-    found = {table.store.name: rows_of(table, lambda: 0) for table in tables}
+    found = {table.store.name: rows_of(table, lambda: 0, extractor) for table in tables}
     for table in tables:
         bounds = {
             TopicPartition(table.topic, number): each
