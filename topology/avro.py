@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
+from coopstreams.topology.avro_bounds import check_of, source_of
 from coopstreams.topology.avro_decimals import check_decimals, with_bounded_decimals
 from coopstreams.topology.compatibility.avro import parts, why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
@@ -97,11 +98,11 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
         )
     name = schema["name"] if isinstance(schema, dict) and "name" in schema else text
 
-    check = _check_of(schema, {})
+    fits = _check_of(schema, {})
 
     def write(value: Any) -> bytes:
-        if check is not None:
-            check(value)
+        if fits is not None:
+            fits(value)
         out = BytesIO()
         schemaless_writer(out, schema, value, strict_allow_default=True)
         return out.getvalue()
@@ -119,8 +120,12 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
             with_bounded_decimals(as_read(whole(written), schema))
         )
 
+        check = check_of(parsed)
+
         def read(data: bytes) -> Any:
-            source = BytesIO(data)
+            if check is not None:
+                check(data, 5)
+            source = source_of(data)
             source.seek(5)
             value = schemaless_reader(source, parsed, writers)
             if source.tell() != len(data):

@@ -13,3 +13,9 @@ DECIMAL_BYTES = 1024
 """The bytes of an Avro decimal at most: 2,465 digits. The conversion takes time in the square of them."""
 DECIMAL_DIGITS = 2465
 """The digits of an Avro decimal at most, with those that its exponent adds."""
+LEVELS = 250
+"""The levels of records, arrays and maps within each other, in an Avro record."""
+VALUES = 10_000
+"""The values of an Avro record at most, besides `VALUES_PER_BYTE` for each of its bytes."""
+VALUES_PER_BYTE = 8
+"""A null has no byte of its own, and an optional one has one byte for two values."""

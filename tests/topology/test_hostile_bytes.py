@@ -13,14 +13,18 @@ from typing import Any
 import orjson
 import pytest
 from fastavro import parse_schema, schemaless_writer
+from fastavro.utils import generate_many
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopstreams import serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import limits
+from coopstreams.topology.avro_bounds import check_of
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.limits import DECIMAL_BYTES, DECIMAL_DIGITS
+from coopstreams.topology.limits import DECIMAL_BYTES, DECIMAL_DIGITS, LEVELS
 from coopstreams.topology.schemas import IN_MEMORY
 from coopstreams.topology.serde import varint
 
@@ -139,6 +143,148 @@ def test_a_decimal_whose_exponent_stands_for_many_zeros_is_not_written(
     assert serdes.avro(schema).deserialize(
         serdes.avro(schema).serialize(Decimal("12.34"))
     ) == Decimal("12.34")
+
+
+def named(name: str, *fields: tuple[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": field, "type": type_} for field, type_ in fields],
+    }
+
+
+CHAIN = named("Chain", ("next", ["null", "Chain"]))
+TREE = named("Tree", ("kids", {"type": "array", "items": "Tree"}))
+TRIE = named("Trie", ("below", {"type": "map", "values": "Trie"}))
+ENDLESS = named("Endless", ("next", "Endless"))
+NULLS = {"type": "array", "items": "null"}
+EMPTY = {"type": "array", "items": named("Empty")}
+WITHIN = {"type": "array", "items": {"type": "array", "items": "null"}}
+MANY = varint(50_000_000 << 1) + b"\0"
+DOUBLED = [
+    named(f"D{i}", ("one", f"D{i + 1}"), ("other", f"D{i + 1}")) for i in range(40)
+]
+ROW = [named(f"R{i}", ("next", f"R{i + 1}")) for i in range(5_000)]
+"""Each is written after the one that it names."""
+
+DEEP = "it is nested more than 250 levels deep"
+NUMEROUS = "it has more values than 10000 and 8 for each byte"
+HOSTILE: dict[str, tuple[Any, bytes, str]] = {
+    "records in records": (CHAIN, b"\2" * 5_000 + b"\0", DEEP),
+    "records in arrays": (TREE, b"\2" * 5_000 + b"\0" * 5_001, DEEP),
+    "records in maps": (TRIE, b"\2\2a" * 5_000 + b"\0" * 5_001, DEEP),
+    "a record that has no end": (ENDLESS, b"", DEEP),
+    "5,000 records by their names": (
+        [*reversed([*ROW, named("R5000")])],
+        varint(5_000 << 1),
+        DEEP,
+    ),
+    "nulls": (NULLS, MANY, NUMEROUS),
+    "records without fields": (EMPTY, MANY, NUMEROUS),
+    "nulls in arrays": (WITHIN, b"\2" + MANY + b"\0", NUMEROUS),
+    "nulls in a block with its size": (
+        NULLS,
+        varint((50_000_000 << 1) - 1) + b"\0\0",
+        NUMEROUS,
+    ),
+    "twice as many records each level": (
+        [*reversed([*DOUBLED, named("D40")])],
+        varint(40 << 1),
+        NUMEROUS,
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["read", "skipped"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_has_more_levels_or_values_than_bytes_explain_is_refused(
+    case: str, where: str
+) -> None:
+    """Five kilobytes ended the process by SIGSEGV, and ten bytes were 50 million items."""
+    schema, data, why = HOSTILE[case]
+    reader: Any = schema
+    writer: Any = schema
+    if where == "skipped":
+        reader = named("Order", ("id", "int"))
+        writer = named("Order", ("more", schema), ("id", "int"))
+        data += b"\2"
+    elif len(schema) > 1_000:  # to compare it with itself takes a minute
+        reader = named("R0")
+    with pytest.raises(SerdeError, match=why):
+        serdes.avro(reader).deserialize(head_of(writer) + data)
+
+
+@pytest.mark.parametrize("levels", [1, LEVELS])
+def test_what_is_nested_as_deep_as_the_limit_is_read(levels: int) -> None:
+    value: Any = {"next": None}
+    for _ in range(levels - 1):
+        value = {"next": value}
+    serde = serdes.avro(CHAIN)
+    assert serde.deserialize(serde.serialize(value)) == value
+    with pytest.raises(SerdeError, match="the bytes end within the record"):
+        serde.deserialize(serde.serialize(value)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("schema", "looked_at"),
+    [
+        (record(["null", "string"]), False),
+        ({"type": "array", "items": record(["null", "string"])}, False),
+        ({"type": "map", "values": record("double")}, False),
+        (
+            {"type": "array", "items": record(["null", named("One", ("a", "int"))])},
+            False,
+        ),
+        ({"type": "array", "items": "null"}, True),
+        ({"type": "map", "values": "null"}, False),
+        ({"type": "array", "items": ["null", record("null")]}, False),
+        (TREE, True),
+    ],
+    ids=str,
+)
+def test_only_schemas_that_allow_it_have_their_records_looked_at(
+    schema: Any, looked_at: bool
+) -> None:
+    assert (check_of(parse_schema(schema)) is not None) == looked_at
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_pass_ends_where_fastavro_ends(data: st.DataObject) -> None:
+    leaf = st.sampled_from(
+        ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
+    )
+    inner = st.recursive(
+        leaf,
+        lambda each: (
+            st.builds(lambda items: {"type": "array", "items": items}, each)
+            | st.builds(lambda values: {"type": "map", "values": values}, each)
+            | st.builds(lambda other: ["null", other], each.filter(_no_union))
+        ),
+        max_leaves=4,
+    )
+    types = data.draw(st.lists(inner, max_size=4))
+    fields = [(f"f{number}", type_) for number, type_ in enumerate(types)]
+    schema = parse_schema(named("Node", *fields, ("next", ["null", "Node"])))
+    (value,) = generate_many(schema, 1)
+    out = BytesIO()
+    schemaless_writer(out, schema, value)
+    written = out.getvalue()
+    check = check_of(schema)
+    assert check is not None
+    check(b"12345" + written, 5)
+    with pytest.raises(SerdeError):
+        check(b"12345" + written[:-1], 5)
+
+
+def _no_union(type_: Any) -> bool:
+    return type_ != "null" and not isinstance(type_, list)
+
+
+def test_a_long_record_is_read_as_a_short_one() -> None:
+    serde = serdes.avro({"type": "array", "items": "string"})
+    value = ["ab"] * 50_000
+    assert serde.deserialize(serde.serialize(value)) == value
 
 
 def test_another_user_of_fastavro_keeps_its_decimals() -> None:

@@ -1,0 +1,258 @@
+"""Records of Avro, refused before they are read: those nested too deeply, and those of more values than bytes explain.
+
+fastavro reads each level of a value on the stack of C, and the process ends by SIGSEGV where that is full *(measured:
+5,000 levels in 5 kB)*. Items without bytes (null, a record without fields) cost only their number: ten bytes are 50
+million items. Fields that the reader skips are read in the same way, so the writer's schema suffices for both.
+
+Most schemas allow neither. `_reach` proves it from the schema: its values have no more levels than the limit, and no
+more values than the limit and so many for each byte. Records of the others, which contain themselves or have items
+without bytes, are passed over once before they are read: levels and items are counted, nothing is converted.
+
+Invariant: what is read has at most `LEVELS` levels, and at most `VALUES` values and `VALUES_PER_BYTE` for each byte.
+Turned down: fastavro's reader in Python for schemas that contain themselves, which raises RecursionError instead: it
+takes ten times as long, is private, and has no limit for items. The pass for all schemas: it doubles the time.
+Source: Apache Avro 1.12, "Binary encoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+from coopstreams.topology.compatibility.avro import Named, definition, definitions
+from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.limits import LEVELS, VALUES, VALUES_PER_BYTE
+
+Step: TypeAlias = Callable[[bytes, int, int, list[int]], int]
+"""(record, where a value begins, the levels that are left, the values that are left) -> where it ends."""
+
+_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+"""The bytes of types that always have as many."""
+_LONG_BYTES = 32_768
+"""Records above this are read so that other threads run meanwhile."""
+
+
+class _Reach(NamedTuple):
+    """What the values of a schema can be at most. Infinite: it follows from no schema, so records have to be looked at.
+
+    `levels`: of records, arrays and maps within each other. `excess`: the values, less `VALUES_PER_BYTE` for each byte
+    that they are written in.
+    """
+
+    levels: float
+    excess: float
+
+
+_UNKNOWN = _Reach(inf, inf)
+
+
+class Gradual(BytesIO):
+    """A long record. Each read is a call of Python, where the interpreter may change to another thread.
+
+    fastavro itself never lets others run within a record, and takes a second for a megabyte of small parts.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes."""
+        return _read(self, size)
+
+
+_read = BytesIO.read
+
+
+def source_of(data: bytes) -> BytesIO:
+    """Return the file from which fastavro reads a record."""
+    return Gradual(data) if len(data) > _LONG_BYTES else BytesIO(data)
+
+
+def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
+    """Return the check of records that were written with a schema, from a place on; None: the schema suffices.
+
+    Shape: `schema` is one that `fastavro.parse_schema` returns.
+    """
+    named = definitions(schema)
+    reach = _reach(schema, named, {}, LEVELS + 1)
+    if reach.levels <= LEVELS and reach.excess <= VALUES:
+        return None
+    step = _step(schema, named, {})
+
+    def check(data: bytes, at: int) -> None:
+        values_left = [VALUES + VALUES_PER_BYTE * len(data)]
+        try:
+            end = step(data, at, LEVELS, values_left)
+        except IndexError:
+            end = len(data) + 1
+        if end > len(data):
+            raise SerdeError("the bytes end within the record")
+
+    return check
+
+
+def _reach(
+    schema: Any, named: Named, known: dict[str, _Reach], levels_left: int
+) -> _Reach:
+    """Return what the values of a schema can be. `known`: of names; unknown while they are looked at."""
+    if not levels_left:
+        return _UNKNOWN
+    schema = definition(schema, named)
+    if isinstance(schema, list):
+        branches = [
+            _reach(branch, named, known, levels_left - 1) for branch in schema
+        ] or [_Reach(0, 0)]
+        return _Reach(
+            max(branch.levels for branch in branches),
+            _of_bytes(1) + max(branch.excess for branch in branches),
+        )
+    kind = schema["type"]
+    if kind == "record":
+        name = schema["name"]
+        if name not in known:
+            known[name] = _UNKNOWN  # for fields that have this type
+            fields = [
+                _reach(field["type"], named, known, levels_left - 1)
+                for field in schema["fields"]
+            ]
+            known[name] = _Reach(
+                1 + max((field.levels for field in fields), default=0),
+                1 + sum(field.excess for field in fields),
+            )
+        return known[name]
+    if kind in ("array", "map"):
+        part = "items" if kind == "array" else "values"
+        each = _reach(schema[part], named, known, levels_left - 1)
+        key_excess = 0 if kind == "array" else _of_bytes(1)
+        as_many_as_bytes = each.excess + key_excess <= 0
+        return _Reach(1 + each.levels, _of_bytes(1) if as_many_as_bytes else inf)
+    if kind == "fixed":
+        return _Reach(0, _of_bytes(schema["size"]))
+    return _Reach(0, _of_bytes(_SIZES.get(kind, 1)))
+
+
+def _of_bytes(least: int) -> int:
+    """Return the excess of one value that is written in this many bytes at least."""
+    return 1 - VALUES_PER_BYTE * least
+
+
+def _step(schema: Any, named: Named, steps: dict[str, Step]) -> Step:
+    """Return the function that passes over a value. `steps`: those of records by their names."""
+    schema = definition(schema, named)
+    if isinstance(schema, list):
+        return _union_step([_step(branch, named, steps) for branch in schema])
+    kind = schema["type"]
+    if kind == "record":
+        return steps.get(schema["name"]) or _record_step(schema, named, steps)
+    if kind == "array":
+        return _items_step(_step(schema["items"], named, steps))
+    if kind == "map":
+        return _items_step(_step(schema["values"], named, steps), _pass_bytes)
+    if kind in ("bytes", "string"):
+        return _pass_bytes
+    if kind in ("int", "long", "enum"):
+        return _pass_number
+    return _fixed_step(schema["size"] if kind == "fixed" else _SIZES[kind])
+
+
+def _record_step(schema: Any, named: Named, steps: dict[str, Step]) -> Step:
+    fields: list[Step] | None = None
+    values = 1 + len(schema["fields"])
+
+    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+        nonlocal fields
+        if not levels_left:
+            raise SerdeError(f"it is nested more than {LEVELS} levels deep")
+        levels_left -= 1
+        values_left[0] -= values
+        if values_left[0] < 0:
+            _refuse_values()
+        if fields is None:  # its fields may have this type
+            fields = [_step(field["type"], named, steps) for field in schema["fields"]]
+        for field in fields:
+            at = field(data, at, levels_left, values_left)
+        return at
+
+    steps[schema["name"]] = step
+    return step
+
+
+def _union_step(branches: list[Step]) -> Step:
+    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+        number, at = _number(data, at)
+        if not 0 <= number < len(branches):
+            raise SerdeError(f"a union has no branch {number}")
+        return branches[number](data, at, levels_left, values_left)
+
+    return step
+
+
+def _items_step(item: Step, key: Step | None = None) -> Step:
+    """Return the step over the blocks of an array, or of a map, whose items have keys."""
+
+    def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
+        if not levels_left:
+            raise SerdeError(f"it is nested more than {LEVELS} levels deep")
+        levels_left -= 1
+        while data[at]:
+            count, at = _number(data, at)
+            if count < 0:  # the size of the block follows
+                count = -count
+                _, at = _number(data, at)
+            values_left[0] -= count
+            if values_left[0] < 0:
+                _refuse_values()
+            for _ in range(count):
+                if key is not None:
+                    at = key(data, at, 0, values_left)
+                at = item(data, at, levels_left, values_left)
+        return at + 1
+
+    return step
+
+
+def _fixed_step(size: int) -> Step:
+    def step(_data: bytes, at: int, _levels_left: int, _values_left: list[int]) -> int:
+        return at + size
+
+    return step
+
+
+def _pass_number(
+    data: bytes, at: int, _levels_left: int, _values_left: list[int]
+) -> int:
+    while data[at] > 0x7F:
+        at += 1
+    return at + 1
+
+
+def _pass_bytes(
+    data: bytes, at: int, _levels_left: int, _values_left: list[int]
+) -> int:
+    length, at = _number(data, at)
+    if not 0 <= length <= len(data) - at:
+        raise SerdeError(f"{length} bytes of a text, where {len(data) - at} are left")
+    return at + length
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the zigzag varint at a place, and the place behind it."""
+    byte = data[at]
+    at += 1
+    if byte <= 0x7F:  # most are short
+        return (byte >> 1) ^ -(byte & 1), at
+    number = byte & 0x7F
+    shift = 7
+    while byte > 0x7F:
+        if shift > 63:
+            raise SerdeError("a number of more than 64 bits")
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _refuse_values() -> None:
+    raise SerdeError(
+        f"it has more values than {VALUES} and {VALUES_PER_BYTE} for each byte"
+    )
