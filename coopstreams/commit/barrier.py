@@ -4,6 +4,9 @@ The barrier is the true end of the group's partition, taken after this member kn
 coordinator has fenced all earlier owners by then, so none of them commits anything above it. Open transactions of
 members that have left would hold the barrier until their time-out, so this module ends them at once.
 
+Those of other groups in the partition are not ours to end; they hold the barrier only where commits of this group are
+behind them (`ahead`).
+
 Invariant: no commit of an earlier owner is missed: it lies below the barrier, or brokers refuse its fence.
 """
 
@@ -35,6 +38,10 @@ END_MS = 3000
 
 HANGING_S = 5.0
 """How long a task waits before hanging transactions are searched for, which takes three requests to each broker."""
+
+
+AHEAD_S = 1.0
+"""How long a task waits before the reason is looked for: a transaction of another group may keep the tail back."""
 
 
 class Group(Protocol):
@@ -98,6 +105,8 @@ class Barrier:
         self.epoch = -1
         """The epoch of the last assignment."""
         self._hunt_at: float | None = None
+        self._held_since: float | None = None
+        """Since when a barrier has not been passed; None: none is waited for."""
         self.generation = -1
         """The generation of the last assignment."""
 
@@ -113,11 +122,24 @@ class Barrier:
             end = self._follower.barrier()
             for one in waiting:
                 one.barrier = end if one.barrier is None else one.barrier
+        barriers = [one.barrier for one in waiting if one.barrier is not None]
+        self._look_ahead([at for at in barriers if not self._follower.passed(at)])
         return [
             one
             for one in waiting
             if one.barrier is not None and self._follower.passed(one.barrier)
         ]
+
+    def _look_ahead(self, held: Sequence[int]) -> None:
+        """Look beyond an open transaction that has held these barriers for a while."""
+        now = self._host.now()
+        if not held:
+            self._held_since = None
+            self._follower.look_no_more()
+        elif self._held_since is None:
+            self._held_since = now
+        elif now - self._held_since >= AHEAD_S:
+            self._follower.look_ahead(max(held))
 
     @property
     def hunting(self) -> bool:

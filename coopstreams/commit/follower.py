@@ -2,7 +2,8 @@
 
 The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A barrier is the partition's high
 watermark, taken after this member knows its generation: members fenced earlier have written nothing above it. When
-`tail` has passed it, reading committed records only, every transaction below it is decided and known.
+`tail` has passed it, reading committed records only, every transaction below it is decided and known. An open
+transaction of another group holds the tail, but not the barrier, if no record of this group is behind it (`ahead`).
 
 A record of the group may be unreadable: damaged, or written by a newer version. The follower never skips it but sets
 its key aside. As long as a key is set aside, no barrier counts as passed, and the view yields no mirror and no
@@ -20,19 +21,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
 
+from coopstreams.commit.ahead import NAMED, Ahead
 from coopstreams.commit.record import (
     PARTITIONS,
     VERSION,
     WITH_TIMES,
     Committed,
     Segment,
-    decode_key,
-    decode_value,
-    encode_text,
     partition_of,
     topic_spec,
 )
@@ -51,8 +49,6 @@ VOID = "void"
 group's progress into this one.
 """
 _BATCH = 2000
-_TRIES = 30
-"""Fetches, of a tenth of a second at most, in which `blockers` looks for the writers of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,8 @@ class Unreadable:
 class Follower:
     """The individual commits of one group, as far as this process has read them.
 
-    `poll`, `barrier`, `blockers` and `close` belong to the opener thread; any thread may call everything else.
+    `poll`, `barrier`, `look_ahead`, `look_no_more` and `close` belong to the opener thread; any thread may call
+    everything else.
     """
 
     def __init__(
@@ -95,6 +92,9 @@ class Follower:
         self._view = CommitView(group)
         self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
+        self._ahead = Ahead(log, group, self.partition)
+        self._clear = 0
+        """Below this offset there is no record of the group from some tail on: see `ahead`."""
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
@@ -250,28 +250,46 @@ class Follower:
         return end
 
     def passed(self, barrier: int) -> bool:
-        """Whether everything below the barrier is decided and known."""
-        return self._tail >= barrier and not self._unreadable
+        """Whether everything of the group below the barrier is decided, known and readable."""
+        return self.knows(barrier) and not self._unreadable
 
-    def blockers(self, barrier: int) -> set[str]:
-        """Return the transactional ids of this group with records between the tail and the barrier.
+    def knows(self, barrier: int) -> bool:
+        """Whether everything of the group below the barrier is decided and was read."""
+        return max(self._tail, self._clear) >= barrier
 
-        One of them keeps the tail back, or a group in the same partition does. End transactions of members that have
-        left.
+    def look_ahead(self, barrier: int) -> None:
+        """Look for records of the group between the tail and a barrier that is not passed: without one, it is.
+
+        Reads on without a wait; call it again until the barrier is passed, then `look_no_more`.
+
+        Raises:
+            LogError: the partition cannot be read.
         """
-        name, ids, at, tries = encode_text(self.group), set[str](), self._tail, _TRIES
-        with closing(self._log.reader(committed_only=False)) as reader:
-            reader.assign({self.partition: Position(at)})
-            while at < barrier and tries:
-                tries -= 1
-                for batch in reader.fetch(_BATCH, 0.1):
-                    at = max(at, batch.next_offset)
-                    for key, value in zip(
-                        batch.columns.keys, batch.columns.values, strict=True
-                    ):
-                        if key and value and key.startswith(name, 1):
-                            ids |= _writer(key, value)
-        return ids
+        if self._tail < barrier:
+            self._clear = max(self._clear, self._ahead.look(self._tail, barrier))
+
+    def look_no_more(self) -> None:
+        """End `look_ahead`. Idempotent."""
+        self._ahead.end()
+
+    def held_back(self, barrier: int) -> str:
+        """Return why a barrier is not passed, and the cure, as far as `look_ahead` has seen it. Any thread."""
+        known = f"offset {barrier} of {self.partition}, known up to {self._tail}"
+        writers = self._ahead.writers
+        if not writers:
+            return known
+        first = writers[0]
+        own = [writer for writer in writers[1:] if writer.group == self.group]
+        names = ", ".join(map(str, own[:NAMED]))
+        behind = (
+            f", with records behind it that concern this group: {names}" if own else ""
+        )
+        return (
+            f"{known}. A transaction of {first} is open from there on{behind}. It ends with its writer, or at the writer's "
+            "transaction.timeout.ms. If it has no writer any more and stays: kafka-transactions.sh --bootstrap-server "
+            f"<HOST:PORT> abort --topic {COMMIT_TOPIC} --partition {self.partition.partition} --start-offset "
+            f"{self._tail}"
+        )
 
     def open(
         self,
@@ -365,6 +383,7 @@ class Follower:
 
     def close(self) -> None:
         """Stop reading. Idempotent."""
+        self._ahead.end()
         self._reader.close()
 
     def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
@@ -388,11 +407,3 @@ class Follower:
         else:
             if self._unreadable:
                 self._unreadable.pop(key, None)
-
-
-def _writer(key: bytes, value: bytes) -> set[str]:
-    """Return the transactional id in a record; none if it is unreadable: `_take` reports it once it is committed."""
-    try:
-        return {decode_value(value, decode_key(key).key_range).transactional_id}
-    except LogError:
-        return set()

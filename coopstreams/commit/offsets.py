@@ -37,6 +37,8 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 _TIMEOUT_S = 30.0
+_LOOK_S = 1.0
+"""After how long it is looked for what an open transaction keeps back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +106,20 @@ def catch_up(
     Raises:
         LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back and is named.
     """
-    barrier, give_up = follower.barrier(), host.now() + timeout_s
-    while follower.tail < barrier:
+    barrier = follower.barrier()
+    began = host.now()
+    while not follower.knows(barrier):
         follower.poll(0.1)
-        if follower.tail < barrier and host.now() > give_up:
-            names = (
-                ", ".join(sorted(follower.blockers(barrier)))
-                or "of another group in the same partition"
-            )
+        waited_s = host.now() - began
+        if waited_s > _LOOK_S:
+            follower.look_ahead(barrier)
+        if waited_s > timeout_s and not follower.knows(barrier):
             raise LogError(
-                f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open "
-                f"transaction keeps the rest back: {names}",
+                f"the progress of group {follower.group!r} is not known in {timeout_s:.0f} s: "
+                f"{follower.held_back(barrier)}",
                 retryable=True,
             )
+    follower.look_no_more()
     if check:
         follower.check_readable()
 

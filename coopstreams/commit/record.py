@@ -280,6 +280,14 @@ def decode_key(data: bytes) -> CommitKey:
         raise _damaged("key", data, problem) from problem
 
 
+def group_of(data: bytes) -> str:
+    """Return the group in a key of any version; empty: it is no such key."""
+    try:
+        return _read_text(data, 1)[0]
+    except _DAMAGED:
+        return ""
+
+
 def encode_value(value: CommitValue) -> bytes:
     """Return the bytes of a value.
 

@@ -170,7 +170,7 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """One individual commit. Its writer is not kept: only `Follower.blockers` needs it, and reads it from the log.
+    """One individual commit. Its writer is not kept: only `ahead` needs it, and reads it from the log.
 
     Shape: `metadata` is the user's; of an application, the topic's id.
     """

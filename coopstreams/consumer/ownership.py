@@ -109,18 +109,10 @@ class Openings:
                         "%s waits for %s", one.id, self._positions.waits_for(one.id)
                     )
                     continue
-                names = (
-                    ", ".join(sorted(self._follower.blockers(one.barrier)))
-                    or "of another group in the same partition"
-                )
                 log.warning(
-                    "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: "
-                    "%s",
+                    "%s waits for the barrier: %s",
                     one.id,
-                    self._follower.partition,
-                    self._follower.tail,
-                    one.barrier,
-                    names,
+                    self._follower.held_back(one.barrier),
                 )
 
 

@@ -20,14 +20,19 @@ Why every record that was acknowledged before the request lies below the answer:
    not. So the first leader after these views is among those that answered, and would have answered with its own epoch.
    With more than 1 this does not hold: an eligible leader replica outside of the ISR may lead next (KIP-966).
 
+   A broker that other brokers call alive, and that cannot be reached from here, is therefore waited for. Nothing that the
+   others tell decides without it: it may have been elected while the leader that answers hung, also if the views of that
+   leader do not have it in sync (it may just have been added). The reason names the broker and the cure.
+
 Each view is requested after the call for the end began: an earlier one may be out of date.
 
 Assumes: clean elections (an unclean one loses records in any case), and metadata by KRaft. With ZooKeeper (before Kafka
 4) a replica acts on an epoch a moment before its metadata have it, and an epoch may be missed within that moment.
 `min.insync.replicas` is cached for a while (`ends`): for so long after it was lowered, one answer too few may be
 accepted.
-Turned down: a record of one's own as the barrier. A stale leader cannot have it acknowledged; but restores need the
-ends of changelogs, which would get meaningless records, and readers would need to write. Waiting for all brokers: a
+Turned down: a record of one's own as the barrier. A stale leader cannot have it acknowledged, with any
+`min.insync.replicas`: every replica in sync has to fetch it in the leader's epoch. But restores need the ends of
+changelogs, which would get meaningless records, and readers would need to write. Waiting for all brokers: a
 dead one would hold every restore.
 Source: KIP-320, KIP-207, KIP-966; `Partition.fetchOffsetForTimestamp` of the broker.
 """
@@ -135,13 +140,20 @@ def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | N
             leader, epoch, "the brokers do not agree which topic of that name it is"
         )
     if missing:
-        names = ", ".join(map(str, sorted(missing)))
-        return Choice(
-            leader,
-            epoch,
-            f"broker {names} may know of a newer leader and has not answered",
-        )
+        return Choice(leader, epoch, _unanswered(missing, min_isr))
     return Choice(leader, epoch, "it has no leader" if leader == NO_LEADER else "")
+
+
+def _unanswered(missing: frozenset[int], min_isr: int) -> str:
+    """Return why to wait for these brokers, and the cure."""
+    names = ", ".join(map(str, sorted(missing)))
+    need = (
+        f"broker {names} may know of a newer leader and has not answered. Have it answer this machine (its "
+        "advertised.listeners, a firewall), or stop it"
+    )
+    if min_isr > 1:
+        return need
+    return f"{need}; with min.insync.replicas=2 on the topic, a single silent broker of its replicas is not waited for"
 
 
 def missing_answers(

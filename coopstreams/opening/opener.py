@@ -169,10 +169,8 @@ class Opener:
         if opening is None or opening.barrier is None:
             return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
-            return TaskWait(
-                f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to "
-                f"{self._follower.tail}{trouble}"
-            )
+            held_back = self._follower.held_back(opening.barrier)
+            return TaskWait(f"the barrier: {held_back}{trouble}")
         if opening.progress is None:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         if (why := self._sinks.why(task)) is not None:
@@ -182,9 +180,7 @@ class Opener:
             self._restoring.downloading(task),
         )
         return TaskWait(
-            "its state to be restored from a snapshot"
-            if downloads
-            else "its state to be restored",
+            f"its state to be restored{' from a snapshot' if downloads else ''}{trouble}",
             restores,
             downloads,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from threading import Event, Thread
 
@@ -64,6 +65,25 @@ def follower(log: Log, group: str) -> Iterator[Follower]:
     follower = Follower(log, group)
     yield follower
     follower.close()
+
+
+def neighbour(follower: Follower) -> str:
+    """Return another group whose commits are in the same partition."""
+    names = (f"{follower.group}-{number}" for number in count())
+    return next(
+        name
+        for name in names
+        if partition_of(name, follower.partitions) == follower.partition.partition
+    )
+
+
+def look(follower: Follower, barrier: int) -> None:
+    """Look up to the barrier at what is there, decided or not."""
+    give_up = time.monotonic() + PATIENCE_S
+    while follower._ahead._at < barrier and not follower.passed(barrier):
+        assert time.monotonic() < give_up
+        follower.look_ahead(barrier)
+        time.sleep(0.01)
 
 
 def say(
@@ -254,14 +274,15 @@ def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(
     assert positions(follower) == [100], (
         "what lies behind an open transaction is not known yet"
     )
-    assert follower.blockers(barrier) - {"t"} == {f"{follower.group}-a"}
+    look(follower, barrier)
+    assert not follower.passed(barrier), "what is behind is of this group"
+    assert f'"{follower.group}-a" of' in follower.held_back(barrier)
     if ends == "commit":
         transactional.commit(PATIENCE_S)
     else:
         transactional.abort()
     pass_barrier(follower, barrier)
     assert positions(follower) == ([150, 130] if ends == "commit" else [100, 130])
-    assert follower.blockers(follower.barrier()) == set()
     transactional.close()
 
 
@@ -272,27 +293,57 @@ def test_a_dead_transaction_is_found_and_a_new_writer_of_its_id_ends_it(
     dead.begin()
     say(dead, follower, WHOLE, 1, 100, f"{follower.group}-dead")
     barrier = follower.barrier()
-    (blocker,) = follower.blockers(barrier)
-    successor = log.writer(blocker)
+    look(follower, barrier)
+    assert f'"{follower.group}-dead" of' in follower.held_back(barrier)
+    successor = log.writer(f"{follower.group}-dead")
     pass_barrier(follower, barrier)
     assert positions(follower) == [0]
     successor.close()
 
 
-def test_another_group_in_the_partition_blocks_too_but_is_not_ours_to_end() -> None:
-    log = MemoryLog()
-    log.create_topics([topic_spec(1)])
-    ours, theirs = Follower(log, "ours"), Follower(log, "theirs")
-    writer = log.writer("theirs-a")
+def test_another_group_in_the_partition_holds_no_barrier_of_ours(
+    log: Log, follower: Follower
+) -> None:
+    say(log.writer(), follower, WHOLE, 1, 50)
+    theirs = Follower(log, neighbour(follower))
+    writer = log.writer(f"{theirs.group}-a")
     writer.begin()
-    say(writer, theirs, WHOLE, 1, 100, "theirs-a")
-    barrier = ours.barrier()
-    poll_until_idle(ours)
-    assert not ours.passed(barrier)
-    assert ours.blockers(barrier) == set()
-    assert theirs.blockers(barrier) == {"theirs-a"}
+    say(writer, theirs, WHOLE, 1, 100, f"{theirs.group}-a")
+    writer.flush(PATIENCE_S)
+    barrier = follower.barrier()
+    poll_until_idle(follower)
+    assert not follower.passed(barrier)
+    look(follower, barrier)
+    assert follower.passed(barrier)
+    assert positions(follower) == [50]
+    assert not theirs.passed(barrier)
+    theirs.close()
     writer.abort()
-    pass_barrier(ours, barrier)
+    writer.close()
+
+
+def test_records_of_ours_behind_the_transaction_of_another_group_hold_the_barrier(
+    log: Log, follower: Follower
+) -> None:
+    theirs = neighbour(follower)
+    writer, plain = log.writer(f"{theirs}-a"), log.writer()
+    writer.begin()
+    with closing(Follower(log, theirs)) as other:
+        say(writer, other, WHOLE, 1, 100, f"{theirs}-a")
+    writer.flush(PATIENCE_S)
+    say(plain, follower, WHOLE, 1, 70, f"{follower.group}-b")
+    barrier = follower.barrier()
+    poll_until_idle(follower)
+    look(follower, barrier)
+    assert not follower.passed(barrier), "the record of ours is not known"
+    told = follower.held_back(barrier)
+    assert f'"{theirs}-a" of group "{theirs}" is open' in told
+    assert f'"{follower.group}-b"' in told
+    assert f"--start-offset {follower.tail}" in told
+    writer.abort()
+    pass_barrier(follower, barrier)
+    assert positions(follower) == [70]
+    writer.close()
 
 
 def test_a_follower_that_starts_after_the_cleaner_knows_the_same() -> None:

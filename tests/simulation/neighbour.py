@@ -28,8 +28,8 @@ from tests.simulation.kafka.cluster import Cluster
 
 EVERY_S = 3.0
 """Mean time between two commits."""
-OPEN_S = (0.1, 2.0, 10.0)
-"""How long a transaction stays open, below the time limit of transactions."""
+OPEN_S = (0.1, 2.0, 10.0, None)
+"""How long a transaction stays open; None: its writer dies, and the coordinator ends it at its time limit."""
 
 
 class Neighbour:
@@ -77,6 +77,9 @@ class Neighbour:
         writer.begin()
         self._append(writer)
         open_s = self._random.choice(OPEN_S) if self._opens else 0.0
+        if open_s is None:
+            self._say(f"{self._group} dies with an open transaction")
+            return
         if not open_s:
             writer.commit(0.0)
             return

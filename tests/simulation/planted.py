@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from coopstreams.calling.lanes import Lane
+from coopstreams.commit.ahead import Ahead
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.inflight import InFlight
@@ -65,6 +66,17 @@ def _no_barrier() -> AbstractContextManager[Any]:
 def _stale_barrier() -> AbstractContextManager[Any]:
     """The end of the commit topic comes from a broker with an outdated view."""
     return patch.object(Follower, "barrier", lambda self: self.tail)
+
+
+def _beyond_all_that_is_open() -> AbstractContextManager[Any]:
+    """A barrier is passed although records of the group are behind an open transaction."""
+    look = Ahead.look
+
+    def all_clear(self: Ahead, tail: int, barrier: int) -> int:
+        look(self, tail, barrier)
+        return self._at
+
+    return patch.object(Ahead, "look", all_clear)
 
 
 def _leader_of_before() -> AbstractContextManager[Any]:
@@ -404,6 +416,9 @@ class Planted(NamedTuple):
 PLANTED: dict[str, Planted] = {
     "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
     "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
+    "beyond all that is open": Planted(
+        _beyond_all_that_is_open, 95, "a count", oracle="results"
+    ),
     "a leader of before": Planted(
         _leader_of_before, 15, "a join of streams", oracle="answers"
     ),

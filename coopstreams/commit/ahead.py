@@ -1,0 +1,136 @@
+"""What the commit topic has above the committed tail, decided or not: whose records an open transaction keeps back.
+
+A reader of committed records stops at the first open transaction of its partition, whichever group has written it. A
+second reader, of all records, looks from there up to the barrier. Where it finds no record of this group, nothing of
+this group is kept back, and the barrier is passed although the tail is below it.
+
+Why that is safe. A barrier is there so that a task misses no commit of an earlier owner. Each of those lies below the
+barrier: it was written before the coordinator fenced its writer, and the barrier was taken after that. Below the tail
+everything is decided and known. From the tail to the barrier this reader has seen every record, because
+
+1. it returns records whether their transaction is open, committed or aborted;
+2. what is below a barrier was written before it was taken, so no record is added there later;
+3. compaction takes a record away only for a later one of its key, which is also seen, or is a tombstone that the reader
+   of committed records does not see either; it takes none from the first open transaction on;
+4. a leader that was deposed returns records below its own high watermark only, which its successor has, too; and this
+   reader has reached the barrier only when its leader's high watermark has.
+
+So no record there is of this group, and the view behind the barrier is the one that is known. A record of this group,
+also one that cannot be decoded, holds the barrier as before: an open transaction may decide it either way.
+
+Invariant: `clear` of a tail has been read without a gap from this tail on.
+Turned down: markers, which would decide records of this group above another group's open transaction (librdkafka
+returns none).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from coopstreams.commit.record import (
+    decode_key,
+    decode_value,
+    encode_text,
+    group_of,
+)
+from coopstreams.log.log import Log, Position, Reader
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+
+_BATCH = 2000
+NAMED = 3
+"""How many writers a message names."""
+
+
+class Writer(NamedTuple):
+    """A writer of commit records: its group and its transactional id; empty: the record does not say it."""
+
+    group: str
+    id: str
+
+    def __str__(self) -> str:
+        if not self.group:
+            return "a program that is not coopstreams"
+        return (
+            f'"{self.id}" of group "{self.group}"'
+            if self.id
+            else f'group "{self.group}"'
+        )
+
+
+class Ahead:
+    """The records of the group's partition above the committed tail. One thread, but `writers`."""
+
+    def __init__(self, log: Log, group: str, partition: TopicPartition) -> None:
+        self._log, self._partition = log, partition
+        self._prefix = encode_text(group)
+        self._reader: Reader | None = None
+        self._at = 0
+        self._own: deque[int] = deque()
+        """The offsets of this group's records, ascending."""
+        self._writers: deque[tuple[int, Writer]] = deque()
+        """The writers of records, with the offset of the last one in a row of theirs, ascending."""
+
+    def look(self, tail: int, barrier: int) -> int:
+        """Read on, without a wait, from the tail to the barrier.
+
+        Return the offset up to which there is no record of this group from the tail on.
+
+        Raises:
+            LogError: the partition cannot be read.
+        """
+        if self._reader is None or self._at < tail:
+            self.end()
+            self._reader = self._log.reader(committed_only=False)
+            self._reader.assign({self._partition: Position(tail)})
+            self._at = tail
+        if self._at < barrier:
+            for batch in self._reader.fetch(_BATCH, 0.0):
+                columns = batch.columns
+                for key, value, offset in zip(
+                    columns.keys, columns.values, columns.offsets, strict=True
+                ):
+                    self._take(key, value, offset)
+                self._at = max(self._at, batch.next_offset)
+        while self._own and self._own[0] < tail:
+            self._own.popleft()
+        while self._writers and self._writers[0][0] < tail:
+            self._writers.popleft()
+        return self._own[0] if self._own else self._at
+
+    def end(self) -> None:
+        """Stop reading, and forget what was read. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self._own.clear()
+        self._writers.clear()
+
+    @property
+    def writers(self) -> list[Writer]:
+        """The writers of the records above the tail in the order of their records, each once. Any thread.
+
+        The first one has the open transaction: the tail is where that begins.
+        """
+        return list(dict.fromkeys(writer for _, writer in self._writers.copy()))
+
+    def _take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        if key is not None and key.startswith(self._prefix, 1):
+            self._own.append(offset)
+        writer = _writer(key, value)
+        if self._writers and self._writers[-1][1] == writer:
+            self._writers.pop()
+        self._writers.append((offset, writer))
+
+
+def _writer(key: bytes | None, value: bytes | None) -> Writer:
+    """Return the writer of a record, as far as it says it."""
+    group = group_of(key) if key is not None else ""
+    if not group or key is None or value is None:
+        return Writer(group, "")
+    try:
+        told = decode_value(value, decode_key(key).key_range)
+    except LogError:  # a newer version wrote it, or it is damaged
+        return Writer(group, "")
+    return Writer(group, told.transactional_id)
