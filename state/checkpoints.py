@@ -26,6 +26,9 @@ NOTHING_OBSERVED = -1
 NEVER_TRUE = 0
 """A `true_ms` for state that was never known to be true: no restore continues from it."""
 
+PROVEN = -1
+"""The `unproven_from` of state of which no row can be missing."""
+
 NO_TOPIC = ""
 """The topic id of state without a changelog, or whose changelog has no topic id."""
 
@@ -47,6 +50,10 @@ class Checkpoint:
     """
     topic_id: str = NO_TOPIC
     """The id of the topic to which the offset belongs."""
+    unproven_from: int = PROVEN
+    """The offset from which a source topic was read up to `offset`, while it is not known
+    yet whether compaction had removed rows there.
+    """
 
     @property
     def groups(self) -> KeyGroups:

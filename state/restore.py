@@ -11,7 +11,9 @@ all offsets from there on and all tombstones since the state was true.
 
 A store without a changelog of its own holds what its tasks have read of a source topic. It is restored from that topic,
 each range exactly up to its task's position: the task will process the records from there on. A record that the task
-dropped because it could not be deserialised is dropped again.
+dropped because it could not be deserialised is dropped again. Compaction of such a topic knows no positions: a record
+that the task has still to process may have removed the row that its key has below. So what was read is not `proven`
+until the caller has looked for that; a checkpoint says from where on it is not, because a restore may end before.
 
 Turned down: one offset for all groups (a group that was ahead would go back, and other ranges would start over).
 """
@@ -28,6 +30,7 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import (
     NO_TOPIC,
     NOTHING_OBSERVED,
+    PROVEN,
     Checkpoint,
     Checkpoints,
 )
@@ -194,6 +197,8 @@ class Restore:
         """The next offset that each group needs; `_NEVER` for groups that are not restored."""
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
+        self._unproven_from = [PROVEN] * GROUPS
+        """The offset from which each group was read from its source topic since it was proven."""
         self._times = [_NEVER] * GROUPS
         """The stream time at which the task of each group begins; `_NEVER`: not known."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
@@ -275,6 +280,29 @@ class Restore:
         self._read += len(columns)
         self._kept += len(keep)
         self._moved += max(0, next_offset - self._position)
+        self._move()
+
+    @property
+    def unproven(self) -> dict[int, tuple[int, int]]:
+        """The interval that was read from the source topic, of each group that is not proven."""
+        return {
+            group: (start, self._need[group])
+            for group, start in enumerate(self._unproven_from)
+            if PROVEN != start < self._need[group] != _NEVER
+        }
+
+    def prove(self) -> None:
+        """Note that compaction has removed no row of what was read."""
+        groups = list(self.unproven)
+        for group in groups:
+            self._unproven_from[group] = self._need[group]
+        if groups:
+            self.database.write([], {self.spec.name: list(self._checkpoints(groups))})
+
+    def start_over(self, groups: Iterable[int], reason: str) -> None:
+        """Empty these groups, and restore them from the start of the log."""
+        for run in _runs(sorted(groups)):
+            self._empty(run, reason)
         self._move()
 
     def progress(self) -> RestoreProgress:
@@ -434,9 +462,12 @@ class Restore:
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
         """Yield the checkpoints of groups, in runs."""
-        for offset, alike in groupby(
-            sorted(groups, key=lambda group: (self._need[group], group)),
-            key=self._need.__getitem__,
+
+        def reached(group: int) -> tuple[int, int]:
+            return self._need[group], self._unproven_from[group]
+
+        for (offset, unproven_from), alike in groupby(
+            sorted(groups, key=lambda group: (*reached(group), group)), key=reached
         ):
             for run in _runs(list(alike)):
                 at_end = all(offset >= self._stops[group] for group in run)
@@ -452,6 +483,9 @@ class Restore:
                         offset,
                         true_ms=true_ms,
                         topic_id=self.bounds.topic_id,
+                        unproven_from=unproven_from
+                        if unproven_from < offset
+                        else PROVEN,
                     )
                 )
 
@@ -494,6 +528,13 @@ class Restore:
                     at.observed,
                     at.true_ms,
                 )
+                if self.spec.source is not None:
+                    proven = at.unproven_from == PROVEN
+                    self._unproven_from[group] = (
+                        next_offset
+                        if proven
+                        else max(at.unproven_from, self.bounds.log_start)
+                    )
         for reason, of_reason in groupby(
             sorted(reasons, key=lambda group: (reasons[group], group)),
             key=reasons.__getitem__,
@@ -535,6 +576,8 @@ class Restore:
                 NOTHING_OBSERVED,
                 bounds.asked_ms,
             )
+            if self.spec.source is not None:
+                self._unproven_from[group] = bounds.log_start
 
 
 def _set(by_group: list[int], values: Mapping[KeyRange, int]) -> None:

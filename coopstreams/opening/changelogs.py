@@ -83,6 +83,20 @@ class Changelogs:
             self._cluster, {topic: self._settings_of(topic) for topic in stores}, stores
         )
 
+    def compacted_until_ms(self, topic: str) -> int | None:
+        """Return the time before which records were old enough to be compacted.
+
+        None: the topic is not compacted, as far as this process may read its settings.
+        """
+        settings = self._settings_of(topic)
+        if "compact" not in settings.get("cleanup.policy", ""):
+            return None
+        return self._clock_ms() - int(settings.get("min.compaction.lag.ms", 0))
+
+    def end(self, changelog: TopicPartition) -> int:
+        """Return the end that a changelog has now."""
+        return self._cluster.end_offset(changelog)
+
     def is_still(self, topic: str, topic_id: str) -> bool:
         """Whether the topic of that name has that id now."""
         return self._topic_id(topic) == topic_id

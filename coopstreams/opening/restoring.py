@@ -22,8 +22,10 @@ from typing import NamedTuple
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.opening.compacted_rows import CompactedRows, Lost
 from coopstreams.opening.done_runs import first_record_in_runs
 from coopstreams.state import layout
 from coopstreams.state.database import Database
@@ -92,9 +94,31 @@ class _Job:
     restore: Restore
     moved_at: float
     tasks: dict[TaskId, _Wanted] = field(default_factory=dict)
+    check: CompactedRows | None = None
+    """Looks for rows that are missing in the source topic, once the restore is done."""
+    end_seen: int | None = None
+    """The offset at which the topic ended when its end was last reached."""
+
+    @property
+    def position(self) -> int:
+        """The next offset to read."""
+        return self.restore.position if self.check is None else self.check.position
+
+    def feed(self, batches: Sequence[RecordBatch]) -> None:
+        """Take in what was read from `position` on."""
+        last = batches[-1]
+        if last.at_end:
+            self.end_seen = last.next_offset
+        if self.check is None:
+            self.restore.feed(
+                joined(batch.columns for batch in batches), last.next_offset
+            )
+        else:
+            self.check.feed(batches)
 
     def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore the ranges of the tasks that wait now."""
+        self.check = None
         bounds = bounds or self.restore.bounds
         self.restore.retarget(
             self.ranges,
@@ -107,6 +131,8 @@ class _Job:
 
     def anew(self, bounds: Bounds) -> None:
         """Restart from the topic that has replaced the changelog."""
+        self.check = None
+        self.end_seen = None
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
         database, spec = self.restore.database, self.restore.spec
         self.restore = Restore(
@@ -307,26 +333,26 @@ class Restoring:
             if job is None:
                 continue
             batches = list(slots)
-            columns = joined(batch.columns for batch in batches)
-            before = job.restore.position
+            before, restored = job.position, job.check is None
             try:
-                job.restore.feed(columns, batches[-1].next_offset)
+                job.feed(batches)
             except SerdeError as error:
                 self._moved = True  # what was fetched is read again
                 raise LogError(
                     f"{changelog} cannot be restored yet: {error}", retryable=True
                 ) from error
-            if job.restore.position > before:
+            if job.position != before:
                 job.moved_at = self._host.now()
+            if not restored and job.position != batches[-1].next_offset:
+                self._moved = True  # it looks for something else now
             progress = job.restore.progress()
-            if len(columns):
+            count = sum(len(batch.columns) for batch in batches) if restored else 0
+            if count:
                 self._listener.on_batch_restored(
-                    changelog, progress.store, progress.position, len(columns)
+                    changelog, progress.store, progress.position, count
                 )
             for task in job.tasks:
-                self._metrics.restored(
-                    task, progress.store, len(columns), progress.remaining
-                )
+                self._metrics.restored(task, progress.store, count, progress.remaining)
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
@@ -349,7 +375,7 @@ class Restoring:
             bounds = self._changelogs.bounds(changelog, job.stops)
             if (
                 bounds.topic_id != job.restore.bounds.topic_id
-                or job.restore.position < bounds.log_start
+                or job.position < bounds.log_start
             ):
                 self._begin_anew(changelog, job, bounds)
                 changed = True
@@ -415,7 +441,7 @@ class Restoring:
                 times=times,
             )
             job = _Job(restore, self._host.now(), {task: wanted})
-            if job.restore.done:
+            if job.restore.done and not job.restore.unproven:
                 return
             self._listener.on_restore_start(
                 changelog, spec.name, job.restore.position, bounds.target
@@ -504,20 +530,24 @@ class Restoring:
             LogError: the brokers did not answer; the next step does it again.
         """
         for changelog, job in self._jobs.items():
-            # Merged neighbours: all ranges together are the whole partition, where no key needs hashing.
-            ranges = WHOLE.minus(WHOLE.minus(job.ranges))
+            ranges = self._ranges(job) if job.check is None else job.check.ranges
             self._reader.route(
                 changelog,
                 ranges,
                 suffix=layout.changelog_suffix_bytes(job.restore.spec),
             )
         self._reader.assign(
-            {
-                changelog: Position(job.restore.position)
-                for changelog, job in self._jobs.items()
-            }
+            {changelog: Position(job.position) for changelog, job in self._jobs.items()}
         )
         self._moved = False
+
+    @staticmethod
+    def _ranges(job: _Job) -> list[KeyRange]:
+        """Return the ranges to restore, neighbours merged.
+
+        All ranges together are the whole partition, where no key needs hashing.
+        """
+        return WHOLE.minus(WHOLE.minus(job.ranges))
 
     def _complete(self) -> None:
         complete = [
@@ -525,21 +555,88 @@ class Restoring:
         ]
         for changelog in complete:
             job = self._jobs[changelog]
+            if not self._proven(changelog, job):
+                continue
             if not self._changelogs.is_still(
                 changelog.topic, job.restore.bounds.topic_id
             ):
                 self._begin_anew(
                     changelog, job, self._changelogs.bounds(changelog, job.stops)
                 )
+                self._moved = True
                 continue
+            job.restore.prove()
             del self._jobs[changelog]
+            self._moved = True
             self._listener.on_restore_end(
                 changelog, job.restore.spec.name, job.restore.progress().read
             )
             for task in job.tasks:
                 self._waiting[task].discard(changelog)
                 self._go_on(task)
-        self._moved |= bool(complete)
+
+    def _proven(self, changelog: TopicPartition, job: _Job) -> bool:
+        """Whether compaction has removed no row of a restore that is done.
+
+        False: it is not known yet, and more is to be read.
+
+        Raises:
+            ConfigError: it may have; the message has the cures.
+        """
+        if job.check is None:
+            job.check = self._checking(changelog, job)
+            if job.check is None:
+                return True
+            self._moved = True
+        if job.check.lost is not None:
+            self._start_over(changelog, job, job.check.lost)
+            return False
+        return job.check.done
+
+    def _checking(self, changelog: TopicPartition, job: _Job) -> CompactedRows | None:
+        """Return what looks for missing rows; None if none can be missing."""
+        unproven = job.restore.unproven
+        if not unproven:
+            return None
+        since_ms = self._changelogs.compacted_until_ms(changelog.topic)
+        position = min(stop for _, stop in unproven.values())
+        # What has come since the end was last reached was not there when rows were read.
+        if since_ms is None or (job.end_seen or position + 1) <= position:
+            return None
+        end = self._changelogs.end(changelog)
+        return CompactedRows(job.restore, self._ranges(job), since_ms, end)
+
+    def _start_over(self, changelog: TopicPartition, job: _Job, lost: Lost) -> None:
+        """Restore from the start of the log what was restored from a checkpoint.
+
+        Raises:
+            ConfigError: it was restored from there; the message has the cures.
+        """
+        start, stop = job.restore.unproven[lost.groups[0]]
+        spec, topic = job.restore.spec, changelog.topic
+        found = (
+            f"the record of {changelog} at offset {lost.waits}, which its task has still "
+            f"to process, is older than min.compaction.lag.ms, and offset {lost.hole} has "
+            "no record: compaction may have removed the row that this key had"
+        )
+        job.check = None
+        job.restore.start_over(lost.groups, found)
+        self._moved = True
+        if start > job.restore.bounds.log_start:
+            return
+        raise ConfigError(
+            f'the table "{spec.name}" is restored from its topic (topology.optimization) '
+            f"up to offset {stop}, where its task stands, but {found}. Without it, what "
+            "is counted, joined or grouped from the table would be wrong, and nothing "
+            "else has it. Start a process that has the table in its state folder; or "
+            "have what was made of the table follow the rows that there are (`coopstreams "
+            "rebuild APP --from source`, while all instances are stopped), and then, as "
+            "also where you know that nothing was compacted, give the topic a lag that "
+            "is longer than the oldest record waits, with which it starts: "
+            f"{setting_command(topic, 'min.compaction.lag.ms', '604800000')}; or begin "
+            "anew (`coopstreams reset`). A table with a changelog "
+            "(topology.optimization=none, from a reset on) cannot lose a row in this way"
+        )
 
     @staticmethod
     def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:

@@ -362,3 +362,18 @@ def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
                 topic,
                 settings["cleanup.policy"],
             )
+        elif (
+            "compact" in settings.get("cleanup.policy", "")
+            and int(settings.get("min.compaction.lag.ms", 0)) == 0
+        ):
+            log.warning(
+                'the table "%s" is restored from its topic "%s" (topology.optimization), which brokers may compact up '
+                "to records that are not processed yet (min.compaction.lag.ms=0). A task "
+                "that stands below such a record does not open without its state "
+                "folder: the row before it would be missing. Give the topic a lag that "
+                "is longer than the application may be behind: %s; or leave out "
+                "reuse.ktable.source.topics.",
+                store,
+                topic,
+                setting_command(topic, "min.compaction.lag.ms", "604800000"),
+            )

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from tests.broker.reading import read_topic
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.topology.errors import ConfigError
+from tests.broker.counting import failure_of
+from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -64,3 +70,61 @@ def test_calls_beside_a_table_on_a_source_with_transaction_markers(
         let_go.set()
         eventually(lambda: len(results()) == 5, 60, lambda: str(results()))
     assert results() == [b"[%d,%d]" % (number, number) for number in range(5)]
+
+
+@pytest.mark.slow
+def test_a_row_that_was_compacted_away_before_it_was_counted_down_is_refused(
+    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
+) -> None:
+    """Own disk and lag: red 0, blue 1. Another disk would make it red 1, blue 1."""
+    broker = broker_of_own(log_cleaner_backoff_ms="200")
+    kafka = Kafka(
+        broker.bootstrap,
+        AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}),
+    )
+    table = kafka.topic(
+        "colours",
+        cleanup_policy="compact",
+        segment_ms="100",
+        min_cleanable_dirty_ratio="0.0",
+    )
+    sink = kafka.topic("out")
+    builder = StreamsBuilder(kafka.unique("colours"))
+    builder.table(table, key=serdes.text, value=serdes.text, store="colours").group_by(
+        lambda key, value: (value, key), key=serdes.text, value=serdes.text
+    ).count(store="counts").to_stream().to(sink)
+    topology = builder.build()
+
+    def app(folder: str) -> CoopStreams:
+        settings: dict[str, Any] = {
+            "processing_guarantee": "exactly_once_v2",
+            "topology_optimization": "all",
+        }
+        return CoopStreams(topology, kafka.config(tmp_path / folder, **settings))
+
+    def counts() -> dict[bytes, int]:
+        rows = latest(read_topic(kafka.bootstrap, sink))
+        return {colour: serdes.int64.decode(count) for colour, count in rows.items()}
+
+    def offsets() -> list[int]:
+        return [record.offset for record in read_topic(kafka.bootstrap, table)]
+
+    kafka.write(table, [(b"k", b"red")])
+    with app("own"):
+        eventually(lambda: counts() == {b"red": 1}, 60, lambda: str(counts()))
+    kafka.write(table, [(b"k", b"blue")])
+    # A segment is compacted once a later record has begun another one.
+    for at in range(60):
+        time.sleep(0.5)
+        kafka.write(table, [(b"later", b"%d" % at)])
+        if 0 not in offsets():
+            break
+    assert offsets()[0] == 1, "blue is the first record that is left"
+    refused = failure_of(app("another"))
+    assert isinstance(refused, ConfigError), refused
+    assert "up to offset 1, where its task stands" in str(refused)
+    with app("own"):
+        expected = {b"red": 0, b"blue": 1}
+        eventually(
+            lambda: expected.items() <= counts().items(), 60, lambda: str(counts())
+        )

@@ -26,11 +26,13 @@ from coopstreams.topology.windows import TimeWindows
 Write = Callable[[StreamsBuilder], object]
 
 COMPACT = {"cleanup.policy": "compact"}
+LAG = {"min.compaction.lag.ms": "86400000"}
 TOPICS = [
     TopicSpec("in", 3),
     TopicSpec("other", 2),
     TopicSpec("out", 1),
-    TopicSpec("kept", 1, COMPACT),
+    TopicSpec("kept", 1, COMPACT | LAG),
+    TopicSpec("compacted", 1, COMPACT),
     TopicSpec("deleted", 1, {"cleanup.policy": "delete", "retention.ms": "3600000"}),
 ]
 
@@ -183,6 +185,15 @@ def test_a_topic_that_forgets_is_worth_a_warning(
     assert told.startswith(
         'the table "of-deleted" is restored from its topic "deleted" (topology.optimization)'
     )
+
+
+def test_a_topic_that_is_compacted_before_it_was_read_is_worth_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check(cluster(), tables("kept", "compacted"), FROM_SOURCES)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith('the table "of-compacted" is restored from its topic')
+    assert "--entity-name compacted --add-config min.compaction.lag.ms=" in told
 
 
 def windowed(grace_hours: int) -> Write:
