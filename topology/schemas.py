@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from struct import Struct
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from coopstreams.topology.compatibility.described import of_registry
 from coopstreams.topology.compatibility.schema import Schema
-from coopstreams.topology.errors import ConfigError, SerdeError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, SerdeError
 from coopstreams.topology.serde import Serde
 
 T = TypeVar("T")
@@ -32,6 +33,47 @@ _HEAD = Struct(">bI")
 
 class RegistryUnavailableError(SerdeError):
     """The schema registry does not answer, so bytes cannot be read yet: the same call may succeed later."""
+
+
+class RegistryNeededError(CoopStreamsError):
+    """A registry must be asked, and who called must not wait for it."""
+
+
+class _Asked:
+    """Whether a registry would have been asked within a call of `promptly`."""
+
+    __slots__ = ("whether",)
+
+    def __init__(self) -> None:
+        self.whether = False
+
+
+_PROMPT: ContextVar[_Asked | None] = ContextVar("prompt", default=None)
+"""Set within a call of `promptly`."""
+
+
+def promptly(call: Callable[[], T]) -> T:
+    """Return what the call returns; no serde asks a registry within it.
+
+    Whatever else the call returns or raises does not count then: it may have taken a key
+    for one that cannot be read.
+
+    Raises:
+        RegistryNeededError: a serde would have asked one. Call again where it may wait.
+    """
+    asked = _Asked()
+    token = _PROMPT.set(asked)
+    try:
+        found = call()
+    except Exception:
+        if asked.whether:
+            raise RegistryNeededError("a schema registry must be asked") from None
+        raise
+    finally:
+        _PROMPT.reset(token)
+    if asked.whether:
+        raise RegistryNeededError("a schema registry must be asked")
+    return found
 
 
 def registry_is_away(error: BaseException | None) -> bool:
@@ -190,6 +232,7 @@ class Codec:
 
     def pin(self, *subjects: str) -> bytes:
         """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
+        self._may_ask()
         self._subjects = tuple(sorted({*self._subjects, *subjects}))
         numbers, schema = [], self.registered()
         for subject in self._all():
@@ -241,6 +284,7 @@ class Codec:
     def _learn(self, data: bytes) -> Callable[[bytes], Any]:
         """Return the reader of records of a schema that is new here."""
         number = _id_of(data)
+        self._may_ask()
         schema = self._registry.schema(number)
         if schema.kind != self.schema.kind:
             raise SerdeError(
@@ -248,6 +292,13 @@ class Codec:
             )
         reader = self._readers[data[:5]] = self._reader(schema)
         return reader
+
+    def _may_ask(self) -> None:
+        """Check that the registry may be asked now; one in memory answers at once."""
+        asked = _PROMPT.get()
+        if asked is not None and self._registry is not IN_MEMORY:
+            asked.whether = True
+            raise RegistryNeededError(f"{self.name}: the schema registry must be asked")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments that recreate the codec; on Spark's workers it asks the same registry."""

@@ -224,20 +224,19 @@ class QueryApp:
             NDJSON in request.headers.get("accept", ""),
         )
         if not streamed:
-            page = await self._service.page(
-                store,
-                range_query(store, parameters, limit_of(parameters, self._limits)),
-                asked,
+            limit = limit_of(parameters, self._limits)
+            query = await self._service.read(
+                lambda: range_query(store, parameters, limit)
             )
+            page = await self._service.page(store, query, asked)
             return _json(_page_body(store, page))
         total = (
             None
             if parameters.text("limit") is None
             else limit_of(parameters, self._limits)
         )
-        query = range_query(
-            store, parameters, min(self._limits.entries, total or self._limits.entries)
-        )
+        a_page = min(self._limits.entries, total or self._limits.entries)
+        query = await self._service.read(lambda: range_query(store, parameters, a_page))
         first = await self._service.page(store, query, asked)
         return StreamingResponse(
             self._lines(store, query, first, total, asked), media_type=NDJSON
@@ -287,7 +286,7 @@ class QueryApp:
     async def _key_metadata(self, request: Request) -> Response:
         _parameters(request)
         return _json(
-            self._service.key_metadata(
+            await self._service.key_metadata(
                 self._store(request), path_piece(_raw_path(request), 4)
             )
         )
@@ -455,7 +454,7 @@ async def _renew(certificates: Certificates) -> None:
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         try:
-            if certificates.renew():
+            if await asyncio.to_thread(certificates.renew):
                 log.info("the certificates of the query server were read again")
         except ConfigError as error:
             log.warning(

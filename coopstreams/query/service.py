@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ from coopstreams.query.router import (
 )
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.graph.drawing import drawn
+from coopstreams.topology.schemas import RegistryNeededError, promptly
 
 T = TypeVar("T")
 
@@ -54,7 +56,8 @@ WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
 class QueryService:
     """The answers to all routes. Coroutines run on the server's loop, reads in thread pools.
 
-    Scans have a pool of their own, so that they never delay a read by key.
+    Scans have a pool of their own, so that they never delay a read by key; and so has what
+    waits for a schema registry, which delays neither.
     """
 
     def __init__(
@@ -67,6 +70,14 @@ class QueryService:
         self._local = LocalReader(backend)
         self._gets = ThreadPoolExecutor(4, "coopstreams-get")
         self._scans = ThreadPoolExecutor(2, "coopstreams-scan")
+        self._asks = ThreadPoolExecutor(4, "coopstreams-registry")
+
+    async def read(self, parse: Callable[[], T]) -> T:
+        """Return what this returns, which reads keys: here, or on a thread if a registry must be asked."""
+        try:
+            return promptly(parse)
+        except RegistryNeededError:
+            return await asyncio.get_running_loop().run_in_executor(self._asks, parse)
 
     async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
         """Return the JSON of one key."""
@@ -116,7 +127,7 @@ class QueryService:
         self, store: StoreInfo, texts: Sequence[str], asked: Asked
     ) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
-        wanted = keys_of(store, texts, self.limits.max_keys)
+        wanted = await self.read(lambda: keys_of(store, texts, self.limits.max_keys))
         locations = [at for _, _, at in wanted]
 
         async def attempt() -> bytes:
@@ -252,23 +263,24 @@ class QueryService:
         """Return the JSON of the topology as a picture."""
         return orjson.dumps(drawn(self.backend.topology))
 
-    def key_metadata(self, store: StoreInfo, text: str) -> bytes:
+    async def key_metadata(self, store: StoreInfo, text: str) -> bytes:
         """Return the JSON of a key's location and owner."""
         if store.kind == "global":
             raise bad_request(
                 "WRONG_KIND",
                 f"{store.name} is a global table: every instance has all of it",
             )
-        key = parse_key(store.key, text)
-        return orjson.dumps(
-            reports.key_metadata(
-                self.backend.placement(), store, key, locate(store, key)
-            )
-        )
+
+        def report() -> reports.Report:
+            key = parse_key(store.key, text)
+            placement = self.backend.placement()
+            return reports.key_metadata(placement, store, key, locate(store, key))
+
+        return orjson.dumps(await self.read(report))
 
     async def close(self) -> None:
         """Shut the thread pools down once running reads are finished; those that wait for a thread are cancelled."""
-        for pool in (self._gets, self._scans):
+        for pool in (self._gets, self._scans, self._asks):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _by_key(
@@ -280,7 +292,7 @@ class QueryService:
         asked: Asked,
         read: Callable[[Lookup], bytes],
     ) -> bytes:
-        key = parse_key(store.key, text)
+        key = await self.read(lambda: parse_key(store.key, text))
         at = locate(store, key)
         path = store_path(store.name, f"{what}/{path_text(text)}{query}")
 
@@ -368,9 +380,12 @@ class QueryService:
         )
 
     async def _run(self, pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            pool, self._budget.counted(read)
-        )
+        loop = asyncio.get_running_loop()
+        prompt = partial(promptly, read)
+        try:
+            return await loop.run_in_executor(pool, self._budget.counted(prompt))
+        except RegistryNeededError:
+            return await loop.run_in_executor(self._asks, self._budget.counted(read))
 
 
 async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:

@@ -3,7 +3,7 @@
     target -> store, keys -> is this instance the owner? -> read -> owned all the time? -> JSON
 
 Invariant: an answer equals that of `QueryApp`. A request gets None here if its key belongs to another instance, or
-moves; `QueryApp` then answers it.
+moves, or if a schema registry must be asked; `QueryApp` then answers it.
 Invariant: a key range is read by one view a batch, and its ownership is checked after the last read of the batch.
 """
 
@@ -43,6 +43,7 @@ from coopstreams.query.problems import body_of, headers_of, internal, timed_out
 from coopstreams.query.router import Asked, Here
 from coopstreams.query.service import keys_of, store_named
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.schemas import RegistryNeededError, promptly
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class KeyAnswers:
             found = [
                 None
                 if views.size > MOST_BYTES
-                else self._read(target, authorization, placement, views)
+                else self._promptly(target, authorization, placement, views)
                 for target, authorization, _ in requests
             ]
             lost = views.lost()
@@ -102,7 +103,11 @@ class KeyAnswers:
             if read is None or (lost and not isinstance(read, QueryError)):
                 answers.sent.append(None)
                 continue
-            status = answers.add(read)
+            try:
+                status = answers.add(read)
+            except RegistryNeededError:
+                answers.sent.append(None)
+                continue
             self._metrics.answered(
                 _route_of(target), status, waited_s + time.monotonic() - began
             )
@@ -117,6 +122,19 @@ class KeyAnswers:
             )
             self._metrics.answered(_route_of(target), status, waited_s)
         return answers.sent
+
+    def _promptly(
+        self,
+        target: bytes,
+        authorization: bytes | None,
+        placement: Placement,
+        views: _Views,
+    ) -> _Read | QueryError | None:
+        """Return what `_read` returns; None also if a schema registry must be asked: other requests would wait."""
+        try:
+            return promptly(lambda: self._read(target, authorization, placement, views))
+        except RegistryNeededError:
+            return None
 
     def _read(
         self,
@@ -232,19 +250,27 @@ class _Answers:
         self._same = f"content-type: application/json\r\n{INSTANCE}: {here}\r\n"
 
     def add(self, read: _Read | QueryError) -> int:
-        """Add an answer; return its status."""
+        """Add an answer; return its status.
+
+        Raises:
+            RegistryNeededError: a schema registry must be asked, and nothing was added.
+        """
+        status, body, headers = promptly(lambda: self._told(read))
+        self._put(status, body, headers)
+        return status
+
+    def _told(self, read: _Read | QueryError) -> tuple[int, bytes, dict[str, str]]:
+        """Return the status of an answer, its body and its own headers."""
         try:
             if isinstance(read, _Read):
-                self._put(200, read.body(), {})
-                return 200
+                return 200, read.body(), {}
             error = read
         except QueryError as raised:
             error = raised
         except Exception as raised:
             log.exception("a row of %s cannot be shown", read)
             error = internal(raised)
-        self._put(error.status, body_of(error), headers_of(error))
-        return error.status
+        return error.status, body_of(error), headers_of(error)
 
     def _put(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         more = (
