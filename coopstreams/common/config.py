@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
+MOST_TOKENS = 8
+"""The most tokens of a role. A request may show as many: instances show all of theirs."""
 HANDLERS = ("fail", "continue", "dead-letter")
 
 
@@ -100,11 +102,23 @@ def _listen(value: Any) -> str:
 def _tokens(value: Any) -> tuple[str, ...]:
     """Return bearer tokens (RFC 6750) that are separated by commas."""
     tokens = tuple(Secret(token.strip()) for token in str(value).split(","))
+    if len(tokens) > MOST_TOKENS:
+        raise ValueError(f"at most {MOST_TOKENS} tokens, separated by commas")
     if not all(re.fullmatch(r"[A-Za-z0-9._~+/-]{16,}=*", token) for token in tokens):
         raise ValueError(
             "at least 16 letters, digits or -._~+/ (`openssl rand -hex 32` makes one); several separated by commas"
         )
     return tokens
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    """Return names of hosts that are separated by commas: `*`, or `*.` in front of a name."""
+    names = tuple(name.strip().lower() for name in str(value).split(","))
+    if not all(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", name) for name in names):
+        raise ValueError(
+            "names of hosts without ports, separated by commas; `*.example.org` for all below a name, `*` for any"
+        )
+    return names
 
 
 def _registry_url(value: Any) -> str:
@@ -290,6 +304,13 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         reachable,
         None,
         "HOST:PORT or URL under which other instances reach the query server. Default: where it listens.",
+    ),
+    "http.allowed.hosts": (
+        _hosts,
+        None,
+        "Names by which clients reach the query server without tokens or TLS, separated by commas; `*.example.org`; `*` "
+        "any. Default: addresses, names without a dot, the names of the machine, of its Kubernetes namespace and of "
+        "`application.server`.",
     ),
     "http.token.read": (
         _tokens,

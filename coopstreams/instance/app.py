@@ -233,10 +233,10 @@ class CoopStreams:
         ):
             from coopstreams.query.app import QueryApp
 
-            metrics, access = (
-                self._instance.components.metrics,
-                Access.of(self.config.values),
-            )
+            metrics = self._instance.components.metrics
+            access = Access.of(self.config.values)
+            if access.names:  # otherwise, names are up to the program's own server
+                access = access.known_as(self.url or "")
             await block.serve(
                 self._mounted,
                 QueryApp(

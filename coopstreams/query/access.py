@@ -9,7 +9,8 @@ A role may have several tokens, and all are accepted. Instances send each other 
 without a refusal: first `old,new` on one instance after the other, then `new`.
 
 Invariant: with any token set, no path beyond these is answered without one. Without any, requests that change something
-are refused: a web page can have the browser send such a request to an address on this host, but not with a token.
+are refused: a web page can have the browser send such a request to an address on this host, but not with a token. What
+it could read that way is refused by its `Host` (`hosts`).
 Turned down: user names and groups (a proxy in front does that, and has one token).
 Source: RFC 6750.
 """
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from coopstreams.common.config import MOST_TOKENS
 from coopstreams.query.certificates import Certificates, Files
+from coopstreams.query.hosts import Hosts
 from coopstreams.topology.errors import QueryError
 
 Role: TypeAlias = Literal["read", "operate"]
@@ -29,14 +32,19 @@ Role: TypeAlias = Literal["read", "operate"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens of each role (none: no token needed), and the certificates (None: no TLS)."""
+    """The tokens of each role (none: no token needed), the certificates (None: no TLS), and the names of the server.
+
+    `names`: those of the setting; `hosts`: all by which it is asked, None: any.
+    """
 
     tokens: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     certificates: Certificates | None = None
+    names: Sequence[str] = ()
+    hosts: Hosts | None = None
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Access:
-        """Return the access control of the settings `http.token.*` and `http.ssl.*`.
+        """Return the access control of the settings `http.token.*`, `http.ssl.*` and `http.allowed.hosts`.
 
         Raises:
             ConfigError: a file of `http.ssl.*` cannot be used.
@@ -45,20 +53,32 @@ class Access:
         tokens: Mapping[Role, Sequence[str]] = (
             {"read": read, "operate": operate or read} if read else {}
         )
+        names = settings["http.allowed.hosts"] or ()
         if not settings["http.ssl.certificate.location"]:
-            return Access(tokens)
+            return Access(tokens, names=names)
         clients_show = settings["http.ssl.client.auth"] == "required"
-        return Access(
-            tokens, Certificates(Files.of(settings), clients_show=clients_show)
-        )
+        certificates = Certificates(Files.of(settings), clients_show=clients_show)
+        return Access(tokens, certificates, names)
+
+    def known_as(self, url: str) -> Access:
+        """Return the same for a server that announces this URL: who needs neither token nor TLS must know its name."""
+        if self.tokens or self.certificates is not None:
+            return self
+        return replace(self, hosts=Hosts.of(url, self.names))
 
     def check(
-        self, role: Role | None, authorization: str | None, *, changes: bool = False
+        self,
+        role: Role | None,
+        authorization: str | None,
+        host: str | None,
+        *,
+        changes: bool = False,
     ) -> None:
-        """Check that a request with this header has the role. `changes`: it changes something.
+        """Check that a request with these headers has the role. `changes`: it changes something.
 
         Raises:
-            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role.
+            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role;
+                UNKNOWN_HOST: no token is needed, and the server is called by a name that may be of a web page.
         """
         if role is None:
             return
@@ -70,6 +90,8 @@ class Access:
                     "and http.token.operate",
                     status=403,
                 )
+            if self.hosts is not None and not self.hosts.accepts(host):
+                raise unknown_host(host or "")
             return
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -77,6 +99,9 @@ class Access:
             raise unauthorized(
                 f"this path needs the token http.token.{named} of the application"
             )
+        # Each guess is compared with each token: a header of 64 KiB has 30,000 of them.
+        if token.count(",") >= MOST_TOKENS:
+            raise unauthorized(f"a request may show {MOST_TOKENS} tokens")
         given = [part.strip() for part in token.split(",")]
         if _in_common(given, self.tokens[role]):
             return
@@ -88,10 +113,10 @@ class Access:
             )
         raise unauthorized("the application does not know this token")
 
-    def allows(self, role: Role, authorization: str | None) -> bool:
-        """Whether a request with this header has the role."""
+    def allows(self, role: Role, authorization: str | None, host: str | None) -> bool:
+        """Whether a request with these headers has the role."""
         try:
-            self.check(role, authorization)
+            self.check(role, authorization, host)
         except QueryError:
             return False
         return True
@@ -135,6 +160,16 @@ def unauthorized(message: str) -> QueryError:
         "UNAUTHORIZED",
         f"{message}; send it as `Authorization: Bearer <TOKEN>`",
         status=401,
+    )
+
+
+def unknown_host(host: str) -> QueryError:
+    """Return the error for a request that calls the server by a name that it does not know."""
+    return QueryError(
+        "UNKNOWN_HOST",
+        f'"{host[:100]}" is no name of this instance that it knows, and a web page could have a name that points here '
+        "(DNS rebinding). If the name is yours, add it to http.allowed.hosts; with http.token.read any name will do",
+        status=403,
     )
 
 

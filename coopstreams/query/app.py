@@ -332,7 +332,10 @@ class QueryApp:
 
     def _health(self, request: Request, health: Health, well: bool) -> Response:
         told = reports.health(health)
-        if not self._access.allows("operate", request.headers.get("authorization")):
+        authorization, host = (
+            request.headers.get(name) for name in ("authorization", "host")
+        )
+        if not self._access.allows("operate", authorization, host):
             told["reasons"] = [
                 reason | {"message": WITHHELD} for reason in told["reasons"]
             ]
@@ -375,6 +378,7 @@ class QueryApp:
             self._access.check(
                 role,
                 request.headers.get("authorization"),
+                request.headers.get("host"),
                 changes=request.method == "POST",
             )
             if request.headers.get(FORWARDED) == "1":

@@ -55,7 +55,8 @@ def _closed(path: str, operation: Schema) -> Schema:
     refusals = {
         "401": _error("UNAUTHORIZED: no token, or one that is not known"),
         "403": _error(
-            "FORBIDDEN: the token of the other role; or a change, and the application has no tokens"
+            "FORBIDDEN: the token of the other role; or a change, and the application has no tokens. UNKNOWN_HOST: "
+            "it has none, and does not know the name in the header Host"
         ),
     }
     ((method, asked),) = operation.items()

@@ -120,6 +120,15 @@ def too_many(connections: int) -> QueryError:
     return _unavailable("TOO_MANY_CONNECTIONS", message, 1000)
 
 
+def head_too_long(most_bytes: int, most_lines: int) -> QueryError:
+    """Return the error for a request whose head is longer than allowed."""
+    message = (
+        f"the request line and the headers may have {most_bytes >> 10} KiB in {most_lines} lines: ask for fewer keys "
+        "at a time"
+    )
+    return QueryError("HEAD_TOO_LONG", message, status=431)
+
+
 def too_many_streams(most: int) -> QueryError:
     """Return the error for a stream of the status beyond the limit."""
     message = f"{most} pages watch this instance already: close one, or open the page of another instance"

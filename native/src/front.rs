@@ -20,6 +20,7 @@ use tokio::{net, runtime, time};
 
 use crate::front_connection::{Limits, refuse, run};
 use crate::front_queue::{Asked, Phase, Shared};
+use crate::front_request::Hosts;
 use crate::locked;
 
 /// How long no connection is accepted after one could not be: there is no file descriptor left.
@@ -106,6 +107,12 @@ impl Front {
             limits: Arc::new(limits),
             listener: Mutex::new(Some(listener)),
         })
+    }
+
+    /// Answer keys only to who asks by one of these names, by an address or by a name without a dot; the server behind
+    /// judges any other. Once, before `serve`; otherwise by any name.
+    fn known_as(&self, names: Vec<String>, suffixes: Vec<String>) {
+        let _ = self.shared.hosts.set(Hosts { names, suffixes });
     }
 
     /// Accept connections and serve them, until `drain` and `end` were called.

@@ -74,7 +74,7 @@ impl Connection<'_> {
     async fn serve(mut self) -> io::Result<()> {
         let mut deadline = Instant::now() + self.limits.ask;
         loop {
-            match read(&self.bytes) {
+            match read(&self.bytes, self.shared.hosts.get()) {
                 Request::Partial => {
                     if !self.more(&mut deadline).await? {
                         return Ok(());

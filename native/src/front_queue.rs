@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
+use crate::front_request::Hosts;
 use crate::locked;
 
 /// How long Python may be at one batch. Then one read in it waits for a disk, say, and the server behind has other threads.
@@ -46,6 +47,8 @@ pub struct Shared {
     pub changed: Condvar,
     pub open: AtomicUsize,
     pub phase: watch::Sender<Phase>,
+    /// The names by which requests for keys are answered here; not set: any.
+    pub hosts: OnceLock<Hosts>,
 }
 
 impl Queue {
@@ -65,6 +68,7 @@ impl Shared {
             changed: Condvar::new(),
             open: AtomicUsize::new(0),
             phase: watch::Sender::new(Phase::Serving),
+            hosts: OnceLock::new(),
         }
     }
 

@@ -1,10 +1,37 @@
 //! What is read of the beginning of a request, to know who answers it.
 
+use std::net::Ipv4Addr;
+
 use httparse::{EMPTY_HEADER, Header, Status};
 
 /// Longer heads go through to the server behind, which has the limit.
 const LONGEST: usize = 1 << 16;
 const HEADERS: usize = 64;
+
+/// The names by which requests for keys are answered here, besides addresses and names without a dot; the server behind
+/// judges any other. Its rule is `coopstreams.query.hosts`.
+pub struct Hosts {
+    pub names: Vec<String>,
+    pub suffixes: Vec<String>,
+}
+
+impl Hosts {
+    fn know(&self, host: &[u8]) -> bool {
+        let Ok(host) = str::from_utf8(host) else {
+            return false;
+        };
+        let port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let name = match host.rsplit_once(':') {
+            Some((name, rest)) if port(rest) => name,
+            _ => host,
+        };
+        let name = name.to_ascii_lowercase();
+        !name.contains('.')
+            || name.parse::<Ipv4Addr>().is_ok()
+            || self.names.contains(&name)
+            || self.suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()))
+    }
+}
 
 /// Who answers the bytes that a client has sent.
 pub enum Request {
@@ -29,15 +56,15 @@ pub enum Method {
     Other,
 }
 
-/// Return who answers.
-pub fn read(bytes: &[u8]) -> Request {
+/// Return who answers. `known`: the names by which the server is asked; None: any.
+pub fn read(bytes: &[u8], known: Option<&Hosts>) -> Request {
     if let [b'\r' | b'\n', ..] = bytes {
         return Request::Other; // httparse skips empty lines, the server behind refuses them
     }
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let end = match request.parse(bytes) {
-        Ok(Status::Complete(end)) => end,
+        Ok(Status::Complete(end)) if end <= LONGEST => end,
         Ok(Status::Partial) if bytes.len() <= LONGEST => return Request::Partial,
         _ => return Request::Other,
     };
@@ -45,9 +72,13 @@ pub fn read(bytes: &[u8]) -> Request {
         return Request::Other;
     };
     let (mut hosts, mut authorization, mut hop) = (0, None, false);
+    let mut stranger = false;
     for header in request.headers.iter() {
         match Name::of(header) {
-            Name::Host => hosts += 1,
+            Name::Host => {
+                hosts += 1;
+                stranger |= known.is_some_and(|known| !known.know(header.value));
+            }
             Name::Authorization => authorization = authorization.or(Some(header.value.to_vec())),
             Name::Forwarded => hop = true,
             Name::Framing => return Request::Other,
@@ -60,7 +91,7 @@ pub fn read(bytes: &[u8]) -> Request {
         Some("HEAD") => Method::Head,
         _ => Method::Other,
     };
-    if method == Method::Get && hosts == 1 && !hop && for_keys(target) {
+    if method == Method::Get && hosts == 1 && !stranger && !hop && for_keys(target) {
         let target = target.as_bytes().to_vec();
         return Request::Keys {
             end,

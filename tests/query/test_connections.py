@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from coopstreams.query.asked import RequestLimits
+from coopstreams.query.serving.connections import LONGEST_HEAD
 from tests.query.cluster import LIMITS, Cluster, Data
 
 MOST = 8
@@ -221,3 +222,52 @@ def test_an_instance_without_a_connection_left_is_not_taken_for_another_process(
         f"{owner.url} takes no more connections: {MOST} connections are open"
         in answer.json()["message"]
     )
+
+
+LINES = b"".join(b"x-%d: y\r\n" % number for number in range(101))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "in pieces"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"authorization: Bearer " + 500_000 * b"b,",
+        b"x: " + LONGEST_HEAD * b"y",
+        LINES,
+        1_000_000 * b"a:\r\n",
+    ],
+    ids=["a header of 1 MB", "64 KiB", "101 lines", "a million lines"],
+)
+def test_a_head_that_is_too_long_is_refused_before_it_is_read(
+    cluster: Cluster, head: bytes, at_once: bool
+) -> None:
+    """The parser took a third of a second for such a head, and the comparison of its tokens a second."""
+    request = b"GET /v1/stores HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\n"
+    pieces = [request] if at_once else [request[:40], request[40:5000], request[5000:]]
+    with connection(cluster) as client:
+        with suppress(ConnectionError):  # it was refused while it still sent
+            for piece in pieces:
+                client.sendall(piece)
+        received = b""
+        with suppress(ConnectionError):
+            while more := client.recv(4096):
+                received += more
+        assert received.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert b'"error":"HEAD_TOO_LONG"' in received
+    assert answers(cluster)
+
+
+def test_of_requests_that_come_together_each_has_its_own_head(cluster: Cluster) -> None:
+    """A limit for all that has come at once would refuse the second one."""
+    of_100_lines = LINES.partition(b"\r\n")[2]
+    request = b"GET /v1/stores HTTP/1.1\r\n" + of_100_lines.replace(b"x-1:", b"host:")
+    with connection(cluster) as client:
+        client.sendall(
+            2 * (request + b"\r\n") + b"POST /v1/pause HTTP/1.1\r\n" + LINES + b"\r\n"
+        )
+        received = b""
+        with suppress(ConnectionError):
+            while more := client.recv(4096):
+                received += more
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.count(b"HTTP/1.1 431 ") == 1

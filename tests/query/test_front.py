@@ -244,7 +244,7 @@ def test_a_front_changes_no_answer(
         b"GET /v1/stores/counts/keys/w1 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
         b"GET /v1/stores/counts/keys/w1 HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /v1/stores/counts/keys/w1 HTTP/1.1\r\nhost: a\r\nx: "
-        + 100_000 * b"y"
+        + 200_000 * b"y"
         + b"\r\n\r\n",
         b"GET /v1/stores/counts/keys?"
         + 800 * b"key=w1&"

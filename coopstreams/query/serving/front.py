@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query.asked import RequestLimits
+from coopstreams.query.hosts import Hosts
 from coopstreams.query.serving.connections import SAY_EVERY_S, refusal
 from coopstreams.query.serving.key_answers import KeyAnswers, KeyRequest
 from coopstreams.topology.errors import ConfigError
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 class Front(Protocol):
     """A front, as the extension makes it."""
+
+    def known_as(self, names: Sequence[str], suffixes: Sequence[str]) -> None:
+        """Answer keys only to who asks by one of these names, by an address or by a name without a dot."""
 
     def serve(self) -> None:
         """Accept connections and serve them, until `drain` and `end` were called."""
@@ -96,9 +100,13 @@ class FrontThreads:
         self._threads: list[threading.Thread] = []
 
     def start(
-        self, listener: socket.socket, answers: KeyAnswers, budget: CpuBudget
+        self,
+        listener: socket.socket,
+        answers: KeyAnswers,
+        budget: CpuBudget,
+        hosts: Hosts | None,
     ) -> None:
-        """Serve; the listener is the front's from now on."""
+        """Serve; the listener is the front's from now on. `hosts`: who asks by another name is answered behind it."""
         limits = self._limits
         self._front = self._make(
             listener.detach(),
@@ -109,6 +117,9 @@ class FrontThreads:
             limits.idle_s,
             limits.read_s,
         )
+        # An extension of before this check does not have it; `make setup` builds one that has.
+        if hosts is not None and hasattr(self._front, "known_as"):
+            self._front.known_as(list(hosts.names), list(hosts.suffixes))
         self._threads = [
             threading.Thread(
                 target=_logged,

@@ -148,6 +148,7 @@ class KeyAnswers:
             self._access.check(
                 "read",
                 None if authorization is None else authorization.decode("latin-1"),
+                None,  # the front has looked at the header `Host`
             )
             store, texts, asked, many = self._parsed(target)
             wanted = keys_of(store, texts, self._limits.max_keys)

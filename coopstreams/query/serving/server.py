@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN = Access()
-LONGEST_HEAD = 1 << 20
-"""Request line and headers in bytes: a thousand keys fit into a query string."""
 DRAIN_S = 3
 """How long `stop` waits for requests that are being answered."""
 
@@ -51,11 +49,11 @@ class QueryServer:
         host, port = self._socket.getsockname()[:2]
         self.host: str = host
         self.port: int = port
-        self._access = access
         self.url = url_of(
             advertised or f"{_reachable(host)}:{port}",
             "http" if access.certificates is None else "https",
         )
+        self._access = access.known_as(self.url)
         if exposed := access.exposed(host):
             log.warning("%s answers on %s: %s", self.url, listen, exposed)
         self._server: uvicorn.Server | None = None
@@ -76,7 +74,11 @@ class QueryServer:
         from coopstreams.log.kafka.native import front
         from coopstreams.query.app import QueryApp
         from coopstreams.query.asked import RequestLimits
-        from coopstreams.query.serving.connections import BoundedSocket, limited
+        from coopstreams.query.serving.connections import (
+            LONGEST_HEAD,
+            BoundedSocket,
+            limited,
+        )
         from coopstreams.query.serving.front import FrontThreads
         from coopstreams.query.serving.key_answers import KeyAnswers
 
@@ -137,6 +139,7 @@ class QueryServer:
                 self._socket,
                 KeyAnswers(backend, metrics, limits, self._access),
                 app.budget,
+                self._access.hosts,
             )
 
     def stop(self) -> None:
