@@ -87,6 +87,7 @@ TASK_STATES = ("waiting", "restoring", "running", "closing")
 HealthCode: TypeAlias = Literal[
     "no-progress",
     "slow",
+    "slow-function",
     "calls-pause",
     "share-group",
     "paused",

@@ -158,6 +158,11 @@ class Dispatcher:
         )
 
     @property
+    def asking_s(self) -> float:
+        """For how long functions of the program run on one record; 0: none do. Any thread."""
+        return 0.0 if (asking := self._asking) is None else self._host.now() - asking[2]
+
+    @property
     def asking_for(self) -> str:
         """The record for which all tasks wait, because functions above a window run on it; empty: none. Any thread."""
         if (asking := self._asking) is None:

@@ -6,8 +6,8 @@ stuck thread; while brokers are away it costs all instances their open state, at
 Invariant: without evidence there is no excuse. Evidence is a leader or a group that does not answer, an error of the
 brokers that is not old, a request that waits no longer than the client lets it, a source without any other committed
 record, a call whose time-out is not over, a sibling that does move, or that the task is on no thread, being opened
-again. A thread that is stuck elsewhere (in a function of the program, in a sink, in a lock of ours) has none, whatever
-brokers do.
+again. A thread that is stuck elsewhere (in a sink, in a lock of ours) has none, whatever brokers do. One that runs a
+function of the program is asked for first (`tasks.running_functions`), and has `max.poll.interval.ms`.
 """
 
 from __future__ import annotations

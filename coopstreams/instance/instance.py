@@ -26,6 +26,7 @@ from coopstreams.instance.leftovers import Leftovers
 from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
+from coopstreams.instance.watcher import SLOW_S
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
     Aborted,
@@ -46,6 +47,7 @@ from coopstreams.tasks.lifecycle import (
     StreamsState,
     StreamThreadExceptionResponse,
 )
+from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
@@ -562,12 +564,35 @@ class Instance:
 
     def waiting_for(self, task: TaskId) -> str:
         """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
-        why = self._dispatcher.asking_for
-        return (
-            f"; {why}"
-            if why
-            else wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
-        )
+        if why := self._dispatcher.asking_for:
+            return f"; {why}"
+        home = self._homes.get(task)
+        if home is not None and (running := self._running(home)):
+            return running
+        return wait_of(home, self.tasks.get(task), self._host.now())
+
+    def function_of(self, task: TaskId) -> str:
+        """Return which function keeps the thread of a task, or of the reader, for less than `max.poll.interval.ms`, as
+        the end of a sentence; empty: none does. Any thread.
+        """
+        limit = self.components.config["max.poll.interval.ms"] / 1000
+        if self._dispatcher.asking_s > 0:
+            return self.waiting_for(task) if self._dispatcher.asking_s < limit else ""
+        home = self._homes.get(task)
+        if home is None or self._host.now() - home.moved_at > limit:
+            return ""
+        running = self._running(home)
+        return running and f"{running}; max.poll.interval.ms allows {limit:g} s"
+
+    def _running(self, home: StreamThread) -> str:
+        """Return which function a thread runs, and for how long, as the end of a sentence; empty: it runs none."""
+        seconds = self._host.now() - home.moved_at
+        if home.committer.asking.asked_at is not None or seconds < SLOW_S:
+            return ""
+        nodes = self.components.topology.nodes
+        if not (function := running_function(home.ident, nodes)):
+            return ""
+        return f"; its thread has run {function} for {seconds:.0f} s"
 
     def excuse(self, task: TaskId) -> str:
         """Return why a restart would not move a task that stands still; empty: it may. Any thread."""

@@ -197,28 +197,25 @@ class Serving:
             for task, running in list(self._instance.tasks.items())
             if running.calls is not None and (why := running.calls.pauses)
         }
-        stalls = {
-            task: (
-                message + self._instance.waiting_for(task),
-                self._instance.excuse(task),
-            )
-            for task, message in self._instance.stall_detector.stalled(now).items()
-            if task not in paused  # a new process could not make their calls either
-        }
-        excused = {
-            task: f"{message}; {excuse}"
-            for task, (message, excuse) in stalls.items()
-            if excuse
-        }
-        reasons = [
-            Reason("no-progress", message, task)
-            for task, (message, excuse) in stalls.items()
-            if not excuse
-        ]
+        slow: list[Reason] = []
+        reasons: list[Reason] = []
+        excused = set[TaskId]()
+        for task, message in self._instance.stall_detector.stalled(now).items():
+            if task in paused:
+                continue  # a new process could not make their calls either
+            if function := self._instance.function_of(task):
+                slow.append(Reason("slow-function", message + function, task))
+                excused.add(task)
+                continue
+            message += self._instance.waiting_for(task)
+            if excuse := self._instance.excuse(task):
+                slow.append(Reason("slow", f"{message}; {excuse}", task))
+                excused.add(task)
+            else:
+                reasons.append(Reason("no-progress", message, task))
         stalled, dealt = self._instance.share.reasons()
         reasons += stalled
         live = not reasons
-        slow = [Reason("slow", message, task) for task, message in excused.items()]
         slow += [
             Reason("slow", message + self._instance.waiting_for(task), task)
             for task, message in self._instance.stall_detector.slow(now).items()

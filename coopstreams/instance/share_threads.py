@@ -27,7 +27,9 @@ def share_members(
     threads = [
         _thread(components, number, programs, emit, holds) for number in range(count)
     ]
-    return ShareMembers(share_group(components.application), threads, components.host)
+    limit_s = components.config["max.poll.interval.ms"] / 1000
+    group = share_group(components.application)
+    return ShareMembers(group, threads, limit_s, components.host)
 
 
 def _thread(

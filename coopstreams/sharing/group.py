@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import Host
+from coopstreams.common.metrics import HealthCode
 from coopstreams.query.backend import Reason, ShareStatus
 from coopstreams.sharing.thread import ShareThread
 from coopstreams.sharing.work import SharedWork
+from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.tally import dropped
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.nodes import Structure
@@ -50,8 +52,14 @@ def check_share_group(topology: Structure, config: Config) -> None:
 class ShareMembers:
     """The share threads of an instance; empty without sub-topologies for them."""
 
-    def __init__(self, group: str, threads: Sequence[ShareThread], host: Host) -> None:
-        self._group, self._threads, self._host = group, threads, host
+    def __init__(
+        self, group: str, threads: Sequence[ShareThread], limit_s: float, host: Host
+    ) -> None:
+        """`limit_s`: how long a function may take for a record before the instance is not live."""
+        self._group = group
+        self._threads = threads
+        self._limit_s = limit_s
+        self._host = host
 
     def start(self) -> None:
         """Start the threads."""
@@ -71,7 +79,8 @@ class ShareMembers:
 
     def reasons(self) -> tuple[list[Reason], list[Reason]]:
         """Return why threads do not take records, or take long; first what makes the instance not live."""
-        stalled, others = [], []
+        stalled: list[Reason] = []
+        others: list[Reason] = []
         now = self._host.now()
         for thread in self._threads:
             name = f"share thread {thread.number}"
@@ -97,11 +106,24 @@ class ShareMembers:
                             f"{message}: it waits for the brokers to take its results",
                         )
                     )
+                elif function := self._function_of(thread):
+                    code: HealthCode = (
+                        "slow-function" if seconds > STALLED_S else "slow"
+                    )
+                    message += f"; it has run {function}"
+                    past = seconds > self._limit_s
+                    (stalled if past else others).append(
+                        Reason("no-progress" if past else code, message)
+                    )
                 elif seconds > STALLED_S:
                     stalled.append(Reason("no-progress", message))
                 else:
                     others.append(Reason("slow", message))
         return stalled, others
+
+    def _function_of(self, thread: ShareThread) -> str:
+        nodes = [node for work in thread.every for node in work.nodes]
+        return running_function(thread.ident, nodes)
 
     @property
     def waiting(self) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from operator import attrgetter
+from threading import get_ident
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
@@ -93,6 +94,8 @@ class ShareThread:
         """The records that the thread has acquired and not acknowledged. Any thread reads the number."""
         self.moved_at = host.now()
         """When the thread last polled, or finished a record. Any thread reads."""
+        self.ident: int | None = None
+        """The id of the thread of Python that runs this one; None: it has not started. Any thread reads."""
         self.flushing = False
         """Whether the thread waits until the brokers have its results. Any thread reads."""
         self.every = tuple(works)
@@ -155,6 +158,7 @@ class ShareThread:
         return bool(self._later)
 
     def _run(self) -> None:
+        self.ident = get_ident()
         try:
             with ExitStack() as closing:
                 closing.callback(self._writer.close)

@@ -30,7 +30,7 @@ from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.nodes import Sink
+from coopstreams.topology.graph.nodes import Node, Sink
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import TableStore
 from coopstreams.topology.task_id import TaskId
@@ -115,6 +115,11 @@ class SharedWork:
             clock=host.wall_ms,
             partitions=partitions,
         )
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the sub-topology."""
+        return self._program.subtopology.nodes
 
     @cached_property
     def topics(self) -> tuple[str, ...]:

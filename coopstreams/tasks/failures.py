@@ -52,6 +52,7 @@ _ROOMS = {
     for room in ("", "topology", "state")
     for folder in (_OURS / room, (_OURS / room).resolve())
 }
+_OUR_FOLDERS = tuple(f"{folder}{os.sep}" for folder in map(str, _ROOMS))
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
     for folder in {
@@ -136,10 +137,18 @@ def place_in(thread: int) -> str:
     return _innermost(traceback.extract_stack(frame))
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file of code belongs to coopstreams."""
+    return file.startswith(_OUR_FOLDERS)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of code is neither of coopstreams nor of Python nor of an installed package."""
+    return not file.startswith(("<", *_LIBRARIES))
+
+
 def _innermost(frames: traceback.StackSummary) -> str:
-    own = [
-        frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))
-    ]
+    own = [frame for frame in frames if is_users(frame.filename)]
     return (
         f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
         if own

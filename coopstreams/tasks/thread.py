@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from threading import get_ident
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import RecordBatch
@@ -86,6 +87,8 @@ class StreamThread:
         """Records delivered and not yet processed: the dispatcher bounds it."""
         self.moved_at = host.now()
         """The last time at which this thread showed that it is alive."""
+        self.ident: int | None = None
+        """The id of the thread of Python that runs this one; None: it has not started. Any thread reads."""
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
@@ -203,6 +206,7 @@ class StreamThread:
 
     def _run(self) -> None:
         try:
+            self.ident = get_ident()
             self._rest()
             self._loop()
             self.committer.close()

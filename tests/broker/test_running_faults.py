@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.instance import watcher
+from coopstreams.instance.serving import Serving
 from coopstreams.opening import opener
 from coopstreams.topology.errors import (
     ConfigError,
@@ -268,6 +271,43 @@ def test_a_function_that_takes_too_long_each_time_ends_the_process(
         "longer than max.poll.interval.ms (3 s): its results were void 3 times"
         in str(error)
     )
+
+
+@pytest.mark.ci
+def test_a_slow_function_is_named_and_the_process_live_until_the_group_would_lose_it(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "STALLED_S", 3.5)
+    counting = Counting.make(kafka)
+    builder = StreamsBuilder(counting.application)
+    done = threading.Event()
+
+    def waits(value: bytes) -> bytes:
+        done.wait(60)
+        return value
+
+    stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw)
+    stream.map_values(waits, value=serdes.raw, name="waits").to(counting.sink)
+    slow = replace(counting, topology=builder.build())
+    slow.write(["key"])
+    with slow.app(tmp_path, max_poll_interval_ms=7000) as app:
+        serving = Serving(instance_of(app), {})
+
+        def codes() -> dict[str, str]:
+            return {each.code: each.message for each in serving.health().reasons}
+
+        eventually(lambda: "slow-function" in codes(), 30, lambda: str(codes()))
+        assert serving.health().live
+        assert "no-progress" not in codes()
+        assert "its thread has run a function of waits (" in codes()["slow-function"]
+        assert "in waits) for " in codes()["slow-function"]
+        assert "max.poll.interval.ms allows 7 s" in codes()["slow-function"]
+        eventually(lambda: "no-progress" in codes(), 30, lambda: str(codes()))
+        assert not serving.health().live
+        assert "a function of waits" in codes()["no-progress"]
+        done.set()
+        written = partial(read_topic, kafka.bootstrap, slow.sink)
+        eventually(lambda: bool(written()), 60, lambda: "it goes on")
 
 
 @pytest.mark.ci
