@@ -116,10 +116,14 @@ def check_named(
             )
 
 
-def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
-    """Return the error for a source topic that was recreated since the group committed in it, with the cure."""
+def made_anew(group: str, partition: TopicPartition, offset: int | None) -> ConfigError:
+    """Return the error for a source topic that was recreated since the group committed in it, with the cure.
+
+    `offset`: the group's in the topic of before; None: it went with that topic.
+    """
+    was = "read it" if offset is None else f"was at offset {offset} of it"
     return ConfigError(
-        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. "
+        f"{partition}: the topic was deleted and made anew since group {group!r} {was}. "
         "The new topic has other records there, and those below were never processed. Begin anew (`coopstreams "
         "reset`); or read it from its beginning, on top of the state that is there: stop all instances and run "
         f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`. A topic that was copied from "

@@ -485,7 +485,10 @@ class Components:
             lambda dead: self.log.settle(dead, self.written()),
             lambda epoch: self.directory.begin(
                 self.deployed.take_over(
-                    self.topology, self.topics.partitions, lambda: member.sure(epoch)
+                    self.topology,
+                    self.topics.partitions,
+                    lambda: member.sure(epoch),
+                    member,
                 )
             ),
             emit,

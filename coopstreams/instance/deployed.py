@@ -1,12 +1,18 @@
 """The last version of the topology, kept on the cluster; a version that would lose or mix its state is refused.
 
     topic   `<application id>-topology`: one record, the output of `coopstreams describe --format json` for the version
-            that had tasks last, and the repartition topics that it was the first to read
+            that had tasks last, the repartition topics that it was the first to read, and the ids of the topics that
+            it reads
     read    when a process starts, before it creates a topic or joins the group; and again by the opener, before it
             opens the first task
     written by the opener then: from now on this version is the last one
 
 An application without stores and repartition topics writes nothing, and has no such topic.
+
+The ids are those of the topics to which the group's positions belong. Kafka deletes a plain offset with its topic, so a
+source that was made anew looks like one that was added to the program. Its id tells: a topic that the record knows under
+another id, and in which the group has no position, would be counted on top of the state, so it is refused. Once an
+operator has set positions in all of its partitions (`coopstreams group reset`), its new id is recorded.
 
 Invariant: the opener reads it when the group has given this process tasks. All tasks of another version were released
 before (`group.versions`), so none of the compared state is written any more.
@@ -28,13 +34,19 @@ from dataclasses import replace
 import orjson
 
 from coopstreams.commit.offsets import group_offsets, individual_commits
+from coopstreams.commit.positions import OffsetStore, made_anew
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
 from coopstreams.log.precondition import Precondition
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import FencedError, LogError, TopologyChangedError
+from coopstreams.topology.errors import (
+    FencedError,
+    LogError,
+    TopologyChangedError,
+    UnknownTopicError,
+)
 from coopstreams.topology.graph.changes import (
     TopologyChange,
     Verdict,
@@ -54,6 +66,7 @@ ACCEPT = "topology.change.accepted"
 _KEY = b"topology"
 _BEGUN = "begun"
 _PARTITIONS = "partitions"
+_IDS = "ids"
 _TIMEOUT_S = 30.0
 _BATCH = 1000
 
@@ -82,6 +95,8 @@ class Deployed:
         """
         self.changelogs = frozenset[str]()
         """The changelogs of the last version, as far as it is known: none of them is created anew in silence."""
+        self._ids: Mapping[str, str] = {}
+        """The ids of the topics that the last version reads in order, by name. Records of older versions have none."""
         self._topic_id = ""
         """The id of the topic in which the record was read last; empty: there was none."""
 
@@ -92,15 +107,16 @@ class Deployed:
             TopologyError: a newer coopstreams wrote the record.
             LogError: the topic cannot be read.
         """
+        self._ids, self._topic_id = {}, ""
         if self.topic not in self._log.partitions([self.topic]):
-            self._topic_id = ""
             return None
         self._topic_id = self._log.topic_id(self.topic)
         told = self._record()
         if told is None:
             return None
-        last = read_outline(told)
-        self.begun = frozenset(orjson.loads(told).get(_BEGUN, ()))
+        last, noted = read_outline(told), orjson.loads(told)
+        self.begun = frozenset(noted.get(_BEGUN, ()))
+        self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)
         return last
 
@@ -132,23 +148,30 @@ class Deployed:
         topology: Topology,
         counts: Mapping[str, int],
         may_act: Callable[[], bool] = lambda: True,
+        positions: OffsetStore | None = None,
     ) -> str:
         """Record this version as the last one, if `check` allows it, and return what tells its state from older state.
 
         `may_act`: whether no other process can run this application: this one certainly is a member, or there is none.
+        `positions`: the group's; None: they are about to be set in all topics.
 
         What is returned is the id of the topic: another one after a reset, and on another cluster. Empty: it has no store that
         needs it, one without a changelog; or the brokers give topics no ids.
 
         Raises:
             FencedError: another process may run it now: nothing is recorded.
+            ConfigError: a source was made anew, and there is state of the topic before it; the message has the cure.
             Or see `check`.
         """
         last, mine = self.last(), outline_with(topology, counts)
         if last is not None:
             self._check(last, mine)
-        if last != mine and (last is not None or mine.stores or mine.repartitions):
-            self._tell(last, mine, topology, may_act)
+        ids = self._ids_now(topology)
+        if positions is not None:
+            self._check_ids(mine, ids, counts, positions)
+        news = last != mine or ids != self._ids
+        if news and (last is not None or mine.stores or mine.repartitions):
+            self._tell(last, mine, topology, ids, may_act)
         self.changelogs = _changelogs(mine)
         stores = [store for part in topology.subtopologies for store in part.stores]
         bare = any(not store.logged and store.source is None for store in stores)
@@ -184,6 +207,7 @@ class Deployed:
         last: Outline | None,
         mine: Outline,
         topology: Topology,
+        ids: Mapping[str, str],
         may_act: Callable[[], bool],
     ) -> None:
         for change in () if last is None else changes(last, mine):
@@ -201,7 +225,7 @@ class Deployed:
             else frozenset(mine.repartitions.keys() - last.repartitions.keys())
         )
         self.begun = new or self.begun & mine.repartitions.keys()
-        more = {_BEGUN: sorted(self.begun)} | (
+        more = {_BEGUN: sorted(self.begun), _IDS: ids} | (
             {_PARTITIONS: mine.partitions} if mine.partitions else {}
         )
         told = orjson.dumps(orjson.loads(topology.describe("json")) | more)
@@ -221,6 +245,56 @@ class Deployed:
         if not may_act():
             self._take_back(own)
             raise FencedError(f"{self.topic}: {check.otherwise}")
+
+    def _ids_now(self, topology: Topology) -> dict[str, str]:
+        """Return the ids of the topics that a version reads in order; of one that is missing now, the recorded one."""
+        found: dict[str, str] = {}
+        parts = [part for part in topology.subtopologies if not part.unordered]
+        for topic in sorted({topic for part in parts for topic in part.topics}):
+            try:
+                id_ = self._log.topic_id(topic)
+            except UnknownTopicError:  # a pattern may have matched it before
+                id_ = self._ids.get(topic, "")
+            if id_:
+                found[topic] = id_
+        return found
+
+    def _check_ids(
+        self,
+        mine: Outline,
+        ids: Mapping[str, str],
+        counts: Mapping[str, int],
+        positions: OffsetStore,
+    ) -> None:
+        """Check that the group has positions in each topic that was made anew, if it has state of the one before.
+
+        Raises:
+            ConfigError: see `take_over`.
+        """
+        anew = [topic for topic, id_ in ids.items() if self._ids.get(topic, id_) != id_]
+        if not anew or not self._has_state(mine, counts):
+            return
+        read = [
+            TopicPartition(topic, number)
+            for topic in anew
+            for number in range(counts.get(topic, 0))
+        ]
+        rows = positions.fetch_offsets(read, stable=False).offsets
+        if lost := next((at for at in read if rows.get(at) is None), None):
+            raise made_anew(self._config["application.id"], lost, None)
+
+    def _has_state(self, mine: Outline, counts: Mapping[str, int]) -> bool:
+        """Whether a changelog has records. A store without one may have rows in any folder: it counts as if it had."""
+        stores = [store for store in mine.stores.values() if not store.computed]
+        changelogs = _changelogs(mine) - mine.sources
+        ends = self._log.end_offsets(
+            [
+                TopicPartition(changelog, number)
+                for changelog in sorted(changelogs)
+                for number in range(counts.get(changelog, 0))
+            ]
+        )
+        return any(ends.values()) or any(store.changelog is None for store in stores)
 
     def _append(self, told: bytes | None) -> int:
         """Write the record, and return its offset. None: there is no last version."""

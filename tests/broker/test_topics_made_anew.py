@@ -269,3 +269,56 @@ def policy_of(kafka: Kafka, changelog: str, policy: str) -> None:
             60,
             lambda: str(cluster.topic_config(changelog)),
         )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "guarantee",
+    ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)],
+)
+def test_a_source_that_was_made_anew_beside_another_is_not_counted_again(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    """Kafka has deleted its offset with it, so it looked like one that was added to the program."""
+    application = kafka.unique("merged")
+    web, shop = kafka.topic("web"), kafka.topic("shop")
+    builder = StreamsBuilder(application)
+    streams = [
+        builder.stream(topic, key=serdes.text, value=serdes.int64)
+        for topic in (web, shop)
+    ]
+    streams[0].merge(streams[1]).group_by_key().count(store="counts")
+    topology = builder.build()
+    of_web, of_shop = (
+        Counting(kafka, application, topic, topic, topology) for topic in (web, shop)
+    )
+    settings: dict[str, Any] = {
+        "processing_guarantee": guarantee,
+        "commit_interval_ms": 50,
+    }
+    of_web.write(BOTH)
+    of_shop.write(BOTH)
+    with of_web.app(tmp_path, **settings) as app:
+        await_table(app, dict.fromkeys(BOTH, 2))
+    kafka.delete(web)
+    eventually(lambda: web not in kafka.topics(), 60, lambda: f"{web} is still there")
+    kafka.create(web)
+    of_web.write(BOTH)
+    for _ in range(2):
+        refused = str(failure_of(of_web.app(tmp_path, **settings)))
+        assert f"{web}-0: the topic was deleted and made anew" in refused
+    assert f"`coopstreams group reset {application} --topic {web} --to earliest`" in (
+        refused
+    )
+    done = CliRunner().invoke(
+        commands,
+        [
+            *f"group reset {application} --topic {web} --to earliest --yes".split(),
+            "--bootstrap-servers",
+            kafka.bootstrap,
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    for _ in range(2):
+        with of_web.app(tmp_path, **settings) as app:
+            await_table(app, dict.fromkeys(BOTH, 3))

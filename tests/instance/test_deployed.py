@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import make_dataclass
 from typing import Any
 
@@ -9,11 +11,17 @@ import pytest
 
 from coopstreams import Materialized, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.instance.deployed import Deployed
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.tasks.resolved_topology import resolve_topology
-from coopstreams.topology.errors import FencedError, TopologyChangedError
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import (
+    ConfigError,
+    FencedError,
+    TopologyChangedError,
+)
 from coopstreams.topology.graph.outline import outline
 
 ORDER = make_dataclass("Order", [("id", int)])
@@ -157,3 +165,78 @@ def test_a_process_that_was_stopped_while_it_started_makes_no_topics_after_a_res
     with pytest.raises(FencedError, match="app-topology was deleted and made anew"):
         resolve_topology(log, topology, config, check=starting.not_reset)
     assert "app-latest-changelog" not in log.partitions()
+
+
+class Offsets:
+    """The group's plain offsets: Kafka deletes those of a topic with it."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> FetchedOffset:
+        assert partitions is not None
+        assert not stable
+        committed = self._log.committed("app")
+        return FetchedOffset({at: committed.get(at) for at in partitions}, frozenset())
+
+    def commit(self, *topics: str) -> None:
+        self._log.commit_offsets(
+            {TopicPartition(topic, 0): (5, "") for topic in topics},
+            GroupFence("app", 1, "member"),
+        )
+
+
+def merged(*topics: str) -> Topology:
+    builder = StreamsBuilder("app")
+    streams = [
+        builder.stream(topic, key=serdes.text, value=serdes.text) for topic in topics
+    ]
+    for stream in streams[1:]:
+        streams[0] = streams[0].merge(stream)
+    streams[0].group_by_key().count(store="counts")
+    return builder.build()
+
+
+def test_a_source_that_was_made_anew_beside_another_is_told_from_one_that_was_added() -> (
+    None
+):
+    log, config = MemoryLog(), Config.of({"bootstrap.servers": "none"}, "app")
+    offsets = Offsets(log)
+    changelog = "app-counts-changelog"
+    log.create_topics(
+        [TopicSpec(topic, 1) for topic in ("web", "shop", "phone", changelog)]
+    )
+
+    def start(*topics: str) -> None:
+        Deployed(log, config).take_over(
+            merged(*topics), log.partitions(), positions=offsets
+        )
+
+    def make_anew(topic: str) -> None:
+        log.delete_topics([topic])
+        log.create_topics([TopicSpec(topic, 1)])
+
+    start("web", "shop")
+    make_anew("web")
+    start("web", "shop")  # nothing was counted yet
+    with closing(log.writer()) as writer:
+        writer.append(changelog, [b"k"], [b"1"], [1], partitions=0)
+        writer.flush(1)
+    offsets.commit("web", "shop")
+    start("web", "shop")
+    start("web", "shop", "phone")  # added
+    offsets.commit("phone")
+    make_anew("web")
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError,
+            match=r"web-0: the topic was deleted and made anew.*group reset",
+        ):
+            start("web", "shop", "phone")
+    offsets.commit("web")  # as `coopstreams group reset` does
+    start("web", "shop", "phone")
+    make_anew("web")
+    with pytest.raises(ConfigError, match="web-0: the topic was deleted and made anew"):
+        start("web", "shop", "phone")
