@@ -267,7 +267,7 @@ PROGRAMS = {
     ),
     "a foreign-key join": Program(
         topologies.foreign,
-        _LEFT_AND_RIGHT,
+        _ROWS,
         Settled,
         ("joined",),
         loose=SettledInCache,

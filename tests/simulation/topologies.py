@@ -166,8 +166,8 @@ def foreign(builder: StreamsBuilder) -> None:
         builder.table(topic, key=serdes.text, value=serdes.text, store=topic)
         for topic in ("left", "right")
     )
-    # an inner join may keep the result of a foreign key that a row has left: docs/semantics.md, Quirks
-    joined = left.left_join(
+    # An inner join: there an answer that is overtaken may be the only one that deletes a result.
+    joined = left.join(
         right,
         lambda one, other: f"{one}:{other}",
         foreign_key=lambda value: KEYS[int(value) % len(KEYS)],

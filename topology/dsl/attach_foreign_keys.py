@@ -122,6 +122,7 @@ def join_foreign(
         ForeignKeyResult(
             name=resulting,
             parents=(answered, left.flow.node),
+            ask=asking.node,
             joiner=joiner,
             left=is_left,
             key=key,

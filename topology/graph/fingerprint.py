@@ -38,7 +38,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import Windows
 
-_LEFT_OUT = {"name", "parents", "store_type", "calling", "target", "reset"}
+_LEFT_OUT = {"name", "parents", "ask", "store_type", "calling", "target", "reset"}
 
 
 def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:

@@ -5,10 +5,17 @@ partition of the foreign key; the answer returns through a second topic to the p
 answer carries the hash of the left value that asked. If the left row has changed meanwhile, the hashes differ and the
 answer is dropped as stale, so that answers in any order leave the right result.
 
-Invariant: once all answers have come, each left row of a left join is joined with the right row that it names now. In
-an inner join, rows ask only if an answer could add or delete a result. There a row that changes twice in quick
-succession may keep the result of its earlier foreign key (docs/semantics.md, Quirks).
-Turned down: sending the left value along. Like Kafka Streams, we do not write every value to a topic twice.
+Invariant: once all answers have come, each left row is joined with the right row that it names now.
+
+In a left join each change of a left row is answered. In an inner join it is answered only if it could add or delete a
+result, as if all earlier answers had come. So there a stale answer may be the only one that would have deleted a result:
+a stale answer without a right row deletes the result if the left row names no right row now. Else the left row as it is
+now asks again, for an answer if its right row does not exist (`again`). Between the two sides messages keep their order,
+so the last answer of the right row that is named now counts. A stale answer with a right row needs nothing: the left row
+has asked since, and has an answer if its right row exists.
+
+Turned down: sending the left value along (like Kafka Streams, we do not write every value to a topic twice); an answer
+to each change of an inner join (deletions of rows that never were); a store of the rows that wait for an answer.
 Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`,
 `SubscriptionResponseWrapper`.
 """
@@ -24,13 +31,15 @@ from xxhash import xxh128_digest
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import Entry
 
-Instruction = Literal[0, 1, 2, 3]
+Instruction = Literal[0, 1, 2, 3, 4]
 UNSUBSCRIBE: Instruction = 0
 """Delete the subscription; do not answer."""
 UNSUBSCRIBE_AND_ANSWER: Instruction = 1
 ANSWER_IF_FOUND: Instruction = 2
 ANSWER: Instruction = 3
 """Answer, even if the row does not exist."""
+ANSWER_IF_MISSING: Instruction = 4
+"""Answer if the row does not exist: the subscriber has asked before, and has an answer if it does."""
 
 _LENGTH = Struct(">i")
 _HASH_BYTES = 16
@@ -96,6 +105,25 @@ def questions(
     return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
 
 
+def again(
+    extract: Callable[[Any, Any], Any],
+    serialize: Callable[[Any], bytes],
+    key: Any,
+    primary_key: bytes,
+    value: Any,
+    data: bytes | None,
+) -> tuple[bytes, ForeignKeySubscription] | None:
+    """Return the subscription that asks again for a left row as it is now, with its foreign key.
+
+    None: the row is gone, or names no right row. `data` is the serialised `value`.
+    """
+    foreign_key = None if value is None else extract(key, value)
+    if foreign_key is None:
+        return None
+    asked = ForeignKeySubscription(ANSWER_IF_MISSING, hash_of(data), primary_key)
+    return serialize(foreign_key), asked
+
+
 def subscribe(
     subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription
 ) -> dict[bytes, bytes] | None:
@@ -115,9 +143,11 @@ def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, byt
 
 def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:
     """Return the answer to a subscription, None if it asks for none."""
-    if asked.instruction == UNSUBSCRIBE or (
-        asked.instruction == ANSWER_IF_FOUND and value is None
-    ):
+    if asked.instruction == UNSUBSCRIBE:
+        return None
+    if asked.instruction == ANSWER_IF_FOUND and value is None:
+        return None
+    if asked.instruction == ANSWER_IF_MISSING and value is not None:
         return None
     return Answer(
         asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value

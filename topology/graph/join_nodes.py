@@ -128,9 +128,11 @@ class ForeignKeyAnswer(Node):
 class ForeignKeyResult(Node):
     """Joins the answers that are not stale: `joiner(left value, right value)`.
 
-    `parents` is (answers, left table); it only looks up the left table.
+    `parents` is (answers, left table); it only looks up the left table. `ask` is the name of the join's `ForeignKeyAsk`,
+    through whose topic an inner join asks again.
     """
 
+    ask: str
     joiner: Function
     left: bool
     key: Serde[Any]

@@ -13,6 +13,7 @@ from functools import partial
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.foreign_keys import (
     Answer,
+    again,
     answer_to,
     is_current,
     questions,
@@ -27,7 +28,7 @@ from coopstreams.topology.graph.join_nodes import (
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.operators.lookups import look_up
+from coopstreams.topology.operators.lookups import RowVariables, look_up
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.stores import subscriber_key
 
@@ -174,12 +175,17 @@ def result(
     record: RecordVariables,
 ) -> None:
     """Generate the join of an answer with the left row that asked, unless the row has changed since."""
-    key_bytes, said = (
-        function.key_as_bytes(record, node.key, node),
-        function.value(record),
-    )
+    key_bytes = function.key_as_bytes(record, node.key, node)
+    said = function.value(record)
+    left = node.parents[1]
+    # The left row as of the last flush, too: it is the one that has asked, and the flush asks for a newer one.
     row = look_up(
-        compiler, function, node.parents[1], replace(record, has_key=True), key_bytes
+        compiler,
+        function,
+        left,
+        replace(record, has_key=True),
+        key_bytes,
+        said=_holds_back(compiler, left),
     )
     data, right = function.fresh("data"), function.fresh("right")
     unit = compiler.unit
@@ -189,7 +195,13 @@ def result(
             f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
         )
     current = f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
-    function.drop_if(f"not {current}", node, "stale-answer")
+    with function.block(f"if not {current}:"):
+        # The last round of a backfill has no questions: there each answer meets the row that asked.
+        asks = node.ask in compiler.analysis.numbers
+        if node.left or not asks:
+            function.drop(node, "stale-answer")
+        else:
+            _ask_again(compiler, function, node, record, row, data)
     with function.guard("deserialization", node.name):
         function.line(
             f"{right} = None if {said}.value is None else "
@@ -203,6 +215,56 @@ def result(
     call = f"{unit.constant('joiner', node.joiner)}({row.value}, {right})"
     made = function.guarded("value", f"None if {missing} else {call}", node)
     compiler.forward(function, node, replace(record, has_key=True).with_value(made))
+
+
+def _ask_again(
+    compiler: Compiler,
+    function: Function,
+    node: ForeignKeyResult,
+    record: RecordVariables,
+    row: RowVariables,
+    data: str,
+) -> None:
+    """Generate code: a stale answer of an inner join is dropped; one without a right row lets the left row ask again.
+
+    It goes on as a deletion if the left row names no right row, or is gone.
+    """
+    ask_node = compiler.analysis.named(node.ask)
+    assert isinstance(ask_node, ForeignKeyAsk)
+    said = function.value(record)
+    function.drop_if(f"{said}.value is not None", node, "stale-answer")
+    make = compiler.unit.constant(
+        "again",
+        partial(again, ask_node.extract, ask_node.foreign_key.for_keys().serialize),
+    )
+    # A copy: code behind this block may not take the key from a variable that is set in it.
+    here = replace(record, has_key=True)
+    key = function.key(here)
+    primary_key = function.key_as_bytes(here, node.key, node)
+    asked = function.guarded(
+        "asked", f"{make}({key}, {primary_key}, {row.value}, {data})", node
+    )
+    with function.block(f"if {asked} is not None:"):
+        foreign_key = function.fresh("foreign_key")
+        subscription = function.fresh("subscription")
+        timestamp = function.fresh("timestamp")
+        function.line(f"{foreign_key}, {subscription} = {asked}")
+        # That of its row, as when it asked first: the answer at hand is about another row. Behind a suppression the
+        # timestamp of a row is unknown, and -1.
+        function.line(
+            f"{timestamp} = {row.timestamp} if {row.timestamp} >= 0 else {record.timestamp}"
+        )
+        made = RecordVariables(
+            ask_node.name,
+            foreign_key,
+            ask_node.foreign_key,
+            subscription,
+            timestamp,
+            record.stream_time,
+            dense=True,
+        )
+        compiler.call_children(function, ask_node, made)
+        function.drop(node, "stale-answer")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {
