@@ -97,6 +97,7 @@ HealthCode: TypeAlias = Literal[
     "same-process-id",
     "not-shared",
     "partitioner",
+    "records-dropped",
     "waiting",
     "restoring",
     "closing",

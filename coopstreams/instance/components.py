@@ -67,6 +67,7 @@ from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.graph.join_nodes import stores_of
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import ResolvedTopics, grown
 from coopstreams.topology.graph.topology import Topology
@@ -181,7 +182,10 @@ class Components:
             )
             follower.check_policy()
             metrics = Metrics(application, process)
-            sayings, tallies = Sayings(host), Tallies(metrics, host)
+            sayings, tallies = (
+                Sayings(host),
+                Tallies(metrics, host, _store_names(topology)),
+            )
             closing.callback(sayings.close)
             tables = Globals(
                 cluster,
@@ -637,3 +641,12 @@ def client_settings(config: Config) -> dict[str, Any]:
         # the changelog.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]
     return {**own, **config.client}
+
+
+def _store_names(topology: Topology) -> dict[str, str]:
+    """Return the name of the first store of each node that has one."""
+    return {
+        node.name: stores[0].name
+        for node in topology.nodes
+        if (stores := stores_of(node))
+    }

@@ -229,6 +229,10 @@ class Serving:
             Reason("partitioner", message)
             for message in self._components.misplaced.topics.values()
         ]
+        slow += [
+            Reason("records-dropped", message)
+            for message in self._components.tallies.losses.known
+        ]
         if self._instance.paused:
             slow.append(
                 Reason(

@@ -543,6 +543,7 @@ class Watcher:
                     id_, task.calls.under_way, task.calls.not_begun, oldest_s
                 )
             self._tallies.look(task)
+        self._tallies.look_for_losses()
         for gone in tasks.keys() - self._tasks.keys():
             self._metrics.task_closed(
                 gone

@@ -9,6 +9,7 @@ twice.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -19,10 +20,14 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.backend import FailureStatus
 from coopstreams.tasks.failures import Answer
+from coopstreams.tasks.losses import Losses
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
+NO_STORES: Mapping[str, str] = {}
 MOST_FAILURES = 20
 """Most failures that a process reports: the latest."""
 Drop = tuple[str, str]
@@ -78,7 +83,14 @@ class _Seen:
 class Tallies:
     """Adds the counts of tasks to the metrics of the process. Any thread."""
 
-    def __init__(self, metrics: Metrics, host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        host: Host = SYSTEM,
+        stores: Mapping[str, str] = NO_STORES,
+    ) -> None:
+        """`stores`: the store of a node, by its name."""
+        self.losses = Losses(stores)
         self._metrics = metrics
         self._host = host
         self._latest: deque[FailureStatus] = deque(maxlen=MOST_FAILURES)
@@ -115,6 +127,13 @@ class Tallies:
         with self._lock:
             self._look(task)
 
+    def look_for_losses(self) -> None:
+        """Find where many records are left out, and log it."""
+        with self._lock:
+            news = self.losses.look(self._host.now())
+        for text in news:
+            log.warning("%s", text)
+
     def closed(self, task: Counting) -> None:
         """Add the rest, and forget the task."""
         with self._lock:
@@ -131,8 +150,17 @@ class Tallies:
             self._metrics.processed(task.id, now.processed - before.processed)
             self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
             self._metrics.retried(task.id, now.retries - before.retries)
-            for (node, reason), count in now.dropped.items():
-                self._metrics.dropped(
-                    task.id, node, reason, count - before.dropped.get((node, reason), 0)
-                )
+            more = {
+                drop: count - before.dropped.get(drop, 0)
+                for drop, count in now.dropped.items()
+                if count != before.dropped.get(drop, 0)
+            }
+            for (node, reason), count in more.items():
+                self._metrics.dropped(task.id, node, reason, count)
+            self.losses.add(
+                task.id.subtopology,
+                now.processed - before.processed,
+                more,
+                self._host.now(),
+            )
             self._seen[id(task)] = task, now

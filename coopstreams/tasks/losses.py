@@ -1,0 +1,121 @@
+"""Which sub-topologies leave out more than a few percent of their records: a warning, and a reason of health.
+
+A drop is counted, and one or two of a million are nobody's concern. Where windows drop a third of a backlog as late,
+the results are wrong, and a count in the status is easily overlooked.
+
+Invariant: the share is that of the last `WINDOW_S` in which the sub-topology had records, so a fault that is mended is
+forgotten after that time.
+Turned down: the share since the start (a process that runs for months would never say it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+Site = tuple[int, str, str]
+"""Sub-topology, node and reason."""
+
+WINDOW_S = 600.0
+"""How long records count."""
+SLICE_S = 10.0
+"""How exactly that is known."""
+LEAST_SHARE = 0.03
+"""The share of a sub-topology's records from which on it is said."""
+LEAST_RECORDS = 100
+"""Fewer records than these are not said: of ten records, one is a tenth."""
+AGAIN_S = 600.0
+"""How often a warning is repeated while it holds."""
+
+LATE = (
+    "their windows had closed, or what they join was gone. Give the operator more grace. If a backlog is read: have "
+    "max.task.idle.ms wait for the other sources, and leave ranges.before.windows false"
+)
+CURES: Mapping[str, str] = {
+    "late": LATE,
+    "null-key": "give them a key (select_key), or filter them out above",
+    "null-value": "filter them out above, if they mean nothing here",
+    "timestamp": "the producer has to date its records, or timestamp= of the source takes the time from them",
+    "no-partition": "the partitioner of the topic answered none",
+    "deserialization": "the log, or the dead-letter topic, has their errors",
+    "processing": "the log, or the dead-letter topic, has their errors",
+    "production": "the log, or the dead-letter topic, has their errors",
+}
+"""What to do, by reason. Other drops (`not-the-latest`, `stale-answer`) lose nothing."""
+
+
+@dataclass(slots=True)
+class _Slice:
+    """What was processed and dropped since a time, until the next slice began."""
+
+    since: float
+    processed: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[Site] = field(default_factory=Counter)
+
+
+class Losses:
+    """The records of a process that were left out lately. Called with a lock of its owner's held, but for `known`."""
+
+    def __init__(self, stores: Mapping[str, str]) -> None:
+        """`stores`: the store of a node, by its name."""
+        self._stores = stores
+        self._slices: deque[_Slice] = deque()
+        self._said_at: dict[Site, float] = {}
+        self.known: tuple[str, ...] = ()
+        """The losses, in words, as of the last `look`. Any thread."""
+
+    def add(
+        self,
+        subtopology: int,
+        processed: int,
+        dropped: Mapping[tuple[str, str], int],
+        now: float,
+    ) -> None:
+        """Count records of a sub-topology that were processed, and those of them that were dropped, by node and
+        reason.
+        """
+        if not processed and not dropped:
+            return
+        if not self._slices or now - self._slices[-1].since >= SLICE_S:
+            self._slices.append(_Slice(now))
+        latest = self._slices[-1]
+        latest.processed[subtopology] += processed
+        for (node, reason), count in dropped.items():
+            if reason in CURES:
+                latest.dropped[subtopology, node, reason] += count
+
+    def look(self, now: float) -> list[str]:
+        """Find what is lost; return what is to be logged."""
+        while self._slices and now - self._slices[0].since > WINDOW_S:
+            self._slices.popleft()
+        found = dict(self._found())
+        self.known = tuple(found.values())
+        for site in self._said_at.keys() - found.keys():
+            del self._said_at[site]
+        due = [
+            site
+            for site in found
+            if now - self._said_at.get(site, float("-inf")) >= AGAIN_S
+        ]
+        for site in due:
+            self._said_at[site] = now
+        return [found[site] for site in due]
+
+    def _found(self) -> Iterator[tuple[Site, str]]:
+        processed, dropped = Counter[int](), Counter[Site]()
+        for each in self._slices:
+            processed += each.processed
+            dropped += each.dropped
+        for site, count in sorted(dropped.items()):
+            subtopology, node, reason = site
+            of = processed[subtopology]
+            if count < LEAST_RECORDS or count < LEAST_SHARE * of:
+                continue
+            store = self._stores.get(node)
+            where = f'{node} (store "{store}")' if store else node
+            yield (
+                site,
+                f"sub-topology {subtopology} left out {count:,} of its last {of:,} records at {where}: {reason}. "
+                f"{CURES[reason][0].upper()}{CURES[reason][1:]}",
+            )
