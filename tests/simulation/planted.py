@@ -527,7 +527,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "a program behind its commit": Planted(
         times.behind_its_commit,
-        345,
+        0,
         "calls before windows that are emitted at their close",
         oracle="results",
     ),
@@ -568,7 +568,7 @@ PLANTED: dict[str, Planted] = {
     "rows of before": Planted(
         _rows_of_before, 0, "calls that keep state", oracle="results"
     ),
-    "a slice of any changelog": Planted(_any_slice, 97, "a count", oracle="results"),
+    "a slice of any changelog": Planted(_any_slice, 40, "a count", oracle="answers"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),
     "a file that nobody checks": Planted(_unchecked_file, 61, "a count", oracle="rows"),
     "an answer of who has given away": Planted(

@@ -70,6 +70,8 @@ class Program:
     """The source topics that are read as tables."""
     gone: tuple[str, ...] = ()
     """The stores whose rows are unknown then: every update counts in them."""
+    untimed: bool = False
+    """Whether the timestamps in its stores depend on which of two topics is read first."""
     calls: Mapping[str, Any] = field(default_factory=dict)
     at_once: Callable[..., Any] | None = None
     at_once_alone: Callable[[StreamsBuilder], None] | None = None
@@ -272,6 +274,7 @@ PROGRAMS = {
         ("joined",),
         loose=SettledInCache,
         tables=("left", "right"),
+        untimed=True,
     ),
     "a filtered join with a table of versions": Program(
         topologies.look_up_versions, _WITH_TABLE, Matched, tables=("table",)
