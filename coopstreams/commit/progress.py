@@ -192,6 +192,15 @@ class Progress:
         at = self.lowest(partition)
         return Position(at.position, at.stream_time)
 
+    def passed(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether `position` is at this offset or behind it, without the price of the position."""
+        source = self._sources[partition]
+        if source.follows is not None:
+            return self.lowest(partition).position >= offset
+        return source.reached >= offset or all(
+            segment.position >= offset for segment in source.segments
+        )
+
     def lowest(self, partition: TopicPartition) -> Segment:
         """Return the segment with the lowest position."""
         return lowest(self._sources[partition].now())

@@ -212,18 +212,36 @@ class SourceQueues:
             )
         )
 
+    def pass_by(
+        self, partition: TopicPartition, next_offset: int, stream_time: int
+    ) -> None:
+        """Note that the source was read and processed up to this position, its end, without the queue.
+
+        No record may wait in it.
+        """
+        source = self._sources[partition]
+        assert not source.records
+        source.waiting.clear()
+        source.received = next_offset
+        source.stream_time = stream_time
+        source.at_end = True
+
     def steps(self, most: int, now: float) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order, of at most `most` records each.
 
         Records that must wait for another source stay. Units: `now` in seconds of a monotonic clock.
         """
-        if len(self._in_order) == 1:
-            ((name, source),) = self._in_order
-            while source.waiting:
-                yield self._take(name, source, None, most, ties=False)
-            return
-        while (step := self._next(most, now)) is not None:
+        while (step := self.next(most, now)) is not None:
             yield step
+
+    def next(self, most: int, now: float) -> Step | None:
+        """Return the first of `steps`, None if there is none."""
+        if len(self._in_order) > 1:
+            return self._next(most, now)
+        name, source = self._in_order[0]
+        return (
+            self._take(name, source, None, most, ties=False) if source.waiting else None
+        )
 
     def _next(self, most: int, now: float) -> Step | None:
         """Return the next step of the source with the earliest head, up to the head of the next source."""

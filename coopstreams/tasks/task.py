@@ -36,7 +36,7 @@ from coopstreams.tasks.queues import (
     Step,
 )
 from coopstreams.tasks.tally import Tally
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Part, operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program
@@ -265,35 +265,15 @@ class Task:
 
         `single`: one record at most, so that `refused` knows the source record of an output. `most`: about as many.
         """
+        if single and self.calls is None:
+            return self._step_one()
         self._at_most = min(most, MOST_AT_ONCE)
         began = now = self._host.now()
         first_ms, more, done = -1, False, 0
         for step in self._steps(now, single=single):
-            self._at = step
-            columns = (
-                step.columns
-                if self.calls is not None
-                else self.progress.unseen(step.source, step.columns)
-            )
-            if len(columns):
-                if self._spans is None:
-                    self.program.process(step.source, columns)
-                else:
-                    self._spans.process(
-                        self.program, step.source, columns, taken=self.calls is not None
-                    )
-                self.processed += len(columns)
-                self.heat.look(columns.keys, now)
-                if self._placing is not None:
-                    self._placing.look(step.source, columns.keys)
-                if first_ms < 0:
-                    first_ms = columns.timestamps[0]
-            if self.calls is None:
-                self.program.advance(step.source, step.stream_time, step.operator_times)
-                self.progress.advance(step.source, step.next_offset, step.stream_time)
-            else:
-                for reached in self.calls.passed(len(columns)):
-                    self.program.advance(*reached)
+            columns = self._process(step, now)
+            if first_ms < 0 and len(columns):
+                first_ms = columns.timestamps[0]
             before, now = now, self._host.now()
             self._pace.took(len(step.columns), now - before)
             done += len(step.columns)
@@ -307,16 +287,73 @@ class Task:
             self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
 
+    def _step_one(self) -> bool:
+        """Process the next record, or a time that siblings have reached; return whether there was either."""
+        now = self._host.now()
+        step = self.queues.next(1, now)
+        if step is None:
+            return False
+        columns = self._process(step, now)
+        if len(columns):
+            self._latency(max(0, self._host.wall_ms() - columns.timestamps[0]) / 1000)
+        return True
+
+    def process_now(self, batch: RecordBatch) -> None:
+        """Process a batch of at most one record without the queues, in which nothing may wait. No calls may be made.
+
+        Raises:
+            Whatever the failure handler raises.
+        """
+        assert self.calls is None
+        self.program.foresee(batch.partition.topic, batch.advances)
+        step = Step(
+            batch.partition,
+            batch.columns,
+            batch.next_offset,
+            batch.stream_time,
+            batch.operator_times,
+        )
+        self._process(step, self._host.now())
+        self.apply()
+
+    def _process(self, step: Step, now: float) -> Columns:
+        """Process a step; return its records, less those that were processed before the reader went back."""
+        self._at = step
+        columns = (
+            step.columns
+            if self.calls is not None
+            else self.progress.unseen(step.source, step.columns)
+        )
+        if len(columns):
+            if self._spans is None:
+                self.program.process(step.source, columns)
+            else:
+                self._spans.process(
+                    self.program, step.source, columns, taken=self.calls is not None
+                )
+            self.processed += len(columns)
+            self.heat.look(columns.keys, now)
+            if self._placing is not None:
+                self._placing.look(step.source, columns.keys)
+        if self.calls is None:
+            self.program.advance(step.source, step.stream_time, step.operator_times)
+            self.progress.advance(step.source, step.next_offset, step.stream_time)
+        else:
+            for reached in self.calls.passed(len(columns)):
+                self.program.advance(*reached)
+        return columns
+
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
-        yield from self._left()
+        if self._singles:
+            yield from self._left()
         calls = self.calls
         for step in (
             self._queued(now, single=single)
             if calls is None
             else self._called(calls, now, single=single)
         ):
-            if single:
+            if single and len(step.columns) > 1:
                 self._singles.extend(step.singles())
                 yield from self._left()
             else:
@@ -324,9 +361,7 @@ class Task:
 
     def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps of the queues, each as large as the pace then allows."""
-        while (
-            step := next(self.queues.steps(self._size(single=single), now), None)
-        ) is not None:
+        while (step := self.queues.next(self._size(single=single), now)) is not None:
             yield step
 
     def _called(
@@ -357,7 +392,7 @@ class Task:
         while (
             not self.leaving
             and (room := min(calls.room, MOST_TAKEN))
-            and (step := next(self.queues.steps(room, now), None)) is not None
+            and (step := self.queues.next(room, now)) is not None
         ):
             calls.begin(step)
 

@@ -10,8 +10,7 @@ Turned down: the same in production, where each look-up would cost two serialisa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from coopstreams.topology.errors import StateError
@@ -32,15 +31,16 @@ class ChangedRows:
         for store in stores:
             store.entries = _Entries(self, store)
 
-    @contextmanager
-    def during(self, when: str) -> Iterator[None]:
-        """Look at the rows that are read or set within the block. `when`: in words.
+    def begin(self) -> None:
+        """Look at the rows that are read or set from here to `check`."""
+        self._noted.clear()
+
+    def check(self, when: Callable[[], str]) -> None:
+        """Check the rows that were read or set since `begin`. `when`: returns in words when that was.
 
         Raises:
             StateError: a row was changed in place. Have the function return a new value, and a processor put it.
         """
-        self._noted.clear()
-        yield
         for store, entry, before in list(self._noted.values()):
             after = _written(store, _SLOT.__get__(entry))
             read = store.spec.value.decode
@@ -49,7 +49,7 @@ class ChangedRows:
                     key for key, known in store.entries.items() if known is entry
                 )
                 raise StateError(
-                    f'store "{store.spec.name}": a function has changed the row of key {key!r} in place, {when}: from '
+                    f'store "{store.spec.name}": a function has changed the row of key {key!r} in place, {when()}: from '
                     f"{read(before)!r} to {read(after)!r}. Functions get rows as the store has them, not copies: "
                     "return a new value, such as {**row, ...}, and leave the argument as it is. Only an aggregator may "
                     "change its aggregate; a processor puts what it has changed."

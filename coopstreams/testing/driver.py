@@ -1,7 +1,8 @@
 """`TopologyTestDriver`: runs a topology without a broker, one record at a time, and returns its results.
 
 The tasks (`Task`) and the routing by key range are those of production; log and database are in memory. The driver owns
-the clock. It gives each partition's next record to its tasks, and lets the tasks with the oldest record go on. `send`
+the clock. It gives each partition's next record to its tasks, and lets the tasks with the oldest record go on; a record
+that is the only one takes a shorter way, see `direct`. `send`
 returns when its record has passed through all repartition topics, so results come in the order in which they were
 forwarded.
 
@@ -30,6 +31,7 @@ from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.log.time_marks import HEADER as TIME_MARK
 from coopstreams.state.database import Database
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
@@ -42,9 +44,16 @@ from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.changed_rows import ChangedRows
+from coopstreams.testing.direct import DirectSource
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import as_written, by_turn, ordered, taken
+from coopstreams.testing.ordered import (
+    Forwarded,
+    as_written,
+    by_turn,
+    in_order,
+    ordered,
+)
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
@@ -111,9 +120,15 @@ class TopologyTestDriver:
         self._sayings = Sayings()
         self._log = MemoryLog()
         self._writer, self._reader = self._log.writer(), self._log.reader()
-        self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
+        self._forwarded: list[Forwarded] = []
+        self._by_topic: dict[str, list[Forwarded]] = {}
+        """The forwarded records of each topic."""
         self._fetched = 0
-        """The number of failures that have been fetched from their topics."""
+        """The number of forwarded records that have been fetched from their topics."""
+        self._unread: set[str] = set()
+        """The topics whose partitions may have records that were not fetched."""
+        self._read_topics: set[str] = set()
+        """The topics that tasks read. What is written to others is not appended to the log."""
         self._order: list[Output] = []
         """The output of each forwarded record since the last `_collect`, in order."""
         self._host = Timed(lambda: self.now_ms)
@@ -121,6 +136,12 @@ class TopologyTestDriver:
         self._tasks: dict[TopicPartition, list[Task]] = {}
         self._at_hand: dict[TopicPartition, Position] = {}
         """The position of a partition after the record that its tasks process next."""
+        self._direct: dict[TopicPartition, DirectSource] = {}
+        """The partitions whose records may take the short way."""
+        self._ahead: dict[TopicPartition, DirectSource] = {}
+        """Those with records that have taken it, of which log, reader and queues do not know yet."""
+        self._more: set[TopicPartition] = set()
+        """The partitions at hand that had more records when theirs was fetched."""
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {
@@ -168,6 +189,7 @@ class TopologyTestDriver:
         """
         self.now_ms += duration_ms(time, "advance: the time")
         self._silences.advance(self.now_ms)
+        self._unread |= self._read_topics
         self._work()
         for task in self._all_tasks():
             with self._collecting("when the clock was advanced"):
@@ -232,7 +254,7 @@ class TopologyTestDriver:
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
 
         def records(first: int) -> list[OutputRecord[Any, Any]]:
-            forwarded = [record for record in self._forwarded if record.topic == topic]
+            forwarded = self._by_topic.get(topic, [])
             return [decoded(record, *serdes) for record in forwarded[first:]]
 
         return OutputTopic(records)
@@ -244,7 +266,7 @@ class TopologyTestDriver:
             TopologyError: sinks with different serdes may have written one of the topics; use `output` with serdes.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
-        topics = {record.topic for record in self._forwarded} - internal
+        topics = self._by_topic.keys() - internal
         serdes = {
             topic: written_with(self.topology, topic, self._dead_letters)
             for topic in topics
@@ -259,10 +281,12 @@ class TopologyTestDriver:
     def forwarded(self) -> int:
         """The number of records in `outputs`; within a function of the topology, of those written before that call."""
         internal = {topic.name for topic in self.topology.internal_topics}
-        written = [record.topic for record in self._forwarded] + [
-            output.topic for output in self._order
-        ]
-        return sum(topic not in internal for topic in written)
+        before = sum(
+            len(records)
+            for topic, records in self._by_topic.items()
+            if topic not in internal
+        )
+        return before + sum(output.topic not in internal for output in self._order)
 
     def sink(self, name: str) -> OutputTopic[Any, Any]:
         """Return the records that `to_sink(name=...)` has applied: in the driver, to a list.
@@ -327,18 +351,23 @@ class TopologyTestDriver:
         headers: Headers | None,
         at: int | None,
     ) -> None:
-        timestamps = [self.now_ms if timestamp is None else timestamp]
-        rows_of_it = [
-            self._globals[table.store.name]
-            for table in self.topology.global_tables
-            if table.topic == topic
-        ]
-        if rows_of_it and at is None:
+        if timestamp is None:
+            timestamp = self.now_ms
+        if not (self._at_hand or self._unread):
+            partition = ANY_PARTITION if at is None else at
+            record = Forwarded(topic, key, value, timestamp, headers, partition)
+            if (direct := self._direct_of(record)) is not None:
+                self._log.check(topic, [key], [value])
+                self._deliver(direct, record)
+                return
+        timestamps = [timestamp]
+        tables = self._global_tables.get(topic, ())
+        if tables and at is None:
             at = partition_of(key or b"", self._partitions[topic])
-        self._writer.append(
+        self._append(
             topic, [key], [value], timestamps, partitions=at, headers=[headers]
         )
-        for rows in rows_of_it:
+        for rows in tables:
             source = TopicPartition(topic, at or 0)
             columns = Columns(
                 [key],
@@ -351,8 +380,77 @@ class TopologyTestDriver:
             rows.apply(source, columns, self._on_failure(None))
         self._work()
 
+    def _direct_of(self, record: Forwarded) -> DirectSource | None:
+        """Return the partition of a record, if nothing waits anywhere and it may take the short way."""
+        if record.headers and record.headers[0][0] == TIME_MARK:
+            return None
+        partition = record.partition
+        if partition == ANY_PARTITION:
+            count = self._partitions[record.topic]
+            if count > 1 and record.key is None:
+                return None
+            partition = 0 if count == 1 else partition_of(record.key or b"", count)
+        return self._direct.get(TopicPartition(record.topic, partition))
+
+    def _deliver(self, direct: DirectSource, record: Forwarded) -> None:
+        """Process a record by the short way, and what is written for it."""
+        source = direct.source
+        if source not in self._ahead:
+            direct.begin(self._reader.position(source))
+            self._ahead[source] = direct
+        self._changed_rows.begin()
+        following = None
+        try:
+            _, key, value, timestamp, headers, _ = record
+            direct.process(key, value, timestamp, headers)
+            self._changed_rows.check(lambda: _with_record(source, direct.end - 1))
+            following = self._single()
+        finally:
+            if following is None:
+                self._collect()
+        if following is not None:
+            self._deliver(*following)
+        elif self._unread:
+            self._work()
+
+    def _single(self) -> tuple[DirectSource, Forwarded] | None:
+        """Return the one record that a task has written, if it may take the short way, too."""
+        if len(self._order) != 1:
+            return None
+        (output,) = self._order
+        if output.topic not in self._read_topics:
+            return None
+        (record,) = in_order(self._order)
+        direct = self._direct_of(record)
+        if direct is None:
+            return None
+        self._order.clear()
+        self._forward([record])
+        output.clear()
+        self._log.check(record.topic, [record.key], [record.value])
+        return direct, record
+
+    def _land(self) -> None:
+        """Have log, reader and queues know of the records that have taken the short way."""
+        ahead = self._ahead
+        self._ahead = {}
+        for direct in ahead.values():
+            direct.land(self._writer, self._reader)
+
+    def _may_be_direct(self, source: TopicPartition) -> bool:
+        """Whether records of a partition are processed as soon as they are the only ones that wait."""
+        tasks = self._tasks[source]
+        waits = self._config["max.task.idle.ms"] > 0 and len(tasks[0].sources) > 1
+        return not (
+            waits
+            or source.topic in self._global_tables
+            or tasks[0].calls is not None
+            or source.topic in tasks[0].idle_ms
+        )
+
     def _begin(self, *topics: str) -> None:
         """Create these topics, besides those that the topology names, and the tasks that read them."""
+        self._land()
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
@@ -367,6 +465,12 @@ class TopologyTestDriver:
             for source, tasks in self._tasks.items()
         }
         self._reader.assign(positions)
+        read_topics = {source.topic for source in self._tasks}
+        for topic in read_topics - self._read_topics:
+            for record in self._by_topic.get(topic, ()):
+                self._append_one(record)
+        self._read_topics = read_topics
+        self._unread |= read_topics
         for source in self._tasks.keys() - read:
             self._route(source)
         for source in (
@@ -377,6 +481,11 @@ class TopologyTestDriver:
             # The reader reports the end of a partition once, perhaps to tasks that are closed by now.
             for slot, task in enumerate(self._tasks[source]):
                 task.add(RecordBatch.ended(source, slot, positions[source]))
+        self._direct = {
+            source: DirectSource(source, tasks, self._reader.routes(source))
+            for source, tasks in self._tasks.items()
+            if self._may_be_direct(source)
+        }
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return the partition count of each sub-topology."""
@@ -402,6 +511,14 @@ class TopologyTestDriver:
             topic: count
             for topic, count in (given | dict(resolved.partitions)).items()
             if count
+        }
+        self._global_tables = {
+            topic: [
+                self._globals[table.store.name]
+                for table in self.topology.global_tables
+                if table.topic == topic
+            ]
+            for topic in {table.topic for table in self.topology.global_tables}
         }
         return resolved.tasks
 
@@ -551,6 +668,7 @@ class TopologyTestDriver:
 
     def _work(self) -> None:
         """Process records until none is left, or all that are left wait for another topic (`max.task.idle.ms`)."""
+        self._land()
         self._fetch()
         while any(
             self._go_on(source)
@@ -561,15 +679,24 @@ class TopologyTestDriver:
 
     def _fetch(self) -> None:
         """Give the next record of each partition to its tasks; partitions in the order in which they were written."""
+        at_hand = self._at_hand
         for source in [
             source
-            for source, at in self._at_hand.items()
+            for source, at in at_hand.items()
             if self._silences.over(source, at, self._tasks[source])
         ]:
-            del self._at_hand[source]
+            del at_hand[source]
             self._hold(source, False)
+            if source in self._more:
+                self._more.remove(source)
+                self._unread.add(source.topic)
+        if not self._unread:
+            return
+        unread = self._unread
+        self._unread = set()
+        self._more |= {source for source in at_hand if source.topic in unread}
         found: dict[TopicPartition, Position] = {}
-        while runs := self._reader.fetch(1, 0.0):
+        for runs in self._reader.one_by_one(unread):
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
@@ -577,9 +704,11 @@ class TopologyTestDriver:
                         run.next_offset, min([run.stream_time, *run.columns.timestamps])
                     )
                     self._hold(run.partition, True)
-        self._at_hand |= as_written(
-            found, [record.topic for record in self._forwarded[self._fetched :]]
-        )
+                    if not run.at_end:
+                        self._more.add(run.partition)
+        if found:
+            topics = [record.topic for record in self._forwarded[self._fetched :]]
+            at_hand |= as_written(found, topics)
         self._fetched = len(self._forwarded)
 
     def _hold(self, source: TopicPartition, held: bool) -> None:
@@ -590,75 +719,96 @@ class TopologyTestDriver:
     def _go_on(self, source: TopicPartition) -> bool:
         """Run the tasks of a partition until its record is processed; return whether they made progress."""
         until = self._at_hand[source].offset
-        # First the task that has the record; the others only advance their stream time.
-        tasks = sorted(
-            self._tasks[source], key=lambda task: not task.queues.waiting(source)
-        )
-
-        def got() -> list[object]:
-            return [
-                (
-                    task.processed,
-                    task.progress.position(source),
-                    task.queues.waiting(source),
-                )
-                for task in tasks
-            ]
-
-        before = got()
-        with self._collecting(
-            f"with the record at {source.topic} partition {source.partition} offset {until - 1}"
-        ):
+        tasks = self._tasks[source]
+        if len(tasks) > 1:
+            # First the task that has the record; the others only advance their stream time.
+            tasks = sorted(tasks, key=lambda task: not task.queues.waiting(source))
+        moved = False
+        self._changed_rows.begin()
+        try:
             try:
                 for task in tasks:
-                    while task.progress.position(source).offset < until:
-                        if not task.step(single=True) and (
-                            self._held is not None or not task.wait_for_calls()
-                        ):
+                    waiting = task.queues.waiting(source)
+                    while not task.progress.passed(source, until):
+                        if task.step(single=True):
+                            moved = True
+                        elif self._held is not None or not task.wait_for_calls():
                             break
                     task.apply()
+                    # Calls that have begun are progress, too.
+                    moved = moved or task.queues.waiting(source) != waiting
             finally:
                 self._fetch()  # of two records with the same time, the existing one goes before one that is written now
-        return got() != before
+            self._changed_rows.check(lambda: _with_record(source, until - 1))
+        finally:
+            self._collect()
+        return moved
 
     @contextmanager
     def _collecting(self, when: str) -> Iterator[None]:
         """Append the records that a task has written then to the log, in the order in which they were forwarded."""
+        self._changed_rows.begin()
         try:
-            with self._changed_rows.during(when):
-                yield
+            yield
+            self._changed_rows.check(lambda: when)
         finally:
-            for record in taken(self._order):
-                self._forward(*record)
+            self._collect()
 
-    def _forward(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        timestamp: int,
-        headers: Headers | None,
-        at: int = ANY_PARTITION,
-    ) -> None:
-        self._forwarded.append(
-            OutputRecord(
-                topic,
-                key,
-                value,
-                timestamp,
-                list(headers or ()),
-                None if at == ANY_PARTITION else at,
-            )
+    def _collect(self) -> None:
+        """Append the records that a task has written to the log, in the order in which they were forwarded."""
+        if not self._order:
+            return
+        self._forward(in_order(self._order))
+        outputs = dict.fromkeys(self._order)
+        self._order.clear()
+        for output in outputs:
+            try:
+                if output.topic in self._read_topics:
+                    output.append_to(self._append)
+                else:
+                    self._log.check(output.topic, output.keys, output.values)
+            finally:
+                output.clear()
+
+    def _forward(self, records: Sequence[Forwarded]) -> None:
+        """Note records as outputs, and create their topics where a record has chosen its topic."""
+        self._forwarded += records
+        for record in records:
+            if record.topic not in self._by_topic:
+                self._by_topic[record.topic] = []
+            self._by_topic[record.topic].append(record)
+            if record.topic not in self._partitions:
+                self._partitions[record.topic] = self._count(record.topic)
+                self._log.create_topics(
+                    [TopicSpec(record.topic, self._partitions[record.topic])]
+                )
+
+    def _append_one(self, record: Forwarded) -> None:
+        topic, key, value, timestamp, headers, partition = record
+        self._append(
+            topic,
+            [key],
+            [value],
+            [timestamp],
+            partitions=[partition],
+            headers=[headers],
         )
-        if topic not in self._partitions:
-            self._partitions[topic] = self._count(topic)
-            self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
-        self._writer.append(
-            topic, [key], [value], [timestamp], partitions=[at], headers=[headers]
-        )
+
+    def _append(self, topic: str, *columns: Any, **more: Any) -> None:
+        """Append records to the log, behind those that have taken the short way."""
+        self._land()
+        self._unread.add(topic)
+        self._writer.append(topic, *columns, **more)
 
     def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
-        self._forward(topic, failure.key, failure.value, failure.timestamp, headers)
+        record = Forwarded(
+            topic, failure.key, failure.value, failure.timestamp, headers, ANY_PARTITION
+        )
+        self._forward([record])
+        if topic in self._read_topics:
+            self._append_one(record)
+        else:
+            self._log.check(topic, [record.key], [record.value])
 
     def _commit(self, task: Task) -> None:
         checkpoints = {}
@@ -676,3 +826,7 @@ class TopologyTestDriver:
                 TopicPartition(topic, at)
             )
         task.commit(checkpoints)
+
+
+def _with_record(source: TopicPartition, offset: int) -> str:
+    return f"with the record at {source.topic} partition {source.partition} offset {offset}"

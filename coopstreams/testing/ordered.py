@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from itertools import repeat
+from typing import NamedTuple, TypeVar
 
 from coopstreams.log.log import Position
 from coopstreams.tasks.task import Task
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 
 T = TypeVar("T")
@@ -21,32 +21,47 @@ def ordered(topic: str, order: list[Output]) -> Output:
     return output
 
 
-def taken(order: list[Output]) -> Iterator[tuple[Any, ...]]:
-    """Yield the records of all outputs in the order in which they were written, and remove them from the outputs.
+class Forwarded(NamedTuple):
+    """A record that was written to a topic."""
 
-    Shape: topic, key, value, timestamp, headers, partition.
-    """
-    rows: Counter[Output] = Counter()
-    for output in order:
-        i, headers, partitions = rows[output], output.headers, output.partitions
-        rows[output] += 1
-        yield (
-            output.topic,
-            output.keys[i],
-            output.values[i],
-            output.timestamps[i],
-            headers[i] if headers is not None else None,
-            partitions[i] if partitions is not None else ANY_PARTITION,
-        )
-    for output in rows:
-        output.clear()
-    order.clear()
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: Headers | None
+    partition: int
+    """`ANY_PARTITION`: the key decides."""
+
+
+def in_order(order: Sequence[Output]) -> Sequence[Forwarded]:
+    """Return the records of all outputs in the order in which they were written."""
+    if not order:
+        return ()
+    rows = {output: _rows(output) for output in dict.fromkeys(order)}
+    if len(rows) == 1:  # the usual case
+        return list(rows[order[0]])
+    return [next(rows[output]) for output in order]
+
+
+def _rows(output: Output) -> Iterator[Forwarded]:
+    """Yield the records of an output."""
+    return map(
+        Forwarded,
+        repeat(output.topic),
+        output.keys,
+        output.values,
+        output.timestamps,
+        output.headers or repeat(None),
+        output.partitions or repeat(ANY_PARTITION),
+    )
 
 
 def as_written(
     found: Mapping[TopicPartition, T], topics: Sequence[str]
 ) -> dict[TopicPartition, T]:
     """Return entries in the order in which their topics were first written. Those that were not written come first."""
+    if len(found) < 2:
+        return dict(found)
     first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
     return {
         source: found[source]

@@ -7,11 +7,12 @@ why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from coopstreams.common.nearest import did_you_mean
+from coopstreams.testing.ordered import Forwarded
 from coopstreams.testing.views import OutputRecord
+from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
 from coopstreams.topology.serdes import Serde, raw
@@ -73,13 +74,16 @@ def written_with(
 
 
 def decoded(
-    record: OutputRecord[bytes | None, bytes | None], key: Serde[Any], value: Serde[Any]
+    record: Forwarded, key: Serde[Any], value: Serde[Any]
 ) -> OutputRecord[Any, Any]:
     """Return a record with key and value as objects."""
-    return replace(
-        record,
-        key=None if record.key is None else key.deserialize(record.key),
-        value=None if record.value is None else value.deserialize(record.value),
+    return OutputRecord(
+        record.topic,
+        None if record.key is None else key.deserialize(record.key),
+        None if record.value is None else value.deserialize(record.value),
+        record.timestamp,
+        list(record.headers or ()),
+        None if record.partition == ANY_PARTITION else record.partition,
     )
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from coopstreams.state.layout import after, prefix_end
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import Entry, StoreSpec, TableStore, window_key
 from coopstreams.topology.versions import latest_value, version_at
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+Sent: TypeAlias = (
+    tuple[K | None, V | None]
+    | tuple[K | None, V | None, int | None]
+    | tuple[K | None, V | None, int | None, Headers | None]
+)
+"""Key and value of a record to send, perhaps its timestamp, perhaps its headers."""
 
 MAX_START_MS = (1 << 63) - 2
 
@@ -99,6 +107,38 @@ class InputTopic(Generic[K, V]):
             headers=headers,
             at=partition,
         )
+
+    def send_all(
+        self,
+        records: Iterable[Record[K | None, V | None] | Sent[K, V]],
+        *,
+        partition: int | None = None,
+    ) -> None:
+        """Send records, in order, each processed to its end before the next is taken: the result is that of `send`.
+
+        Shape: each is a tuple of the first arguments of `send`, such as `(key, value)` or `(key, value, timestamp)`, or
+        a `Record`.
+
+        Raises:
+            As `send`; the records behind the one that fails are not sent.
+            TopologyError: one of them is neither.
+        """
+        for number, record in enumerate(records):
+            if isinstance(record, tuple) and 2 <= len(record) <= 4:
+                self.send(*record, partition=partition)
+            elif isinstance(record, Record):
+                self.send(
+                    record.key,
+                    record.value,
+                    record.timestamp,
+                    record.headers,
+                    partition=partition,
+                )
+            else:
+                raise TopologyError(
+                    f"send_all: record {number} is {record!r}; give (key, value), (key, value, timestamp), "
+                    "(key, value, timestamp, headers) or a Record"
+                )
 
 
 class OutputTopic(Generic[K, V]):

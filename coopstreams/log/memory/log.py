@@ -17,7 +17,7 @@ from coopstreams.log.log import Check, GroupFence, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.state import CheckFence, MemoryState
 from coopstreams.log.memory.transactions import Offsets
-from coopstreams.log.memory.writer import MemoryWriter
+from coopstreams.log.memory.writer import MemoryWriter, check_records
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -140,6 +140,19 @@ class MemoryLog:
 
     def close(self) -> None:
         """Do nothing: others may still use the log."""
+
+    def check(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+    ) -> None:
+        """Check that the topic would take these records, without writing them.
+
+        Raises:
+            RefusedError: it would not.
+        """
+        check_records(self._state.topic(topic), keys, values)
 
     def compact(self, topic: str) -> None:
         """Keep the last committed record of each key, as Kafka's cleaner does; offsets stay, with holes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.log.batches import Routes, make_batches
@@ -94,6 +94,37 @@ class MemoryReader:
                 self._state.changed.wait_for(look, timeout_s)
             self._awake = False
         return batches
+
+    def position(self, partition: TopicPartition) -> Position:
+        """Return the position of a partition that is assigned."""
+        return self._readings[partition].at
+
+    def routes(self, partition: TopicPartition) -> Routes:
+        """Return the routes of a partition, as the last `route` made them."""
+        return self._routes[partition]
+
+    def move(self, partition: TopicPartition, end: Position) -> None:
+        """Go on at the end of a partition, behind records that the caller has processed by itself."""
+        reading = self._readings[partition]
+        reading.at = end
+        reading.told_end = end.offset
+
+    def one_by_one(self, topics: Collection[str]) -> Iterator[list[RecordBatch]]:
+        """Yield the batches of each available record, and of each end that is reached, partition by partition.
+
+        The caller may hold the partition of a record that it got: its others are then left. One that is found goes
+        behind the others for the next time, as with `fetch`.
+        """
+        for partition, reading in list(self._readings.items()):
+            if partition.topic not in topics:
+                continue
+            while not reading.held:
+                with self._state.changed:
+                    batches, _ = self._read(partition, reading, 1)
+                if not batches:
+                    break
+                self._readings[partition] = self._readings.pop(partition)
+                yield batches
 
     def wake(self) -> None:
         """End the wait of the fetch that runs, or of the next one."""
