@@ -10,7 +10,8 @@
 
 The version that ran last is reset with the given one: the next start may be of either, and would add to what is left.
 
-Invariant: only what one of both names is touched. Output topics stay: results are written again.
+Invariant: only what one of both names is touched, and no other application (`instance.name_claims`). Output topics stay:
+results are written again.
 Invariant: a topic is deleted only while the group has no members, and only the one that was planned for
 (`log.precondition`): a reset that was suspended finds an application that has started meanwhile.
 Invariant: an interrupted reset is completed by repeating it. A start in between is refused, because that record names a
@@ -22,8 +23,8 @@ Source: Kafka Streams `StreamsResetter`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coopstreams.admin.group_reset import never_committed, reset_offsets
@@ -48,7 +49,8 @@ class Reset:
     Shape: `topics` are the other ones to be deleted, in this order. `sources` are the partitions whose offsets are to
     be chosen, `begun_anew` those of topics that are deleted; `gone` are topics of that kind that another tool has
     deleted, as Kafka Streams' reset does: the group may have individual commits of them. `left` look like internal
-    topics of the application, but neither version has them; they stay.
+    topics of the application, but neither version has them; they stay. So do `shared`: another application, by its id,
+    has them, too.
     """
 
     changelogs: tuple[str, ...]
@@ -59,12 +61,18 @@ class Reset:
     left: tuple[str, ...]
     share_group: str | None
     """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_reset(
-    topology: Topology, counts: Mapping[str, int], last: Outline | None = None
+    topology: Topology,
+    counts: Mapping[str, int],
+    last: Outline | None = None,
+    claimed: Callable[[Collection[str]], Mapping[str, str]] = lambda _: {},
 ) -> Reset:
     """Return the plan of a reset, given the partition counts of the existing topics. `last`: the version that ran last.
+
+    `claimed`: returns those of these topics that another application has, with its id (`name_claims.claims`).
 
     Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets, and those that
     a share group deals have none in the application's group.
@@ -97,6 +105,8 @@ def plan_reset(
         sources += [
             topic for topic in others if topic not in {*sources, *last.unordered}
         ]
+    shared = claimed(internal)
+    internal = {name: kind for name, kind in internal.items() if name not in shared}
     names = [*internal, *marks_topics(application, counts), topology_topic(application)]
     return Reset(
         tuple(
@@ -119,11 +129,14 @@ def plan_reset(
         tuple(
             name
             for name in sorted(counts)
-            if looks_internal(topology, name) and name not in internal
+            if looks_internal(topology, name)
+            and name not in internal
+            and name not in shared
         ),
         share_group(application)
         if topology.unordered_topics or (last is not None and last.unordered)
         else None,
+        shared,
     )
 
 

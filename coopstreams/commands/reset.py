@@ -28,6 +28,7 @@ from coopstreams.commands.settings import (
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
+from coopstreams.instance.name_claims import claims
 from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
@@ -37,6 +38,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST
 from coopstreams.topology.graph.outline import Outline
+from coopstreams.topology.naming import topology_topic
 from coopstreams.topology.windows import FOREVER_MS
 
 
@@ -77,7 +79,12 @@ def reset(
         counts = log.partitions()
         running = as_it_runs(topology, counts, settings)
         last = _last(log, settings)
-        plan = plan_reset(running, counts, last)
+        plan = plan_reset(
+            running,
+            counts,
+            last,
+            lambda topics: claims(log, application, topics, counts, strict=True),
+        )
         if time_ms is None:
             offsets = {
                 at: log.start_offset(at) if to == "earliest" else log.end_offset(at)
@@ -190,6 +197,11 @@ def _print(
         typer.echo(f"delete topic {topic}")
     for folder in folders:
         typer.echo(f"delete folder {folder}")
+    for topic, other in plan.shared.items():
+        typer.echo(
+            f"stays: topic {topic}, which application {other} has, too: {topology_topic(other)} names it. Give the "
+            f"store another name, or {application} another id, before the next start"
+        )
     for topic in plan.left:
         typer.echo(
             f"stays: topic {topic}, which is not in this topology. It is of an application whose id begins with "

@@ -38,10 +38,12 @@ from coopstreams.commit.positions import OffsetStore, made_anew
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.instance.name_claims import KEY, check_unclaimed
 from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
 from coopstreams.log.precondition import Precondition
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
+    ConfigError,
     FencedError,
     LogError,
     TopologyChangedError,
@@ -63,7 +65,6 @@ log = logging.getLogger(__name__)
 
 ACCEPT = "topology.change.accepted"
 """The setting by which an operator accepts a refused change."""
-_KEY = b"topology"
 _BEGUN = "begun"
 _PARTITIONS = "partitions"
 _IDS = "ids"
@@ -127,8 +128,10 @@ class Deployed:
 
         Raises:
             TopologyChangedError: it would; the message has the changes and the cures.
+            ConfigError: another application has internal topics of the same names; the message has the cure.
             TopologyError, LogError: see `last`; or the topics or the group's positions cannot be read.
         """
+        check_unclaimed(self._log, topology, counts, self._host)
         if (last := self.last()) is not None:
             self._check(last, outline_with(topology, counts))
 
@@ -171,6 +174,7 @@ class Deployed:
             self._check_ids(mine, ids, counts, positions)
         news = last != mine or ids != self._ids
         if news and (last is not None or mine.stores or mine.repartitions):
+            check_unclaimed(self._log, topology, self._log.partitions(), self._host)
             self._tell(last, mine, topology, ids, may_act)
         self.changelogs = _changelogs(mine)
         stores = [store for part in topology.subtopologies for store in part.stores]
@@ -245,6 +249,11 @@ class Deployed:
         if not may_act():
             self._take_back(own)
             raise FencedError(f"{self.topic}: {check.otherwise}")
+        try:
+            check_unclaimed(self._log, topology, self._log.partitions(), self._host)
+        except ConfigError:  # it has begun at the same time
+            self._take_back(own)
+            raise
 
     def _ids_now(self, topology: Topology) -> dict[str, str]:
         """Return the ids of the topics that a version reads in order; of one that is missing now, the recorded one."""
@@ -301,7 +310,7 @@ class Deployed:
         at = TopicPartition(self.topic, 0)
         with closing(self._log.writer()) as writer:
             writer.append(
-                self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0
+                self.topic, [KEY], [told], [self._host.wall_ms()], partitions=0
             )
             writer.flush(_TIMEOUT_S)
             return writer.delivered_to(at) - 1
@@ -311,7 +320,7 @@ class Deployed:
         records = list(self._records())
         if records and records[-1][0] == own:
             log.warning(
-                "%s: other processes may run this application now: the record of before is put back",
+                "%s: this process does not run the application: the record of before is put back",
                 self.topic,
             )
             self._append(records[-2][1] if len(records) > 1 else None)

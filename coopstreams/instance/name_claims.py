@@ -1,0 +1,138 @@
+"""Internal topics that two applications have: their names collide, and the rows of both would be in one topic.
+
+    application "q",   store "b-c"    q-b-c-changelog
+    application "q-b", store "c"      q-b-c-changelog
+
+The record of an application's version (`instance.deployed`) names its internal topics, so it is their mark: it is there
+since the first task opened, it can be read by others, and a topic that somebody has made beforehand has none. Whoever has
+an id that such a name begins with is looked for among the topics of the cluster, and its record is read.
+
+An application that begins is refused while another one has one of its topics, and so are both, if they ran so before
+this was checked. A reset leaves such a topic where it is.
+
+Invariant: of two that begin at the same time one is refused at least: each looks before it creates a topic, and again
+when its own record is written.
+Turned down: a mark in the topic itself (Kafka has no place for it but the records, which every reader would have to
+leave out); a name that cannot collide (topics keep their names, which are those of Kafka Streams).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import closing
+
+import orjson
+
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.log.log import Log, Position
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import AccessDeniedError, ConfigError, LogError
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import topology_topic
+
+log = logging.getLogger(__name__)
+
+KEY = b"topology"
+"""The key of the record."""
+_TIMEOUT_S = 30.0
+_LAST = 100
+"""How many offsets are read from the end of a topic: another program's may be large, and ours has one key."""
+
+
+def check_unclaimed(
+    cluster: Log, topology: Topology, names: Collection[str], host: Host = SYSTEM
+) -> None:
+    """Check that no other application has internal topics of this one. `names`: the topics of the cluster.
+
+    Raises:
+        ConfigError: one has; the message has the cure.
+    """
+    application = topology.application_id
+    mine = {topic.name: topic.kind for topic in topology.internal_topics}
+    claimed = claims(cluster, application, mine, names, host)
+    if not claimed:
+        return
+    topic, other = min(claimed.items())
+    store = topic.removeprefix(f"{application}-").removesuffix(f"-{mine[topic]}")
+    raise ConfigError(
+        f'{topic} is an internal topic of application "{other}", too: {topology_topic(other)} names it. Here it is the '
+        f'{mine[topic]} topic of "{store}". Rows of both would be in it, and the results of both would be wrong. Give '
+        f'"{store}" another name in this program, or run it under another application.id. What both have written there '
+        f'already belongs to neither: `coopstreams reset` both, under the new names. Or, if "{other}" is gone for good, '
+        f"delete {topology_topic(other)} and the internal topics that it has"
+    )
+
+
+def claims(
+    cluster: Log,
+    application: str,
+    topics: Collection[str],
+    names: Collection[str],
+    host: Host = SYSTEM,
+    *,
+    strict: bool = False,
+) -> dict[str, str]:
+    """Return those of these topics that another application has, with its id. `names`: the topics of the cluster.
+
+    `strict`: a record that this user may not read is an error, and not just a warning.
+
+    Raises:
+        LogError: a record cannot be read.
+    """
+    found: dict[str, str] = {}
+    for other in _others(application, topics, names):
+        try:
+            theirs = _internal_topics(_record(cluster, topology_topic(other), host))
+        except AccessDeniedError as error:
+            if strict:
+                raise
+            log.warning(
+                'cannot see whether application "%s" has internal topics of the same names: %s',
+                other,
+                error,
+            )
+            continue
+        found |= {topic: other for topic in topics if topic in theirs}
+    return found
+
+
+def _others(
+    application: str, topics: Collection[str], names: Collection[str]
+) -> list[str]:
+    """Return the other ids that the names of these topics begin with, and of which the cluster has a record."""
+    suffix = topology_topic("")
+    ids = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+    return sorted(
+        id_
+        for id_ in ids - {application, ""}
+        if any(topic.startswith(f"{id_}-") for topic in topics)
+    )
+
+
+def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
+    """Return the last record of a topic with the key of a version; None: it has none."""
+    at = TopicPartition(topic, 0)
+    start = max(cluster.start_offset(at), cluster.end_offset(at) - _LAST)
+    told, give_up = None, host.now() + _TIMEOUT_S
+    with closing(cluster.reader()) as reader:
+        reader.assign({at: Position(start)})
+        while host.now() < give_up:
+            for batch in reader.fetch(_LAST, 0.2):
+                columns = batch.columns
+                for key, value in zip(columns.keys, columns.values, strict=True):
+                    told = value if key == KEY else told
+                if batch.at_end:
+                    return told
+    raise LogError(
+        f"{topic} could not be read to its end in {_TIMEOUT_S:.0f} s", retryable=True
+    )
+
+
+def _internal_topics(told: bytes | None) -> Mapping[str, object]:
+    """Return the internal topics that the record of a version names; none: it is a record of another program."""
+    try:
+        drawn = orjson.loads(told or b"{}")
+        return {topic["name"]: topic["kind"] for topic in drawn["internal_topics"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
