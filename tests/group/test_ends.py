@@ -34,6 +34,7 @@ class Leaders:
     def __init__(self, kafka: Brokers) -> None:
         self.kafka = kafka
         self.ends: dict[tuple[int, TopicPartition], int] = {}
+        self.least_in_sync = "2"
         kafka.answers |= {
             ListOffsetsRequest: self.offsets,
             DescribeConfigsRequest: self.min_isr,
@@ -60,7 +61,7 @@ class Leaders:
         return {"topics": topics}
 
     def min_isr(self, _: int, request: Any) -> Fields:
-        config = {"name": "min.insync.replicas", "value": "2"}
+        config = {"name": "min.insync.replicas", "value": self.least_in_sync}
         return {
             "results": [
                 {"resource_name": one.resource_name, "configs": [config]}
@@ -124,6 +125,24 @@ def test_a_leader_that_hangs_is_named(
     kafka.answers[ListOffsetsRequest] = lambda *_: None
     silent = "its leader, broker 2, does not answer: it is silent"
     eventually(lambda: ends.ask([A], SHORT_S).reasons == {A: silent})
+
+
+def test_a_broker_that_lives_and_cannot_be_reached_is_named_with_the_cure(
+    kafka: Brokers, leaders: Leaders, ends: Ends
+) -> None:
+    kafka.lead(A, 2)
+    leaders.ends = {(2, A): 15}
+    leaders.least_in_sync = "1"
+    assert ends.ask([A], PATIENCE_S).ends == {A: 15}
+    answers = kafka.answers[MetadataRequest]
+    kafka.answers[MetadataRequest] = lambda broker, request: (
+        None if broker == 3 else answers(broker, request)
+    )
+    eventually(lambda: A in ends.ask([A], SHORT_S).reasons)
+    told = ends.ask([A], SHORT_S)
+    assert told.ends == {}
+    assert "broker 3 may know of a newer leader" in told.reasons[A]
+    assert "min.insync.replicas=2 on the topic" in told.reasons[A]
 
 
 def test_a_partition_that_no_broker_knows_is_unknown(

@@ -15,6 +15,9 @@ from tests.simulation.stage import Life
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+LOST_ROW = "compaction may have removed the row"
+"""The reason to refuse a table whose topic was compacted ahead of the group: nothing has the row any more."""
+
 
 class Process(Life):
     """One life of one process."""
@@ -92,7 +95,10 @@ class Process(Life):
                 raise
             world.say(f"{self.machine.name} has ended: {error}")
         except ConfigError as error:
-            if "has lost its positions" not in str(
+            if LOST_ROW in str(error) and world.compacts_ahead:
+                world.say(f"{self.machine.name} is refused: {LOST_ROW}")
+                world.lost_row = True
+            elif "has lost its positions" not in str(
                 error
             ) or not world.restore_positions(self):
                 raise

@@ -109,22 +109,6 @@ SETTINGS = (
 )
 
 
-def _from_topics(program: Program, chosen: Drawn) -> bool:
-    return bool(program.tables) and chosen[OPTIMIZATION] == "all"
-
-
-NOT_YET: Mapping[str, Callable[[Program, Drawn], bool]] = {
-    "A2: a table restored from a topic that is compacted ahead of the group": (
-        lambda program, chosen: (
-            _from_topics(program, chosen) and chosen[TABLES] == AHEAD
-        )
-    ),
-}
-"""Pairs that are known to go wrong, by the finding that is to be mended: their tables have changelogs instead. Whoever
-mends it takes its line away.
-"""
-
-
 @cache
 def _values(program: Program) -> Sequence[tuple[str, Sequence[Any]]]:
     return [
@@ -141,8 +125,6 @@ def drawn_settings(seed: int, program: Program) -> Drawn:
         random = Random(f"{seed} {name}")
         usual = len(values) == 1 or random.random() < USUAL
         chosen[name] = values[0] if usual else random.choice(values[1:])
-    if any(is_wrong(program, chosen) for is_wrong in NOT_YET.values()):
-        chosen[OPTIMIZATION] = "none"
     return chosen
 
 

@@ -209,6 +209,8 @@ class World(Stage[Process]):
                 opens=other == OPEN,
             )
         self._transactions = 0
+        self.lost_row = False
+        """Whether a process was refused because of a row that compaction has taken: then nobody may go on."""
         self._small_steps = Random(f"{seed} steps").random() < SMALL_STEPS
         self._begin_stalls()
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
@@ -251,10 +253,15 @@ class World(Stage[Process]):
     @property
     def _is_loose(self) -> bool:
         """Whether some updates of rows are not forwarded."""
-        return bool(self.drawn.get(CACHE)) or self.drawn.get(TABLES) == AHEAD
+        return bool(self.drawn.get(CACHE)) or self.compacts_ahead
+
+    @property
+    def compacts_ahead(self) -> bool:
+        """Whether the topics of tables are compacted ahead of the group."""
+        return self.drawn.get(TABLES) == AHEAD
 
     def _table_config(self) -> dict[str, str]:
-        lag_ms = 0 if self.drawn[TABLES] == AHEAD else DAY_MS
+        lag_ms = 0 if self.compacts_ahead else DAY_MS
         return {"cleanup.policy": "compact", "min.compaction.lag.ms": str(lag_ms)}
 
     def _compact_later(self, random: Random) -> None:
@@ -262,9 +269,7 @@ class World(Stage[Process]):
 
         def compact() -> None:
             self._compact_later(random)
-            self.upkeep.compact_sources(
-                self.program.tables, ahead=self.drawn[TABLES] == AHEAD
-            )
+            self.upkeep.compact_sources(self.program.tables, ahead=self.compacts_ahead)
 
         after_s = random.expovariate(1 / COMPACTED_S)
         self.scheduler.at(self.scheduler.now + after_s, compact)
@@ -417,7 +422,7 @@ class World(Stage[Process]):
         yield "results", self.answer.tell(self._told())
         if self.queries is not None:
             yield "queries", self.queries.wrong
-        if whole:
+        if whole and not self.lost_row:
             yield "progress", self.answer.lacking()
         if not self.exactly_once or not (whole or self.looks % STATES == 0):
             return
@@ -426,7 +431,7 @@ class World(Stage[Process]):
             "rows",
             [problem for part in parts for problem in self.changelogs.wrong(part)],
         )
-        if whole:
+        if whole and not self.lost_row:
             yield "stores", self._wrong_rows()
         yield "answers", self._wrong_answers()
 
