@@ -9,6 +9,11 @@ past the highest position, there is one segment and `unseen` costs one compariso
 
 `plan` turns the tasks of one stream thread into one commit: records first, then the offsets of the fence.
 
+A task writes one individual commit for each source. Where its range was merged of many that stood before records which
+wait for calls, their done runs together may not fit one record of Kafka: then it writes one for each piece of its range,
+as many as they need (`pieces`). The rule resolves hashes, so pieces are like tasks of their own, at one term.
+
+Invariant: the pieces of a task never change, so that each key of the commit topic has one writer for ever.
 Invariant: a record is handed to the program exactly once between opening and closing, however often the reader goes
 back below it. After any doubt about a commit, `Progress` is discarded and opened again from the log: what was staged
 may or may not have counted.
@@ -38,6 +43,11 @@ from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
+
+MOST_RUNS = 20_000
+"""The most done runs that are found at an opening for one individual commit. With the 10,000 that a task adds, of 4 to
+10 bytes each, it stays far below the 1,000,000 bytes of a record.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,8 @@ class _Source:
     """Nothing was committed for it yet, or not since its topic was made anew: its first position is not durable."""
     until: int
     """From this offset on `unseen` skips nothing."""
+    pieces: tuple[KeyRange, ...]
+    """The key ranges of its individual commits: they tile the range of the task."""
     reached: int = 0
     stream_time: int = NO_STREAM_TIME
     operator_times: OperatorTimes = ()
@@ -150,6 +162,7 @@ class Progress:
                 opening.claim,
                 opening.begins or opening.anew,
                 max(segment.end for segment in opening.segments),
+                _pieces(key_range, opening.segments),
             )
             for partition, opening in openings.items()
         }
@@ -311,12 +324,12 @@ class Progress:
         """Whether there is anything to commit."""
         return any(source.now() != source.durable for source in self._sources.values())
 
-    def record(
+    def records(
         self, partition: TopicPartition, *, claim: bool = False
-    ) -> tuple[bytes, bytes] | None:
-        """Stage the segments reached and return their individual commit; None if the plain offset holds all of them.
+    ) -> list[tuple[bytes, bytes]]:
+        """Stage the segments reached and return their individual commits; none if the plain offset holds all of them.
 
-        Also None where nothing moved. `claim` (at-least-once, before the first record is processed): return the
+        Also none where nothing moved. `claim` (at-least-once, before the first record is processed): return the
         inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
@@ -333,23 +346,22 @@ class Progress:
             )
         source.staged_said = segments if needed else source.said
         if not needed:
-            return None
-        key = CommitKey(
-            self.author.group,
-            *partition,
-            self.key_range,
-            source.term,
-            self.author.generation,
-        )
+            return []
         topic_id = self.topic_ids.get(partition.topic, "")
         metadata = (
             topic_id
             if self.metadata is None
             else consumer_metadata(topic_id, self.metadata)
         )
-        return encode_key(key), encode_value(
-            CommitValue(self.author.transactional_id, segments, metadata)
-        )
+        author, term = self.author, source.term
+        records = []
+        for piece in source.pieces:
+            key = CommitKey(author.group, *partition, piece, term, author.generation)
+            value = CommitValue(
+                author.transactional_id, _within(piece, segments), metadata
+            )
+            records.append((encode_key(key), encode_value(value)))
+        return records
 
     def _topic_number(self, partition: TopicPartition) -> int:
         return topic_number(self.topic_ids.get(partition.topic, ""))
@@ -472,6 +484,29 @@ def _parted(segments: Sequence[Segment]) -> bool:
     return len(segments) > 1 or any(segment.runs for segment in segments)
 
 
+def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange, ...]:
+    """Return the key ranges whose individual commits have `MOST_RUNS` at most, as few as possible.
+
+    A segment is not cut: one task has found or done what is in it.
+    """
+    starts, runs = [key_range.start], 0
+    for segment in segments:
+        if runs and runs + len(segment.runs) > MOST_RUNS:
+            starts.append(segment.key_range.start)
+            runs = 0
+        runs += len(segment.runs)
+    ends = [start - 1 for start in starts[1:]] + [key_range.end]
+    return tuple(map(KeyRange, starts, ends))
+
+
+def _within(piece: KeyRange, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the progress of a piece of a task's range."""
+    parts = ((segment, segment.key_range.intersect(piece)) for segment in segments)
+    return tuple(
+        replace(segment, key_range=part) for segment, part in parts if part is not None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
     """One commit of one stream thread.
@@ -502,9 +537,7 @@ def plan(
     for task in tasks:
         for partition in task.partitions:
             mine.setdefault(partition, []).append(task.key_range)
-            record = task.record(partition, claim=claim)
-            if record:
-                records.append(record)
+            records += task.records(partition, claim=claim)
             plain = task.plain(partition, commits)
             if plain:
                 offsets[partition] = plain.offset, plain.metadata

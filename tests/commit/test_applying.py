@@ -118,7 +118,7 @@ class World:
         self.applying.apply([], all_of_it=True)
         position = self.progress.position(SOURCE).offset
         assert self.session.position >= position
-        self.progress.record(SOURCE)
+        self.progress.records(SOURCE)
         self.progress.committed()
         self.committed, self.letters = position, self.letters + self.under_way
         self.under_way = []

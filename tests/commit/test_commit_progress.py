@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress, plan
-from coopstreams.commit.ranges import normalise
+from coopstreams.commit.ranges import above, normalise
 from coopstreams.commit.record import (
     CommitKey,
     Committed,
@@ -78,7 +78,7 @@ def test_times_of_operators_are_those_behind_what_was_reached() -> None:
     task.advance(AT, 40, 39)
     task.tell(AT, ((1, 9),))
     assert task.lowest(AT) == Segment(WHOLE, 40, 39, operator_times=((1, 9),))
-    assert task.record(AT) is None
+    assert task.records(AT) == []
     assert task.plain(AT, Known("g")) == Committed(40, 39, 1, operator_times=((1, 9),))
 
 
@@ -99,6 +99,37 @@ def test_a_reader_that_goes_back_for_a_sibling_repeats_nothing() -> None:
     assert list(task.unseen(AT, columns(25, 40)).offsets) == list(range(30, 40))
 
 
+def test_ranges_that_merge_while_each_has_many_records_waiting_commit_in_pieces() -> (
+    None
+):
+    """One individual commit of all of them would be larger than Kafka takes."""
+    runs = tuple((2 * at + 1, 2 * at + 1) for at in range(10_000))
+    task = opened(
+        *(
+            Segment(part, number, runs=above(runs, number))
+            for number, part in enumerate(KeyRange.split(8))
+        ),
+        term=7,
+        claim=True,
+    )
+    claimed = dict(task.records(AT, claim=True))
+    assert len(claimed) > 1
+    assert all(len(value) < 200_000 for value in claimed.values())
+    view = CommitView(AUTHOR.group)
+    for key, value in claimed.items():
+        view.apply(key, value)
+    assert view.open(AT, WHOLE, None, Position(0)).segments == task.segments(AT)
+    task.committed()
+    task.advance(AT, 30_000, 5)
+    later = dict(task.records(AT))
+    assert later.keys() == claimed.keys(), "a key of the commit topic has one writer"
+    for key, value in later.items():
+        view.apply(key, value)
+    assert view.open(AT, WHOLE, None, Position(0)).segments == (
+        Segment(WHOLE, 30_000, 5),
+    )
+
+
 def test_the_lag_of_a_task_is_measured_from_the_part_of_its_range_that_is_furthest_behind() -> (
     None
 ):
@@ -106,7 +137,7 @@ def test_the_lag_of_a_task_is_measured_from_the_part_of_its_range_that_is_furthe
     assert task.durable(AT) == 10
     task.advance(AT, 40, 39)
     assert task.durable(AT) == 10
-    task.record(AT)
+    task.records(AT)
     task.committed()
     assert task.durable(AT) == 40
 

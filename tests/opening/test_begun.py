@@ -376,8 +376,7 @@ def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened()
     app, task = Application(), TaskId(0, 0, LEFT)
     [progress] = app.positions.resolve([Opening(task, epoch=0, barrier=0)], 1).values()
     progress.advance(ORDERS, 3, 1)
-    record = progress.record(ORDERS)
-    assert record is not None
+    [record] = progress.records(ORDERS)
     assert decode_value(record[1], LEFT).metadata == app.log.topic_id("orders")
 
 
