@@ -24,7 +24,6 @@ from coopstreams.query.backend import (
     Health,
     NotOpen,
     OpenView,
-    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -34,6 +33,7 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.catalog import stores_of
+from coopstreams.query.endpoints import peer_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
@@ -136,11 +136,13 @@ class Serving:
         if assigned is not None and self._placement[0] is not assigned:
             # In another version of the topology the same task ids mean other tasks.
             members, foreign = assigned.cluster.members, bool(assigned.waits)
+            https = self._components.config["http.ssl.certificate.location"] is not None
             peers = tuple(
-                Peer(
+                peer_of(
                     member.info.process,
                     member.info.endpoint,
                     () if foreign else member.tasks,
+                    https=https,
                 )
                 for member in members
             )

@@ -29,6 +29,7 @@ from coopstreams.common.budget import CpuBudget
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
 from coopstreams.query.access import Access, Role, role_of
+from coopstreams.query.answers import JSON, PACKED
 from coopstreams.query.asked import (
     RANGE_PARAMETERS,
     TIME_PARAMETERS,
@@ -49,7 +50,7 @@ from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
-from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
+from coopstreams.query.peers import FORWARDED, INSTANCE, Peers, check_hop
 from coopstreams.query.problems import (
     body_of,
     headers_of,
@@ -64,7 +65,6 @@ from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
 NDJSON = "application/x-ndjson"
 WITHHELD = "send the token http.token.operate to read it"
 """The message of each reason of health to a request without the token: it may quote a record."""
@@ -216,7 +216,7 @@ class QueryApp:
         if request.headers.get(FORWARDED) == "1":
             query = unpacked(_parameters(request, "query").text("query"))
             return _Answer(
-                await self._service.packed_part(store, query), media_type=PART_TYPE
+                await self._service.packed_part(store, query), media_type=PACKED
             )
         parameters = _parameters(request, *RANGE_PARAMETERS)
         asked, streamed = (

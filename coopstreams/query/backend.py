@@ -73,6 +73,8 @@ class Peer:
     id: str
     url: str | None
     tasks: tuple[TaskId, ...]
+    unasked: str = "serves no queries (yet)"
+    """Why it is not asked, if it has no `url`."""
 
 
 @dataclass(frozen=True, slots=True)

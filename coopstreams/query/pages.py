@@ -15,7 +15,7 @@ import binascii
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice, takewhile
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Cover(msgspec.Struct, array_like=True, frozen=True):
         return KeyRange(self.start, min(self.end, MAX_HASH))
 
 
-Entry: TypeAlias = tuple[bytes, int, bytes]
+Entry: TypeAlias = tuple[bytes, Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], bytes]
 """The stored key, the partition, and the entry as JSON."""
 
 

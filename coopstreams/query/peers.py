@@ -5,20 +5,26 @@ is refused if another process has taken over the address (after a restart, or of
 
 Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and never "not found".
 Invariant: an instance that does not answer holds up no request to another one.
+Invariant: whatever another instance sends, it costs a bounded part of memory and of the event loop, and is no INTERNAL.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import httpx
 
 from coopstreams.query.access import Access
+from coopstreams.query.answers import Expected
 from coopstreams.query.backend import Backend, Peer, Placement
 from coopstreams.query.certificates import trusting_the_system
 from coopstreams.query.problems import bad_request, error_of, moving
+from coopstreams.topology.errors import QueryError
+
+T = TypeVar("T")
 
 FORWARDED = "x-coopstreams-forwarded"
 APPLICATION = "x-coopstreams-application"
@@ -26,9 +32,6 @@ TARGET = "x-coopstreams-target"
 GENERATION = "x-coopstreams-generation"
 INSTANCE = "x-coopstreams-instance"
 """Headers: the first four of a forwarded request, the last of every answer."""
-
-PART_TYPE = "application/x-msgpack"
-"""The media type of the parts of a range query."""
 
 MOST_AT_ONCE = 128
 """The most requests to one instance at a time; further ones wait in order."""
@@ -51,18 +54,56 @@ class Peers:
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """By instance, of those that are asked now: a bound for all would let one that is frozen take it up."""
 
-    async def ask(self, target: Peer, path: str, timeout_s: float) -> bytes:
-        """Return the body of an instance's answer to `GET path`. The time is for its turn, then for each piece.
+    async def ask(
+        self, target: Peer, path: str, timeout_s: float, expected: Expected[T]
+    ) -> T:
+        """Return an instance's answer to `GET path`. The time is for its turn, then for each piece.
 
         Raises:
             QueryError: the error that the instance returns; TASK_MOVING if it does not answer, if another instance
-                answers, or if it does not know the store.
+                answers, if it does not know the store, or if its answer is not what was expected; TOO_LARGE.
         """
+        if target.url is None:
+            raise moving(f"instance {target.id} {target.unasked}")
+        response, body = await self._response(target, path, timeout_s, expected.most)
+        found = response.status_code == httpx.codes.OK
+        refusal = None if found else error_of(response.status_code, body)
+        if (
+            refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS"
+        ):  # said before it is known who asks for whom
+            raise moving(
+                f"instance {target.id} at {target.url} takes no more connections: {refusal}"
+            )
+        if response.headers.get(INSTANCE) != target.id:
+            raise moving(
+                f"what answers at {target.url} is not instance {target.id}: each instance needs an application.server "
+                "of its own, which is no address of a proxy for several"
+            )
+        if refusal is None:
+            return _read(target, response, body, expected)
+        if refusal.code in ("UNAUTHORIZED", "FORBIDDEN"):
+            raise moving(
+                f"instance {target.id} does not know the token of this one: give all instances the same "
+                "http.token.read and http.token.operate (old,new while one replaces another)"
+            )
+        if refusal.code in ("UNKNOWN_STORE", "UNKNOWN_PATH"):
+            raise moving(f"instance {target.id} has another topology: {refusal}")
+        if not 400 <= refusal.status <= 599:
+            raise moving(
+                f"instance {target.id} at {target.url} answers {refusal.status}"
+            )
+        raise refusal
+
+    async def _response(
+        self, target: Peer, path: str, timeout_s: float, most: int
+    ) -> tuple[httpx.Response, bytes]:
+        """Return a response and its body of at most so many bytes."""
         headers = {
             FORWARDED: "1",
             APPLICATION: self._backend.application,
             TARGET: target.id,
             GENERATION: str(self._backend.placement().generation),
+            "accept-encoding": "identity",  # a few bytes of gzip can be any number
             **self._access.headers(path.partition("?")[0]),
         }
         timeout = httpx.Timeout(
@@ -73,9 +114,10 @@ class Peers:
             async with asyncio.timeout(timeout_s):
                 await line.acquire()
             try:
-                response = await self._client.get(
-                    f"{target.url}{path}", headers=headers, timeout=timeout
-                )
+                async with self._client.stream(
+                    "GET", f"{target.url}{path}", headers=headers, timeout=timeout
+                ) as response:
+                    return response, await _bounded(response, target, most)
             finally:
                 line.release()
         except TimeoutError as error:
@@ -91,29 +133,6 @@ class Peers:
                 f"instance {target.id} at {target.url} does not answer: "
                 f"{str(error).removesuffix('.') or type(error).__name__}{self._of_certificates(error)}"
             ) from error
-        found = response.status_code == httpx.codes.OK
-        refusal = None if found else error_of(response.status_code, response.content)
-        if (
-            refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS"
-        ):  # said before it is known who asks for whom
-            raise moving(
-                f"instance {target.id} at {target.url} takes no more connections: {refusal}"
-            )
-        if response.headers.get(INSTANCE) != target.id:
-            raise moving(
-                f"what answers at {target.url} is not instance {target.id}: each instance needs an application.server "
-                "of its own, which is no address of a proxy for several"
-            )
-        if refusal is None:
-            return response.content
-        if refusal.code in ("UNAUTHORIZED", "FORBIDDEN"):
-            raise moving(
-                f"instance {target.id} does not know the token of this one: give all instances the same "
-                "http.token.read and http.token.operate (old,new while one replaces another)"
-            )
-        if refusal.code in ("UNKNOWN_STORE", "UNKNOWN_PATH"):
-            raise moving(f"instance {target.id} has another topology: {refusal}")
-        raise refusal
 
     def _of_certificates(self, error: httpx.RequestError) -> str:
         """Return what may be wrong with the certificate that this instance shows: a server says it to itself only."""
@@ -129,6 +148,52 @@ class Peers:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+async def _bounded(response: httpx.Response, target: Peer, most: int) -> bytes:
+    """Return the body of a response as it was sent.
+
+    Raises:
+        QueryError: TASK_MOVING: it is compressed, though nobody asked for that; TOO_LARGE.
+    """
+    if "content-encoding" in response.headers:
+        raise moving(f"instance {target.id} at {target.url} compresses its answers")
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.aiter_raw():
+        size += len(piece)
+        if size > most:
+            raise QueryError(
+                "TOO_LARGE",
+                f"instance {target.id} answers with more than {most >> 20} MiB: ask for fewer keys, or with limit=",
+                status=413,
+            )
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _read(
+    target: Peer, response: httpx.Response, body: bytes, expected: Expected[T]
+) -> T:
+    """Return the answer.
+
+    Raises:
+        QueryError: TASK_MOVING: it is of another form, as those of another version may be.
+    """
+    media = response.headers.get("content-type", "").partition(";")[0]
+    if media != expected.media:
+        raise unexpected(target, f"{media or 'no type'} instead of {expected.media}")
+    try:
+        return expected.read(body)
+    except ValueError as error:
+        raise unexpected(target, str(error)) from error
+
+
+def unexpected(target: Peer, problem: str) -> QueryError:
+    """Return the error for an answer that cannot be read."""
+    return moving(
+        f"instance {target.id} at {target.url} answers what this one cannot read: {problem[:200]}"
+    )
 
 
 def check_hop(

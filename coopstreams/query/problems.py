@@ -176,6 +176,7 @@ def error_of(status: int, body: bytes) -> QueryError:
     """
     try:
         fields = orjson.loads(body)
+        orjson.dumps(fields)  # it reads what is nested more deeply than it writes
         code, message, retryable = (
             str(fields.pop("error")),
             str(fields.pop("message")),
@@ -188,12 +189,13 @@ def error_of(status: int, body: bytes) -> QueryError:
             status=status,
             retryable=status in (502, 503, 504),
         )
+    wait_ms = fields.pop("retry_after_ms", None)
     return QueryError(
         code,
         message,
         status=status,
         retryable=retryable,
-        retry_after_ms=fields.pop("retry_after_ms", None),
+        retry_after_ms=wait_ms if type(wait_ms) is int and wait_ms >= 0 else None,
         details=fields,
     )
 

@@ -103,7 +103,7 @@ def route(
         )
     if owner.instance.url is None:
         return Moving(
-            f"task {owner.task} belongs to instance {owner.instance.id}, which serves no queries (yet)"
+            f"task {owner.task} belongs to instance {owner.instance.id}, which {owner.instance.unasked}"
         )
     return (
         Elsewhere(owner, owner.instance.url)
@@ -134,7 +134,7 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
     for instance in instances.values():
         if instance.url is None and instance.id != placement.here:
             return Moving(
-                f"instance {instance.id} has a part of {store.name}, but serves no queries (yet)"
+                f"instance {instance.id} has a part of {store.name}, but {instance.unasked}"
             )
     return sorted(
         instances.values(),

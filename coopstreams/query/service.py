@@ -23,13 +23,22 @@ import orjson
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
+from coopstreams.query.answers import (
+    PART,
+    ROW,
+    STORES,
+    Expected,
+    entries,
+    part_of,
+    status_of,
+)
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo, TimedKind
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, Times, decided
-from coopstreams.query.pages import PARTS, Page, PartialPage, Query, page_of
+from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
-from coopstreams.query.peers import Peers
+from coopstreams.query.peers import Peers, unexpected
 from coopstreams.query.problems import bad_request, moving, unknown_store
 from coopstreams.query.router import (
     Asked,
@@ -132,13 +141,11 @@ class QueryService:
 
         async def attempt() -> bytes:
             here, there = self._split(store, locations, asked)
-            entries: list[Any] = [None] * len(texts)
+            shown: list[Any] = [None] * len(texts)
 
-            async def fill(indices: list[int], found: Awaitable[list[Any]]) -> None:
+            async def fill(indices: list[int], found: Awaitable[list[bytes]]) -> None:
                 for index, entry in zip(indices, await found, strict=True):
-                    entries[index] = (
-                        orjson.Fragment(entry) if isinstance(entry, bytes) else entry
-                    )
+                    shown[index] = orjson.Fragment(entry)
 
             mine = [wanted[i] for i in here]
             fills = (
@@ -158,7 +165,7 @@ class QueryService:
                 for owner, indices in there
             ]
             await _all_or_none(fills)
-            return orjson.dumps({"store": store.name, "entries": entries})
+            return orjson.dumps({"store": store.name, "entries": shown})
 
         return await self._settled(attempt, asked)
 
@@ -174,10 +181,13 @@ class QueryService:
                 store.name, f"range?query={msgspec.msgpack.encode(query).hex()}"
             )
 
-            async def part(instance: Peer) -> PartialPage | bytes:
+            async def part(instance: Peer) -> PartialPage:
                 if instance.id == placement.here:
                     return await self._part(store, query)
-                return await self._peers.ask(instance, path, self.limits.ask_part_s)
+                packed = await self._peers.ask(
+                    instance, path, self.limits.ask_part_s, PART
+                )
+                return await self._run(self._scans, lambda: _unpacked(instance, packed))
 
             parts = await _all_or_none([part(instance) for instance in instances])
             return await self._run(
@@ -207,16 +217,16 @@ class QueryService:
         )
         unreachable = []
         if asked == "any":
-            for instance, answer in await self._ask_all("/v1/stores"):
+            for instance, answer in await self._ask_all("/v1/stores", lambda _: STORES):
                 if isinstance(answer, QueryError):
                     unreachable.append(instance.id)
                     continue
-                for store in answer["stores"]:
-                    name = store["name"]
-                    if store["kind"] != "global":  # this instance has all of it, too
-                        sizes[name] = sizes.get(name, 0) + store["approximate_entries"]
+                for store in answer:
+                    name = store.name
+                    if store.kind != "global":  # this instance has all of it, too
+                        sizes[name] = sizes.get(name, 0) + store.approximate_entries
                     if name in stores:  # an instance of another version may have others
-                        seen = {*stores[name].misplaced, *store.get("misplaced", ())}
+                        seen = {*stores[name].misplaced, *store.misplaced}
                         stores[name] = replace(
                             stores[name], misplaced=tuple(sorted(seen))
                         )
@@ -233,22 +243,31 @@ class QueryService:
             ),
             None,
         )
-        found = [reports.instance_status(placement, url, status)]
+        found: dict[str, Any] = {
+            placement.here: reports.instance_status(placement, url, status)
+        }
         if asked == "any":
-            for instance, answer in await self._ask_all("/v1/status"):
-                found += (
-                    [reports.unreachable_status(instance, answer)]
+
+            def expected(instance: Peer) -> Expected[bytes]:
+                return status_of(instance.id)
+
+            for instance, answer in await self._ask_all("/v1/status", expected):
+                found[instance.id] = (
+                    reports.unreachable_status(instance, answer)
                     if isinstance(answer, QueryError)
-                    else answer["instances"]
+                    else orjson.Fragment(answer)
                 )
-        found.sort(key=lambda instance: str(instance["id"]))
         about = {
             "application": status.application,
             "generation": placement.generation,
             "here": placement.here,
         }
         return orjson.dumps(
-            {**about, "at": int(time.time() * 1000), "instances": found}
+            {
+                **about,
+                "at": int(time.time() * 1000),
+                "instances": [found[id_] for id_ in sorted(found)],
+            }
         )
 
     def metadata(self) -> bytes:
@@ -305,7 +324,7 @@ class QueryService:
             if decision is None or isinstance(decision, Here):
                 return await self._run(self._gets, lambda: read((text, key, at)))
             return await self._peers.ask(
-                decision.owner.instance, path, self.limits.forward_s
+                decision.owner.instance, path, self.limits.forward_s, ROW
             )
 
         return await self._settled(attempt, asked)
@@ -342,14 +361,15 @@ class QueryService:
 
     async def _ask_points(
         self, store: StoreInfo, owner: Peer, texts: Sequence[str]
-    ) -> list[Any]:
-        entries: list[Any] = []
+    ) -> list[bytes]:
+        found: list[bytes] = []
         for batch in key_batches(texts):
+            path = keys_path(store.name, batch)
             answer = await self._peers.ask(
-                owner, keys_path(store.name, batch), self.limits.forward_s
+                owner, path, self.limits.forward_s, entries(len(batch))
             )
-            entries += orjson.loads(answer)["entries"]
-        return entries
+            found.extend(answer)
+        return found
 
     async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
         return await self._run(
@@ -357,16 +377,14 @@ class QueryService:
         )
 
     async def _ask_all(
-        self, path: str
-    ) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
+        self, path: str, expected: Callable[[Peer], Expected[T]]
+    ) -> list[tuple[Peer, T | QueryError]]:
         placement = self.backend.placement()
 
-        async def ask(instance: Peer) -> tuple[Peer, Mapping[str, Any] | QueryError]:
+        async def ask(instance: Peer) -> tuple[Peer, T | QueryError]:
             try:
-                if instance.url is None:
-                    raise moving(f"instance {instance.id} serves no queries (yet)")
-                return instance, orjson.loads(
-                    await self._peers.ask(instance, path, self.limits.forward_s)
+                return instance, await self._peers.ask(
+                    instance, path, self.limits.forward_s, expected(instance)
                 )
             except QueryError as error:
                 return instance, error
@@ -402,18 +420,19 @@ async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
             )  # a read that still waits for a thread is off its queue then
 
 
-def _put_together(
-    store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]
-) -> Page:
+def _unpacked(instance: Peer, packed: bytes) -> PartialPage:
+    try:
+        return part_of(packed)
+    except ValueError as error:
+        raise unexpected(instance, str(error)) from error
+
+
+def _put_together(store: StoreInfo, query: Query, parts: Sequence[PartialPage]) -> Page:
     """Return the page of these parts; slow if they are large.
 
     Raises:
         QueryError: TASK_MOVING: the parts do not cover the store, or two of them have the same range.
     """
-    parts = [
-        PARTS.decode(answer) if isinstance(answer, bytes) else answer
-        for answer in answers
-    ]
     gap = coverage_gap(
         store,
         ((cover.partition, cover.key_range) for part in parts for cover in part.covers),

@@ -25,7 +25,6 @@ from coopstreams.query.backend import (
     History,
     NotOpen,
     OpenView,
-    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -34,6 +33,7 @@ from coopstreams.query.backend import (
     StoreInfo,
     TaskStatus,
 )
+from coopstreams.query.endpoints import peer_of
 from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.state import layout
 from coopstreams.state.database import Database
@@ -473,16 +473,20 @@ class Cluster:
         """Give all nodes a new placement, as a new generation; no task is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
-        instances = tuple(
-            Peer(
-                n.name,
-                None if n.name in without_url else n.url,
-                tuple(placed.get(n.name, ())),
-            )
-            for n in self.nodes
-        )
         for node in self.nodes:
-            node.told = Placement(self.generation, node.name, instances)
+            node.told = Placement(
+                self.generation,
+                node.name,
+                tuple(
+                    peer_of(
+                        n.name,
+                        None if n.name in without_url else n.url,
+                        tuple(placed.get(n.name, ())),
+                        https=node.server.url.startswith("https:"),
+                    )
+                    for n in self.nodes
+                ),
+            )
 
     def deal(self, ranges: int, data: Data) -> None:
         """Deal the tasks to the nodes in turn, and open them."""
