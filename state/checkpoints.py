@@ -55,6 +55,12 @@ class Checkpoint:
     yet whether compaction had removed rows there.
     """
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last <= ALL_GROUPS.last:
+            raise ValueError(
+                f"there are no key groups {self.first}..{self.last}: a checkpoint has some of {ALL_GROUPS}"
+            )
+
     @property
     def groups(self) -> KeyGroups:
         """The key groups first..last."""
@@ -145,7 +151,7 @@ class Checkpoints:
         """
         try:
             return Checkpoints(_DECODER.decode(data))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise StateCorruptError(
                 f"{len(data)} bytes are no checkpoints ({error}): delete the folder, the changelog restores it"
             ) from error

@@ -28,7 +28,7 @@ import msgspec
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import KeyGroups, KeyRange
+from coopstreams.topology.keys import ALL_GROUPS, KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 FORMAT = 1
@@ -72,6 +72,12 @@ class Slice:
     observed: int = NOTHING_OBSERVED
     true_ms: int = 0
     files: tuple[File, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last <= ALL_GROUPS.last:
+            raise ValueError(
+                f"there are no key groups {self.first}..{self.last}: a slice has some of {ALL_GROUPS}"
+            )
 
     def checkpoint(self, topic_id: str) -> Checkpoint:
         """Return the checkpoint of the slice's groups once they are restored, in the changelog with that id."""
@@ -150,6 +156,7 @@ class Manifest:
             return _MANIFESTS.decode(data)
         except (
             msgspec.MsgspecError,
+            RecursionError,
             UnicodeDecodeError,
             AttributeError,
             KeyError,

@@ -39,7 +39,7 @@ from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
 from coopstreams.state.manifest import cut
 from coopstreams.topology.columns import Columns
-from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.errors import LogError, SerdeError
 from coopstreams.topology.keys import (
     GROUPS,
     KeyGroups,
@@ -391,13 +391,12 @@ class Restore:
             layout.TIMESTAMP.pack,
         )
         keep: dict[bytes, bytes | None] = {}
+        suffix = layout.suffix_bytes(self.spec)
         keys = [
             None if key is None else layout.store_key(self.spec.kind, key)
             for key in columns.keys
         ]
-        hashes = key_hashes(
-            without_suffix(keys, layout.suffix_bytes(self.spec)), columns.offsets
-        )
+        hashes = key_hashes(without_suffix(keys, suffix), columns.offsets)
         for key, hash_, value, timestamp, offset in zip(
             keys,
             hashes,
@@ -408,6 +407,12 @@ class Restore:
         ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
+                if len(key) < suffix:
+                    raise LogError(
+                        f'the changelog of "{self.spec.name}" has a key of {len(key)} bytes at offset {offset}: a '
+                        f"window's key ends with {suffix} bytes of its time, so another program wrote it. Take the "
+                        "right to write to the topic from that, and rebuild the store"
+                    )
                 seen[group] = max(seen[group], layout.time_of(self.spec.kind, key))
                 keep[PREFIXES[group] + key] = (
                     None if value is None else pack(timestamp) + value

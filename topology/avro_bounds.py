@@ -8,7 +8,8 @@ Most schemas allow neither. `_reach` proves it from the schema: its values have 
 more values than the limit and so many for each byte. Records of the others, which contain themselves or have items
 without bytes, are passed over once before they are read: levels and items are counted, nothing is converted.
 
-Invariant: what is read has at most `LEVELS` levels, and at most `VALUES` values and `VALUES_PER_BYTE` for each byte.
+Invariant: what is read has at most `LEVELS` levels, at most `VALUES` values and `VALUES_PER_BYTE` for each byte, and at
+most `VALUES` of types without bytes.
 Turned down: fastavro's reader in Python for schemas that contain themselves, which raises RecursionError instead: it
 takes ten times as long, is private, and has no limit for items. The pass for all schemas: it doubles the time.
 Source: Apache Avro 1.12, "Binary encoding".
@@ -26,7 +27,10 @@ from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.limits import LEVELS, VALUES, VALUES_PER_BYTE
 
 Step: TypeAlias = Callable[[bytes, int, int, list[int]], int]
-"""(record, where a value begins, the levels that are left, the values that are left) -> where it ends."""
+"""(record, where a value begins, the levels that are left, the values that are left) -> where it ends.
+
+The values that are left: of all, and of those of types without bytes.
+"""
 
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 """The bytes of types that always have as many."""
@@ -76,10 +80,10 @@ def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
     reach = _reach(schema, named, {}, LEVELS + 1)
     if reach.levels <= LEVELS and reach.excess <= VALUES:
         return None
-    step = _step(schema, named, {})
+    step = _step(schema, _Types(named, _empty_records(named), {}))
 
     def check(data: bytes, at: int) -> None:
-        values_left = [VALUES + VALUES_PER_BYTE * len(data)]
+        values_left = [VALUES + VALUES_PER_BYTE * len(data), VALUES]
         try:
             end = step(data, at, LEVELS, values_left)
         except IndexError:
@@ -130,23 +134,68 @@ def _reach(
     return _Reach(0, _of_bytes(_SIZES.get(kind, 1)))
 
 
+def _empty_records(named: Named) -> frozenset[str]:
+    """Return the names of records whose values have no byte: nulls, and such records, are all that they have.
+
+    fastavro makes such values without a read, so no other thread runs.
+    """
+    records = {name for name, each in named.items() if each["type"] == "record"}
+    users: dict[str, list[str]] = {}
+    waiting = []
+    for name in records:
+        for field in named[name]["fields"]:
+            each = definition(field["type"], named)
+            if isinstance(each, list) or not _may_be_empty(each):
+                waiting.append(name)
+            elif each["type"] == "record":
+                users.setdefault(each["name"], []).append(name)
+    with_bytes = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in with_bytes:
+            with_bytes.add(name)
+            waiting += users.get(name, ())
+    return frozenset(records - with_bytes)
+
+
+def _may_be_empty(schema: Any) -> bool:
+    return schema["type"] in ("null", "record") or schema.get("size") == 0
+
+
 def _of_bytes(least: int) -> int:
     """Return the excess of one value that is written in this many bytes at least."""
     return 1 - VALUES_PER_BYTE * least
 
 
-def _step(schema: Any, named: Named, steps: dict[str, Step]) -> Step:
-    """Return the function that passes over a value. `steps`: those of records by their names."""
-    schema = definition(schema, named)
+class _Types(NamedTuple):
+    """What the names in a schema stand for: their definitions, which of them have no bytes, and their steps."""
+
+    named: Named
+    empty: frozenset[str]
+    steps: dict[str, Step]
+
+    def has_no_bytes(self, schema: Any) -> bool:
+        """Whether no value of a type has a byte."""
+        return not isinstance(schema, list) and (
+            schema["name"] in self.empty
+            if schema["type"] == "record"
+            else _may_be_empty(schema)
+        )
+
+
+def _step(schema: Any, types: _Types) -> Step:
+    """Return the function that passes over a value."""
+    schema = definition(schema, types.named)
     if isinstance(schema, list):
-        return _union_step([_step(branch, named, steps) for branch in schema])
+        return _union_step([_step(branch, types) for branch in schema])
     kind = schema["type"]
     if kind == "record":
-        return steps.get(schema["name"]) or _record_step(schema, named, steps)
+        return types.steps.get(schema["name"]) or _record_step(schema, types)
     if kind == "array":
-        return _items_step(_step(schema["items"], named, steps))
+        item = definition(schema["items"], types.named)
+        return _items_step(_step(item, types), int(types.has_no_bytes(item)))
     if kind == "map":
-        return _items_step(_step(schema["values"], named, steps), _pass_bytes)
+        return _items_step(_step(schema["values"], types), 0, _pass_bytes)
     if kind in ("bytes", "string"):
         return _pass_bytes
     if kind in ("int", "long", "enum"):
@@ -154,25 +203,26 @@ def _step(schema: Any, named: Named, steps: dict[str, Step]) -> Step:
     return _fixed_step(schema["size"] if kind == "fixed" else _SIZES[kind])
 
 
-def _record_step(schema: Any, named: Named, steps: dict[str, Step]) -> Step:
+def _record_step(schema: Any, types: _Types) -> Step:
     fields: list[Step] | None = None
     values = 1 + len(schema["fields"])
+    counted = int(types.has_no_bytes(schema))
 
     def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
         nonlocal fields
         if not levels_left:
             raise SerdeError(f"it is nested more than {LEVELS} levels deep")
+        if fields is None:  # they may have this type; and most of 5,000 are never met
+            fields = [_step(field["type"], types) for field in schema["fields"]]
         levels_left -= 1
-        values_left[0] -= values
-        if values_left[0] < 0:
+        values_left[counted] -= values
+        if values_left[counted] < 0:
             _refuse_values()
-        if fields is None:  # its fields may have this type
-            fields = [_step(field["type"], named, steps) for field in schema["fields"]]
         for field in fields:
             at = field(data, at, levels_left, values_left)
         return at
 
-    steps[schema["name"]] = step
+    types.steps[schema["name"]] = step
     return step
 
 
@@ -186,8 +236,8 @@ def _union_step(branches: list[Step]) -> Step:
     return step
 
 
-def _items_step(item: Step, key: Step | None = None) -> Step:
-    """Return the step over the blocks of an array, or of a map, whose items have keys."""
+def _items_step(item: Step, counted: int, key: Step | None = None) -> Step:
+    """Return the step over the blocks of an array, or of a map, whose items have keys. `counted`: 1 for items without bytes."""
 
     def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
         if not levels_left:
@@ -198,8 +248,8 @@ def _items_step(item: Step, key: Step | None = None) -> Step:
             if count < 0:  # the size of the block follows
                 count = -count
                 _, at = _number(data, at)
-            values_left[0] -= count
-            if values_left[0] < 0:
+            values_left[counted] -= count
+            if values_left[counted] < 0:
                 _refuse_values()
             for _ in range(count):
                 if key is not None:
@@ -254,5 +304,5 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 def _refuse_values() -> None:
     raise SerdeError(
-        f"it has more values than {VALUES} and {VALUES_PER_BYTE} for each byte"
+        f"it has more values than {VALUES} without bytes, or {VALUES_PER_BYTE} for each byte besides"
     )

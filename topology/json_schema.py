@@ -20,7 +20,7 @@ from coopstreams.topology.compatibility.json_schema import compared, why_unreada
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, SchemaSerde
-from coopstreams.topology.serde import Serde, check_nulls, undefined
+from coopstreams.topology.serde import Serde, check_nulls, shortened, undefined
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
         except jsonschema_rs.ValidationError as error:
             place = "/".join(map(str, error.instance_path))
             raise SerdeError(
-                f"{place or 'the value'}: {error.message}"
+                f"{shortened(place) or 'the value'}: {shortened(error.message)}"
             ) from None  # the error's own text is many lines
         return value
 

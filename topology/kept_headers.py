@@ -13,6 +13,7 @@ Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from struct import Struct
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.serde import wrong_length
 from coopstreams.topology.serdes import Serde
 
 
@@ -59,6 +61,7 @@ class Bound(Protocol):
 
 UNKNOWN: Place = ("", -1, -1)
 _PLACE = "\0place"
+_A_PLACE = re.compile(rb"([\w.-]+) (\d{1,10}) (\d{1,19})")
 
 
 def placed_headers(process: Bound) -> Headers | None:
@@ -79,10 +82,11 @@ def as_read(
     """Make a call under these headers, as if the record that was held had just been read."""
     before = process.place
     process.place = UNKNOWN
-    if headers and headers[-1][0] == _PLACE:
-        topic, partition, offset = (headers[-1][1] or b"").decode().split()
-        process.place = (topic, int(partition), int(offset))
-        headers = headers[:-1]
+    last = headers[-1] if headers else None
+    # A producer may write a header of this name, too: what is no place is one of its headers.
+    if last and last[0] == _PLACE and (place := _A_PLACE.fullmatch(last[1] or b"")):
+        process.place = (place[1].decode(), int(place[2]), int(place[3]))
+        headers = headers and headers[:-1]
     try:
         process.under_headers(headers or None, call)
     finally:
@@ -91,6 +95,8 @@ def as_read(
 
 _LENGTH = Struct(">i")
 _NULL = -1
+_LEAST_BYTES = 8
+"""The bytes of a header at least: two lengths."""
 
 
 @cache
@@ -121,10 +127,17 @@ def with_headers(inner: Serde[Any]) -> KeptHeaders:
 
 
 def split_headers(data: bytes) -> tuple[Headers, bytes]:
-    """Return the headers of a serialised row, and its serialised value."""
+    """Return the headers of a serialised row, and its serialised value.
+
+    Raises:
+        ValueError: a number or a length in it is negative, or larger than what is left.
+        struct.error: it ends within one.
+    """
     headers: Headers = []
     (count,) = _LENGTH.unpack_from(data)
     at = _LENGTH.size
+    if not 0 <= count <= (len(data) - at) // _LEAST_BYTES:
+        raise ValueError(f"{count} headers, where {len(data) - at} bytes are left")
     for _ in range(count):
         name, at = _part(data, at)
         value, at = _part(data, at)
@@ -135,8 +148,8 @@ def split_headers(data: bytes) -> tuple[Headers, bytes]:
 def _part(data: bytes, at: int) -> tuple[bytes | None, int]:
     (length,) = _LENGTH.unpack_from(data, at)
     begin = at + _LENGTH.size
-    return (
-        (None, begin)
-        if length == _NULL
-        else (data[begin : begin + length], begin + length)
-    )
+    if length == _NULL:
+        return None, begin
+    if not 0 <= length <= len(data) - begin:
+        raise wrong_length(length, len(data) - begin)
+    return data[begin : begin + length], begin + length

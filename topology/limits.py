@@ -16,6 +16,8 @@ DECIMAL_DIGITS = 2465
 LEVELS = 250
 """The levels of records, arrays and maps within each other, in an Avro record."""
 VALUES = 10_000
-"""The values of an Avro record at most, besides `VALUES_PER_BYTE` for each of its bytes."""
+"""The values of an Avro record at most, besides `VALUES_PER_BYTE` for each of its bytes; and those of types that have no
+bytes.
+"""
 VALUES_PER_BYTE = 8
 """A null has no byte of its own, and an optional one has one byte for two values."""

@@ -32,6 +32,8 @@ from coopstreams.topology.serde import Serde, read_varint, varint
 
 M = TypeVar("M")
 
+_MOST_INDEXES = 100
+"""Protobuf itself reads no messages that are deeper within each other."""
 _KNOWN = "google/protobuf/"
 """Files that every registry has."""
 
@@ -181,6 +183,10 @@ def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
         )
     if not count >> 1:
         return (0,), at
+    if count >> 1 > _MOST_INDEXES:
+        raise SerdeError(
+            f"it has {count >> 1} message indexes: at most {_MOST_INDEXES} messages are within each other"
+        )
     path = []
     for _ in range(count >> 1):
         number, at = read_varint(data, at)

@@ -323,6 +323,20 @@ class SchemaSerde(Serde[T]):
     from_json: Callable[[bytes], Any]
     of_class: dict[str, Any] | None = field(default=None, compare=False)
 
+    def read_json(self, data: bytes) -> T:
+        """Return the value that JSON stands for.
+
+        Raises:
+            SerdeError: it stands for none.
+        """
+        try:
+            value: T = self.from_json(data)
+        except SerdeError:
+            raise
+        except Exception as error:
+            raise SerdeError(f"{type(error).__name__}: {error}") from error
+        return value
+
     @property
     def described(self) -> dict[str, Any]:
         """The schema by which two versions of a program are compared."""

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 SHOWN_BYTES = 60
 """How many bytes, or characters of a value's text, an error message shows."""
+MOST_SAID = 400
+"""How many characters of a decoder's error an error message has."""
 _NULL = re.compile("Expected `(.+)`, got `null`")
 
 
@@ -137,12 +139,20 @@ def unwritable(
 
 def reason(error: Exception) -> str:
     """Return the text of an error of `encode` or `decode`; if JSON does not fit a class, also the likely cure."""
-    text = str(error.__cause__ or error) or type(error).__name__
+    text = shortened(str(error.__cause__ or error) or type(error).__name__)
     if "missing required field" in text:
         return f"{text}: if the type got the field later, give it a default"
     if found := _NULL.search(text):
         return f"{text}: if it may be null, its type is `{found[1]} | None`"
     return text
+
+
+def shortened(text: str) -> str:
+    """Return a text with its beginning and its end. Validators say the whole value, and then what is wrong with it."""
+    if len(text) <= MOST_SAID:
+        return text
+    half = MOST_SAID // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def undefined(what: str, error: NameError) -> SerdeError:
@@ -202,6 +212,11 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than 64 bits")
+
+
+def wrong_length(length: int, left: int) -> ValueError:
+    """Return the error of bytes that say how long a part of them is, and are not that long."""
+    return ValueError(f"a part of {length} bytes, where {left} are left")
 
 
 def _shown(value: object) -> str:

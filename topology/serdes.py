@@ -52,6 +52,7 @@ from coopstreams.topology.serde import (
     undefined,
     varint,
     within,
+    wrong_length,
 )
 
 T = TypeVar("T")
@@ -378,13 +379,20 @@ def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
         return varint(len(data) << 1) + data + inner.encode(old) + b"\x02"
 
     def decode(data: bytes) -> tuple[Any, Any]:
+        if not data:
+            raise ValueError("there are no bytes")
         kind = data[-1]
         if kind == 1:
             return inner.decode(data[:-1]), None
         if kind == 0:
             return None, inner.decode(data[:-1])
-        length, at = read_varint(data, 0)
-        middle = at + (length >> 1)
+        if kind != 2:
+            raise ValueError(f"an update ends with 0, 1 or 2, and this with {kind}")
+        zigzag, at = read_varint(data, 0)
+        length = (zigzag >> 1) ^ -(zigzag & 1)
+        middle = at + length
+        if not at <= middle <= len(data) - 1:
+            raise wrong_length(length, len(data) - 1 - at)
         return inner.decode(data[at:middle]), inner.decode(data[middle:-1])
 
     return Serde(f"changed({inner.name})", encode, decode, parts=(inner,))

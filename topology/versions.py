@@ -65,6 +65,7 @@ class _Written(list[Version]):
 
 _HEAD = Struct(">qi")
 _DELETED = -1
+_NO_VERSIONS = "these are no versions, each with its timestamp and length"
 _FORGOTTEN = 8
 """How often within a history the ended versions of a row are looked for: each look-up costs a seek."""
 
@@ -201,14 +202,13 @@ def versions_of(inner: Serde[Any]) -> Histories:
         versions: list[Version] = []
         position = 0
         while position < len(data):
+            if len(data) - position < _HEAD.size:
+                raise SerdeError(_NO_VERSIONS)
             timestamp, length = _HEAD.unpack_from(data, position)
             position += _HEAD.size + max(length, 0)
-            if length < _DELETED or position > len(
-                data
-            ):  # a row without versions may look like one
-                raise SerdeError(
-                    "these are no versions, each with its timestamp and length"
-                )
+            # A row without versions may look like one.
+            if length < _DELETED or position > len(data):
+                raise SerdeError(_NO_VERSIONS)
             versions.append(
                 (
                     timestamp,

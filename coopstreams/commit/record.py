@@ -69,6 +69,7 @@ TAIL_BYTES = _KEY_TAIL.size
 PARTITION = struct.Struct(">i")
 """The first field of a key's tail: the partition."""
 _U64 = struct.Struct(">Q")
+_MOST_OFFSET = (1 << 63) - 1
 _MOST_VERSIONS, _FAR_MS = 16, 1 << 43
 """Of what Kafka Streams writes beside an offset: versions to come are its own, too; a time is before the year 2248."""
 _DAMAGED = (IndexError, ValueError, struct.error)
@@ -390,12 +391,16 @@ def _read_said(
 
 def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, int]:
     position, at = read_varint(data, at)
+    if position > _MOST_OFFSET:
+        raise ValueError(f"{position} is no offset")
     stream_time, at = _read_svar(data, at)
     count, at = read_varint(data, at)
     runs, below = [], position
     for _ in range(count):
         gap, at = read_varint(data, at)
         length, at = read_varint(data, at)
+        if not length:
+            raise ValueError("a run has no offsets")
         runs.append((below + gap, below + gap + length - 1))
         below += gap + length
     return Segment(key_range, position, stream_time, tuple(runs)), at

@@ -33,6 +33,7 @@ from coopstreams.group.members import (
 )
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.serde import shortened
 from coopstreams.topology.task_id import TaskId
 
 VERSION = b"2"
@@ -352,6 +353,6 @@ def _decoded(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
 
 def _foreign(who: str, problem: str) -> GroupError:
     return GroupError(
-        f"member {who} of this group is not an instance of this application ({problem}). Give every application an "
+        f"member {who} of this group is not an instance of this application ({shortened(problem)}). Give every application an "
         "application.id of its own."
     )

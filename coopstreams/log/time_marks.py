@@ -27,6 +27,8 @@ from __future__ import annotations
 from coopstreams.topology.columns import Columns, Headers
 
 HEADER = "__coopstreams.stream.time"
+_MOST_DIGITS = 19
+"""Digits of a time at most. Python refuses to convert 5,000, and the record would end each process that reads it."""
 
 
 def headers_of(stream_time: int) -> Headers:
@@ -46,4 +48,5 @@ def marks_in(columns: Columns) -> list[tuple[int, int]]:
         and columns.keys[index] is None
         and columns.values[index] is None
         and (time := headers[0][1] or b"").isdigit()
+        and len(time) <= _MOST_DIGITS
     ]

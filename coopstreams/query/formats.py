@@ -27,6 +27,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import QueryError, SerdeError
 from coopstreams.topology.schemas import SchemaSerde, registry_is_away
+from coopstreams.topology.serde import shortened
 from coopstreams.topology.serdes import Serde
 
 BASE64 = "base64:"
@@ -170,14 +171,14 @@ def _from_base64(text: str) -> bytes:
 def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
     try:
         if isinstance(key, SchemaSerde) and not text.startswith(BASE64):
-            return key.serialize(key.from_json(data))
+            return key.serialize(key.read_json(data))
         return key.serialize(key.deserialize(data))
-    except (SerdeError, msgspec.MsgspecError) as error:
+    except SerdeError as error:
         if registry_is_away(error):
             raise unreadable(
                 f'the key "{text}" cannot be read: {error}', error
             ) from error
-        reason = error.__cause__ or error
+        reason = shortened(str(error.__cause__ or error))
         raise bad_key(
             key,
             text,

@@ -14,6 +14,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.restore import TRUSTED_MS, Restore
 from coopstreams.topology.columns import Columns
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
@@ -524,3 +525,12 @@ def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_pre
     feed(restore, log, max(upto, offset + 1), 3)
     assert stored(database) == fold(log)
     engine.close()
+
+
+def test_a_key_that_is_too_short_for_a_window_is_refused_with_its_place() -> None:
+    """It was a bare `struct.error`, at each start."""
+    restore = Restore(Database(Memory(), [WINDOWS]), WINDOWS, [WHOLE], bounds(1))
+    with pytest.raises(
+        LogError, match=r'of "windows" has a key of 1 bytes at offset 0'
+    ):
+        restore.feed(columns([(0, b"short", b"value")]), 1)

@@ -5,8 +5,10 @@ cannot be read.
 from __future__ import annotations
 
 import re
+import tracemalloc
 from decimal import Decimal
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from fastavro.utils import generate_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import serdes
+from benchmarks.hostile_bytes import KINDS, Case, Format, cases, formats
+from coopstreams import Failure, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import limits
 from coopstreams.topology.avro_bounds import check_of
@@ -168,7 +171,7 @@ ROW = [named(f"R{i}", ("next", f"R{i + 1}")) for i in range(5_000)]
 """Each is written after the one that it names."""
 
 DEEP = "it is nested more than 250 levels deep"
-NUMEROUS = "it has more values than 10000 and 8 for each byte"
+NUMEROUS = "it has more values than 10000 without bytes, or 8 for each byte besides"
 HOSTILE: dict[str, tuple[Any, bytes, str]] = {
     "records in records": (CHAIN, b"\2" * 5_000 + b"\0", DEEP),
     "records in arrays": (TREE, b"\2" * 5_000 + b"\0" * 5_001, DEEP),
@@ -316,3 +319,73 @@ def test_the_table_of_limits_has_those_of_the_code() -> None:
     assert {name: int(most.replace(",", "")) for most, name in rows} == {
         name: most for name, most in vars(limits).items() if isinstance(most, int)
     }
+
+
+SIZE = 20_000
+CASES = cases()
+
+
+def test_each_format_is_read_with_bytes_of_each_kind() -> None:
+    assert len({str(case) for case in CASES}) == len(CASES) == 5 * len(formats())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_hostile_bytes_are_read_or_refused_by_one_error(case: Case) -> None:
+    """Any other error fails, and so does a loop that makes no progress: it would not end."""
+    said = ""
+    tracemalloc.start()
+    try:
+        for data in case.bytes(SIZE):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            try:
+                case.format.read(data)
+            except case.format.refused as error:
+                said = max(said, str(error), key=len)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 16 * MEBIBYTE + 200 * len(data)
+    finally:
+        tracemalloc.stop()
+    if case.format.serde is not None:
+        assert len(said) < 2_000  # a dead letter has it in a header
+
+
+MEBIBYTE = 1 << 20
+SERDES = [each for each in formats() if each.serde is not None]
+
+
+@pytest.mark.parametrize("each", SERDES, ids=lambda each: each.name)
+def test_the_handler_is_asked_about_each_value_that_is_refused(each: Format) -> None:
+    hostile = [
+        data
+        for kind in KINDS
+        for data in islice(Case(each, kind).bytes(10_000), 40)
+        if _is_refused(each, data)
+    ]
+    assert each.serde is not None
+    builder = StreamsBuilder("hostile")
+    values = builder.stream("hostile", key=serdes.text, value=each.serde)
+    values.map_values(lambda value: repr(value)[:20], value=serdes.text).to("shown")
+    asked: list[bytes | None] = []
+
+    def handler(failure: Failure) -> str:
+        assert failure.phase == "deserialization"
+        asked.append(failure.value)
+        return "continue"
+
+    config = {"deserialization.exception.handler": handler}
+    with TopologyTestDriver(builder.build(), config=config) as driver:
+        given = driver.input("hostile", key=serdes.text, value=serdes.raw)
+        for data in hostile:
+            given.send("a", data)
+        given.send("a", each.good)
+        assert asked == hostile
+        assert len(driver.output("shown").records()) == 1
+
+
+def _is_refused(each: Format, data: bytes) -> bool:
+    try:
+        each.read(data)
+    except SerdeError:
+        return True
+    return False

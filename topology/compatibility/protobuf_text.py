@@ -18,9 +18,10 @@ from typing import Any
 from coopstreams.topology.compatibility.protobuf_source import SCALARS
 
 _TOKEN = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|\s+|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\s+|("(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
     re.DOTALL,
 )
+"""What is not closed is one token up to the end: each mark that opens would be looked at up to there, else."""
 _LABELS = {"optional": 1, "required": 2, "repeated": 3}
 _TYPES = {name: number for number, name in SCALARS.items()}
 _GROUP, _MESSAGE, _ENUM, _REPEATED = 10, 11, 14, 3

@@ -39,6 +39,7 @@ from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
+from coopstreams.topology.serde import wrong_length
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -512,7 +513,10 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
         values, at = [], 0
         while at < len(data):
             (length,) = _LENGTH.unpack_from(data, at)
-            at += _LENGTH.size + length
+            at += _LENGTH.size
+            if not 0 <= length <= len(data) - at:
+                raise wrong_length(length, len(data) - at)
+            at += length
             values.append(inner.decode(data[at - length : at]))
         return values
 
@@ -542,7 +546,12 @@ def waiting_of(
         rows, position = [], 0
         while position < len(data):
             at, side, length = _WAITING.unpack_from(data, position)
-            position += _WAITING.size + length
+            position += _WAITING.size
+            if not 0 <= length <= len(data) - position:
+                raise wrong_length(length, len(data) - position)
+            if side > 1:
+                raise ValueError(f"a join has no side {side}")
+            position += length
             rows.append(
                 (
                     at,

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 from xxhash import xxh128_digest
 
+from coopstreams.topology.serde import wrong_length
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import Entry
 
@@ -169,12 +170,20 @@ def _optional(data: bytes | None) -> bytes:
     return b"\0" if data is None else b"\1" + data
 
 
+def _present(data: bytes) -> bool:
+    """Whether something stands behind the first byte, which says so."""
+    if data[:1] not in (b"\0", b"\1"):
+        raise ValueError(f"{data[:1]!r}, where a byte 0 or 1 is expected")
+    return data[0] == 1
+
+
 def _hash_and_rest(data: bytes) -> tuple[bytes | None, bytes]:
-    return (
-        (None, data[1:])
-        if data[0] == 0
-        else (data[1 : 1 + _HASH_BYTES], data[1 + _HASH_BYTES :])
-    )
+    if not _present(data):
+        return None, data[1:]
+    end = 1 + _HASH_BYTES
+    if len(data) < end:
+        raise wrong_length(_HASH_BYTES, len(data) - 1)
+    return data[1:end], data[end:]
 
 
 def _write_subscription(asked: ForeignKeySubscription) -> bytes:
@@ -182,6 +191,8 @@ def _write_subscription(asked: ForeignKeySubscription) -> bytes:
 
 
 def _read_subscription(data: bytes) -> ForeignKeySubscription:
+    if not data or data[0] > ANSWER:
+        raise ValueError(f"{data[:1]!r} is no instruction")
     return ForeignKeySubscription(data[0], *_hash_and_rest(data[1:]))
 
 
@@ -191,7 +202,7 @@ def _write_answer(answer: Answer) -> bytes:
 
 def _read_answer(data: bytes) -> Answer:
     hash_, rest = _hash_and_rest(data)
-    return Answer(hash_, None if rest[0] == 0 else rest[1:])
+    return Answer(hash_, rest[1:] if _present(rest) else None)
 
 
 def _write_subscribers(subscribers: dict[bytes, bytes]) -> bytes:
@@ -205,6 +216,9 @@ def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
     subscribers, at = {}, 0
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
+        left = len(data) - at - _LENGTH.size - _HASH_BYTES
+        if not 0 <= length <= left:
+            raise wrong_length(length, left)
         key_end = at + _LENGTH.size + length
         at, key = key_end + _HASH_BYTES, data[at + _LENGTH.size : key_end]
         subscribers[key] = data[key_end:at]
