@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SessionWindowedKStream,
         TimeWindowedKStream,
     )
+    from coopstreams.topology.errors import QueryError
     from coopstreams.topology.failures import Failure
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
@@ -103,6 +104,7 @@ __all__ = [
     "ProcessorContext",
     "Punctuation",
     "QueryClient",
+    "QueryError",
     "Record",
     "RecordMetadata",
     "RestoreListener",
@@ -167,6 +169,7 @@ _HOME = {
         "coopstreams.topology.dsl.materialized": "Materialized",
         "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
         "coopstreams.topology.dsl.windowed": "SessionWindowedKStream TimeWindowedKStream",
+        "coopstreams.topology.errors": "QueryError",
         "coopstreams.topology.failures": "Failure",
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",

@@ -11,6 +11,7 @@ import typer
 
 from coopstreams.commands.asking import AskingFile, asking
 from coopstreams.common.extra import need_http
+from coopstreams.common.moments import moment_ms
 from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
 
@@ -49,27 +50,28 @@ def query(
         ),
     ] = 100,
     first: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--from",
-            min=0,
-            metavar="MS",
-            help="Windows, sessions or versions from this time on.",
+            metavar="TIME|KEY",
+            help="Windows, sessions or versions from this time on; without KEY: entries from this key on.",
         ),
     ] = None,
     last: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--to",
-            min=0,
-            metavar="MS",
-            help="Windows, sessions or versions up to this time.",
+            metavar="TIME|KEY",
+            help="Windows, sessions or versions up to this time; without KEY: entries up to this key, with it.",
         ),
     ] = None,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="The last entries first; without KEY.")
+    ] = False,
     as_of: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=0, metavar="MS", help="The row of a versioned store as of this time."
+            metavar="TIME", help="The row of a versioned store as of this time."
         ),
     ] = None,
     config: AskingFile = None,
@@ -77,7 +79,9 @@ def query(
     """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.
 
     Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to.
-    Times are milliseconds since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the
+    A time is written as 2026-01-31T08:00Z, or in ms since 1970. Without KEY, --from and --to are keys.
+
+    While a task moves it asks again, for 30 seconds at most. Exit status 1: the
     key has no value, which standard error says, or the query failed.
     """
     need_http("coopstreams query")
@@ -89,31 +93,43 @@ def query(
             "--as-of is one moment of one key: give it with KEY, and without --from and --to"
         )
     with asking(url, config, "read", 30) as client:
-        if key is None:
-            if timed:
-                raise _bad("--from and --to are times of a key: give KEY too")
-            entries = client.range(store, prefix=prefix, page=min(limit + 1, 1000))
-            for entry in islice(entries, limit):
-                _print(_shown(entry))
-            if next(entries, None) is not None:
-                typer.echo(
-                    f"there are more entries than {limit}: --limit prints more, --prefix fewer",
-                    err=True,
-                )
-            return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:
             raise QueryError(
                 "UNKNOWN_STORE",
-                f"there is no store {store}; there are {', '.join(sorted(stores))}",
+                f"there is no store {store}; there are {', '.join(sorted(stores)) or 'none'}",
                 status=404,
             )
+        if key is None:
+            first_key, last_key = (
+                None if bound is None else _key(bound, stores[store]["key"])
+                for bound in (first, last)
+            )
+            entries = client.range(
+                store,
+                first_key,
+                last_key,
+                prefix=prefix,
+                reverse=reverse,
+                page=min(limit + 1, 1000),
+            )
+            for entry in islice(entries, limit):
+                _print(_shown(entry))
+            if next(entries, None) is not None:
+                typer.echo(
+                    f"there are more entries than {limit}: --limit prints more; --prefix, --from and --to fewer",
+                    err=True,
+                )
+            return
         kind = stores[store]["kind"]
         wanted = _key(key, stores[store]["key"])
-        times = (first or 0, LATEST_MS if last is None else last)
+        times = (
+            0 if first is None else _time("--from", first),
+            LATEST_MS if last is None else _time("--to", last),
+        )
         found: list[Any]
         if as_of is not None:
-            found = [client.as_of(store, wanted, as_of)]
+            found = [client.as_of(store, wanted, _time("--as-of", as_of))]
         elif kind == "window":
             found = [*client.windows(store, wanted, *times, limit=limit + 1)]
         elif kind == "session":
@@ -178,6 +194,14 @@ def _key(text: str, serde: str) -> Any:
             f"the keys of this store are {serde}, and {text} is no JSON ({error}): a text is written '\"{text}\"'",
             status=400,
         ) from error
+
+
+def _time(option: str, text: str) -> int:
+    """Return the time that an option gives, in ms since 1970."""
+    try:
+        return moment_ms(text)
+    except ValueError as error:
+        raise _bad(f"{option} {error}") from None
 
 
 def _bad(message: str) -> QueryError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,7 @@ from coopstreams.commands.settings import (
     loaded,
 )
 from coopstreams.common.config import Config
+from coopstreams.common.moments import moment_ms
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
 from coopstreams.instance.name_claims import claims
@@ -39,7 +39,6 @@ from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST
 from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.naming import topology_topic
-from coopstreams.topology.windows import FOREVER_MS
 
 
 def reset(
@@ -168,19 +167,9 @@ def _time_ms(to: str) -> int | None:
     if to in ("earliest", "latest"):
         return None
     try:
-        if to.isdecimal() and int(to) <= FOREVER_MS:
-            return int(to)
-        moment = datetime.fromisoformat(to)
-    except ValueError:
-        raise ConfigError(
-            f"--to {to}: write earliest, latest, or a time as 2026-01-31T08:00Z or in ms since 1970"
-        ) from None
-    if moment.tzinfo is None:
-        time = moment.isoformat()
-        raise ConfigError(
-            f"--to {to}: in which time zone? Write {time}Z for UTC, or an offset, as {time}+01:00"
-        )
-    return round(moment.timestamp() * 1000)
+        return moment_ms(to)
+    except ValueError as error:
+        raise ConfigError(f"--to {error}; or earliest, or latest") from None
 
 
 def _print(

@@ -1,9 +1,11 @@
-"""`coopstreams topics`: makes topics and writes lines to them, where Kafka's own tools are not at hand."""
+"""`coopstreams topics`: makes, lists and fills topics, where Kafka's own tools are not at hand."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Mapping
 from contextlib import closing
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -11,18 +13,29 @@ import typer
 from coopstreams.commands.settings import (
     Brokers,
     ConfigFile,
+    Pairs,
     cluster,
     connection,
     flags,
+    loaded,
 )
+from coopstreams.commands.terminal.figures import new_table, plain_console
+from coopstreams.commands.terminal.visible import visible
+from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import Log, TopicSpec
+from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import marks_topics, topology_topic
 
 FLUSH_S = 60.0
 
 app = typer.Typer(
-    help="Make topics, and write lines to them: for a first try.", no_args_is_help=True
+    help="Make topics, list those of an application, and write lines to them.",
+    no_args_is_help=True,
 )
 
 
@@ -58,6 +71,94 @@ def create(
         typer.echo(
             f"{name}: {f'is there, {there[name]}' if name in there else f'created, {partitions}'} partitions"
         )
+
+
+@app.command("list")
+def list_topics(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="APP",
+            help="The topology, app.py, app.py:NAME or package.module:NAME: only its topics, with their kinds. Without "
+            "one: all topics.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+    set_: Pairs = None,
+) -> None:
+    """Print topics: what an application reads and writes, and the internal ones that it keeps.
+
+    A record counts until it is deleted or compacted: the offsets between the beginning and the end.
+    """
+    if target is None:
+        with cluster(connection(bootstrap_servers, config)) as log:
+            counts = log.partitions()
+            kinds = dict.fromkeys(sorted(counts), "")
+            _print(log, kinds, counts)
+        return
+    topology, settings = loaded(
+        target, config, set_, {"bootstrap.servers": bootstrap_servers}
+    )
+    with cluster(settings.client) as log:
+        counts = log.partitions()
+        _print(
+            log,
+            kinds_of(as_it_runs(topology, counts, settings), counts, settings),
+            counts,
+        )
+
+
+def kinds_of(
+    topology: Topology, counts: Collection[str], settings: Config
+) -> dict[str, str]:
+    """Return the kind of each topic of an application: what it reads first, then what it writes, then internal ones.
+
+    `counts`: the topics that exist.
+    """
+    internal = {topic.name: topic.kind for topic in topology.internal_topics}
+    kinds = dict.fromkeys(topology.source_topics, "source")
+    kinds |= {table.topic: "global table" for table in topology.global_tables}
+    for topic in topology.sink_topics:
+        kinds[topic] = "source and sink" if kinds.get(topic) == "source" else "sink"
+    kinds |= dict.fromkeys(dead_letter_topics(topology, settings), "dead letters")
+    kinds |= internal
+    kinds[topology_topic(topology.application_id)] = "topology"
+    kinds |= dict.fromkeys(marks_topics(topology.application_id, counts), "backfill")
+    return kinds
+
+
+def _print(log: Log, kinds: Mapping[str, str], counts: Mapping[str, int]) -> None:
+    """Print a line for each topic."""
+    there = [name for name in kinds if name in counts]
+    configs = log.topic_configs(there)
+    table = new_table("topic", "kind", "partitions", "records", "cleanup", "retention")
+    for name, kind in kinds.items():
+        if name not in counts:
+            table.add_row(visible(name), kind, "does not exist", "", "", "")
+            continue
+        partitions = [TopicPartition(name, each) for each in range(counts[name])]
+        records = sum(log.end_offset(at) - log.start_offset(at) for at in partitions)
+        table.add_row(
+            visible(name),
+            kind,
+            str(counts[name]),
+            f"{records:,}",
+            configs[name].get("cleanup.policy", ""),
+            _retention(configs[name]),
+        )
+    plain_console().print(table)
+
+
+def _retention(config: Mapping[str, str]) -> str:
+    """Return how long records stay, in words; empty: until they are compacted."""
+    if "delete" not in config.get("cleanup.policy", "delete"):
+        return ""
+    milliseconds = int(config.get("retention.ms", -1))
+    return (
+        "without end" if milliseconds < 0 else str(timedelta(milliseconds=milliseconds))
+    )
 
 
 @app.command()

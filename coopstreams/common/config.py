@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from coopstreams.common.extractors import BY_NAME, FAIL, fail_on_invalid_timestamp
-from coopstreams.common.given import origin
+from coopstreams.common.given import flat, origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
@@ -468,6 +468,8 @@ class Config:
     ) -> Config:
         """Return the checked settings, with defaults for those that are missing; `application_id` is the topology's.
 
+        Shape: dotted names, or tables that nest into them, as `tomllib` reads a file.
+
         Raises:
             ConfigError: an unknown name (the message suggests the nearest), an invalid value, or two that contradict.
         """
@@ -476,6 +478,7 @@ class Config:
             return settings
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
         client: dict[str, Any] = {}
+        settings = flat(settings)
         for name, value in resolved(settings).items():
             if name in SETTINGS:
                 values[name] = _read(name, value, origin(settings, name))

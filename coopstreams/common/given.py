@@ -66,6 +66,16 @@ def settings_of(
     return settings
 
 
+def flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings by dotted names: tables that nest, as of a TOML file that was read, become one.
+
+    Invariant: `settings_of` and the API read a file's settings alike.
+    """
+    if not any(isinstance(value, Mapping) for value in settings.values()):
+        return settings
+    return _flat(settings)
+
+
 def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))

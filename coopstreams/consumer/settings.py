@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coopstreams.common.config import check_heartbeat, check_security
+from coopstreams.common.given import flat
 from coopstreams.common.references import resolved
 from coopstreams.common.values import ascii_text, boolean, integer, one_of
 from coopstreams.topology.errors import ConfigError
@@ -121,11 +122,13 @@ class ConsumerConfig:
     def of(settings: Mapping[str, Any]) -> ConsumerConfig:
         """Return the checked settings, with defaults for those that are missing.
 
+        Shape: dotted names, or tables that nest into them, as `tomllib` reads a file.
+
         Raises:
             ConfigError: an invalid value, or no `group.id`.
         """
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
-        settings = resolved(settings)
+        settings = resolved(flat(settings))
         for name in settings.keys() & SETTINGS.keys():
             try:
                 values[name] = SETTINGS[name][0](settings[name])

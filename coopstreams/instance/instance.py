@@ -312,14 +312,11 @@ class Instance:
         """Hold an error that a lost membership may explain, and ask the group; return whether the error is held."""
         if not failure.doubtful:
             return False
-        sure = self.member.sure(self._doubts.hold(failure, self.member.ask()).epoch)
-        then = "the group is asked whether this process still is a member before that counts"
-        log.log(
-            logging.INFO if sure else logging.WARNING,
-            "%s: %s; %s",
+        self._doubts.hold(failure, self.member.ask())
+        log.warning(
+            "%s: %s; the group is asked whether this process still is a member before that counts",
             failure.where,
-            failure.error,
-            then,
+            str(failure.error).removesuffix("."),
         )
         return True
 

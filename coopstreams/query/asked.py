@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from coopstreams.common.moments import moment_ms
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
@@ -137,6 +138,16 @@ class Parameters:
             )
         return int(text)
 
+    def moment(self, name: str, default: int) -> int:
+        """Return a time, which is written as ISO 8601 or in milliseconds since 1970."""
+        text = self._values.get(name)
+        if text is None:
+            return default
+        try:
+            return moment_ms(text.replace(" ", "+"))  # a plus sign of a URL is a space
+        except ValueError as error:
+            raise bad_request("BAD_PARAMETER", f"{name}={error}") from None
+
 
 def path_piece(raw_path: bytes, number: int) -> str:
     """Return the rest of a path after its `number`-th slash, as text; the rest may have slashes.
@@ -205,8 +216,8 @@ def unpacked(text: str | None) -> Query:
 def times_of(parameters: Parameters) -> tuple[int, int]:
     """Return the first and the last moment of the request, both inclusive."""
     first, last = (
-        parameters.number("from", 0, 0, FAR),
-        parameters.number("to", FAR, 0, FAR),
+        parameters.moment("from", 0),
+        parameters.moment("to", FAR),
     )
     if first > last:
         raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
@@ -222,7 +233,7 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
             "BAD_PARAMETER",
             "as_of= is one moment, from= and to= are a span of time: give one or the other",
         )
-    moment = parameters.number("as_of", 0, 0, FAR)
+    moment = parameters.moment("as_of", 0)
     return moment, moment
 
 

@@ -160,8 +160,8 @@ def _status_path(limits: RequestLimits, local: Schema) -> Schema:
 
 
 def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
-    first = _query("from", _TIME, "The first moment, inclusive.")
-    last = _query("to", _TIME, "The last moment, inclusive.")
+    first = _query("from", _MOMENT, "The first moment, inclusive.")
+    last = _query("to", _MOMENT, "The last moment, inclusive.")
     windows = "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
     sessions = "The sessions of a key that overlap from..to, both inclusive, ascending; an empty list if there are none"
     versions = (
@@ -174,7 +174,7 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
         "Versions",
         store,
         key,
-        _query("as_of", _TIME, "One moment."),
+        _query("as_of", _MOMENT, "One moment."),
         first,
         last,
         limit,
@@ -679,6 +679,10 @@ _TIME: Schema = {
     "type": "integer",
     "minimum": 0,
     "description": "Milliseconds since the epoch.",
+}
+_MOMENT: Schema = {
+    **_TIME,
+    "description": "Milliseconds since the epoch, or ISO 8601 with its zone, 2026-01-31T08:00Z.",
 }
 _KEY = (
     "A key as text: text as it is, int64 and float64 in decimal, json as JSON text, raw as text or `base64:...`. "

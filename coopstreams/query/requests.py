@@ -78,6 +78,11 @@ class WindowFound:
     value: Any
     timestamp: int
 
+    @property
+    def window(self) -> tuple[int, int | None]:
+        """The start and the end, as of an `EntryFound`."""
+        return self.start, self.end
+
 
 @dataclass(frozen=True, slots=True)
 class EntryFound:
@@ -93,6 +98,16 @@ class EntryFound:
     partition: int | None
     window: tuple[int, int | None] | None = None
     key_error: str | None = None
+
+    @property
+    def start(self) -> int | None:
+        """The start of the window or session; None: the store has none."""
+        return None if self.window is None else self.window[0]
+
+    @property
+    def end(self) -> int | None:
+        """The end of the window or session, as of a `WindowFound`; None: the store has none, or it never ends."""
+        return None if self.window is None else self.window[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ record is lost.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from dataclasses import dataclass
@@ -156,11 +157,16 @@ def check_outputs(case: Case) -> None:
 @pytest.mark.ci
 @one_of_three("processing")
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
-    kafka: Kafka, tmp_path: Path, phase: str
+    kafka: Kafka, tmp_path: Path, phase: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    error = failure_of(case.app(tmp_path, "fail"))
+    with caplog.at_level(logging.INFO, "coopstreams"):
+        error = failure_of(case.app(tmp_path, "fail"))
+    told = [each for each in caplog.records if "offset 7" in each.getMessage()]
+    assert told
+    assert all(each.levelno >= logging.WARNING for each in told)
+    assert not any(".;" in each.getMessage() for each in told)
     assert isinstance(error, ProcessingError)
     for part in (
         "task 0_0",

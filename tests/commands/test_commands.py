@@ -132,7 +132,13 @@ def test_a_versioned_store_has_a_latest_value_and_a_past(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("k", "--as-of", "1", "--from", "2"), ("--as-of", "1"), ("--from", "1")]
+    "options",
+    [
+        ("k", "--as-of", "1", "--from", "2"),
+        ("--as-of", "1"),
+        ("k", "--from", "yesterday"),
+        ("k", "--as-of", "2026-01-31T08:00"),  # in which zone?
+    ],
 )
 def test_times_that_do_not_go_together_are_an_error(
     url: str, options: tuple[str, ...]
@@ -152,8 +158,31 @@ def test_without_a_key_the_entries_come_in_order(url: str) -> None:
     assert [found["key"] for found in lines(some)] == ["be"]
     assert (
         some.stderr
-        == "there are more entries than 1: --limit prints more, --prefix fewer\n"
+        == "there are more entries than 1: --limit prints more; --prefix, --from and --to fewer\n"
     )
+
+
+def test_without_a_key_from_and_to_are_keys(url: str) -> None:
+    def keys(*options: str) -> list[str]:
+        return [found["key"] for found in lines(run("query", url, "counts", *options))]
+
+    assert keys("--from", "bee") == ["bee", "to"]
+    assert keys("--to", "bee") == ["be", "bee"]
+    assert keys("--from", "bee", "--to", "bee") == ["bee"]
+    assert keys("--from", "bee", "--reverse") == ["to", "bee"]
+
+
+def test_a_time_may_be_written_as_iso_8601(url: str) -> None:
+    asked = ("--as-of", "1970-01-01T01:00:00.019+01:00")
+    assert lines(run("query", url, "prices", "k", *asked)) == [
+        {"since": 10, "until": 20, "value": "1"}
+    ]
+    assert [
+        found["since"]
+        for found in lines(
+            run("query", url, "prices", "k", "--from", "1970-01-01T00:00:00.020Z")
+        )
+    ] == [20]
 
 
 def test_an_unknown_store_is_an_error_that_names_the_others(url: str) -> None:

@@ -413,10 +413,10 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(
 @pytest.mark.parametrize(
     ("to", "problem"),
     [
-        ("soon", "write earliest, latest, or a time"),
+        ("soon", "write a time as 2026-01-31T08:00Z"),
         ("2026-01-31T08:00", "in which time zone"),
         ("2026-01-31", "Write 2026-01-31T00:00:00Z for UTC"),
-        ("9" * 20, "write earliest, latest, or a time"),
+        ("9" * 20, "write a time as 2026-01-31T08:00Z"),
     ],
 )
 def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.common.config import SETTINGS, Config, http_values
 from coopstreams.common.given import settings_of
+from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.topology.errors import ConfigError
 
 KAFKA = {"bootstrap.servers": "kafka:9092"}
@@ -262,3 +265,46 @@ def test_a_file_that_cannot_be_read_is_named(
     with pytest.raises(ConfigError, match=says) as caught:
         settings_of(file, {}, {})
     assert str(file) in str(caught.value)
+
+
+NESTED = """
+bootstrap.servers = "kafka:9092"
+consumer.fetch.wait.max.ms = 20
+
+[commit]
+interval.ms = 250
+
+[sasl]
+mechanism = "PLAIN"
+username = "me"
+password = "secret"
+
+[security]
+protocol = "SASL_PLAINTEXT"
+"""
+
+
+def test_the_dictionary_of_a_toml_file_has_the_settings_of_the_file(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(NESTED)
+    of_file = Config.of(settings_of(file, {}, {}), "app")
+    read = tomllib.loads(NESTED)
+    assert Config.of(read, "app") == of_file
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.text).to("out")
+    assert CoopStreams(builder.build(), read).config == of_file
+    assert of_file["commit.interval.ms"] == 250
+
+
+def test_a_consumer_takes_the_dictionary_of_a_toml_file_too() -> None:
+    read = tomllib.loads(f'group.id = "g"\n{NESTED}\n[session]\ntimeout.ms = 7000\n')
+    taken = ConsumerConfig.of(read)
+    assert taken["session.timeout.ms"] == 7000
+    assert taken.client["sasl.mechanism"] == "PLAIN"
+
+
+def test_a_name_in_a_table_is_checked_like_any_other() -> None:
+    with pytest.raises(ConfigError, match=r'unknown setting "commit.intervall.ms"'):
+        Config.of({**KAFKA, "commit": {"intervall": {"ms": 1}}}, "app")

@@ -144,7 +144,8 @@ def test_a_range_of_sessions_has_both_ends_of_each(queries: QueryClient) -> None
         ("key-1", (1000, 1500)),
     ]
     assert [
-        entry.window for entry in queries.range("visits", page=7, reverse=True)
+        (entry.start, entry.end)
+        for entry in queries.range("visits", page=7, reverse=True)
     ] == [entry.window for entry in queries.range("visits")][::-1]
 
 
@@ -316,7 +317,7 @@ def test_a_latest_version_older_than_the_history_still_holds() -> None:
             "versioned store: ask /v1/stores/prices/versions/{key}, keys/{key}",
         ),
         ("prices/versions/a?as_of=1&from=0", "give one or the other"),
-        ("prices/versions/a?as_of=yesterday", "a whole number"),
+        ("prices/versions/a?as_of=yesterday", "write a time as 2026"),
         ("prices/versions/a?prefix=3", "unknown parameter"),
         ("visits/sessions/a?from=2&to=1", "later than"),
     ],
