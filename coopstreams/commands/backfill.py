@@ -211,9 +211,10 @@ def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -
             f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}"
         )
     for store in sorted({store for result in done.results for store in result.seeded}):
-        typer.echo(
-            f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys"
-        )
+        keys = sum(result.seeded.get(store, 0) for result in done.results)
+        expired = sum(result.expired.get(store, 0) for result in done.results)
+        left_out = f", {expired} rows left out: they had expired" if expired else ""
+        typer.echo(f"store {store}: {keys} keys{left_out}")
     for line in not_written(done.unwritten, dead_letters, published=published):
         typer.echo(line)
 

@@ -365,7 +365,9 @@ def from_source(
 
 def _report(done: RebuiltFromSource) -> None:
     for store, differences in done.stores.items():
-        typer.echo(f"store {store}: {differences}")
+        expired = sum(result.expired.get(store, 0) for result in done.results)
+        left_out = f", {expired} left out: they had expired" if expired else ""
+        typer.echo(f"store {store}: {differences}{left_out}")
     if not done.plan.seed:
         typer.echo("a dry run: nothing was written")
     elif done.plan.snapshots is not None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
+from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
@@ -39,6 +43,39 @@ def visible(
             yield key, row
 
 
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Which rows of a window store a changelog would lose, and the application does not need.
+
+    A store follows the time of the records that reach its operator. Below a filter, or in a partition of few records,
+    that may be weeks behind: the store still has rows that the brokers would delete from its changelog at once. Those
+    that have expired by the time that the run has reached are left out: no new record finds them.
+    """
+
+    oldest_ms: int = KEPT_FOR_EVER
+    """The earliest timestamp that the changelog keeps."""
+    reached_ms: int = NO_STREAM_TIME
+    """The latest stream time that the run has reached, as far as a task knows."""
+
+    def kept(self, spec: StoreSpec, rows: Rows, expired: Counter[str]) -> Rows:
+        """Yield the rows that the changelog gets; the others are counted by store."""
+        horizon = self._horizon(spec)
+        for key, row in rows:
+            old = layout.unpack(row)[1] < self.oldest_ms
+            if old and layout.time_of(spec.kind, key) < horizon:
+                expired[spec.name] += 1
+            else:
+                yield key, row
+
+    def _horizon(self, spec: StoreSpec) -> int:
+        """Return the first time of the rows that have not expired by the time of the run."""
+        if spec.kind not in layout.SEGMENTED:
+            return KEPT_FOR_EVER
+        newest = max(0, self.reached_ms - spec.lag_ms)
+        step_ms = spec.step_ms or spec.window_ms or 1
+        return layout.horizon(spec, newest - newest % step_ms)
+
+
 def record_of(
     spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str
 ) -> tuple[bytes, bytes, int]:
@@ -53,8 +90,8 @@ def record_of(
     if timestamp < oldest_ms:
         raise LogError(
             f'the changelog of "{spec.name}" would lose what is written to it: the broker deletes records from before '
-            f"{oldest_ms} there, "
-            f"and one is of {timestamp}. Raise retention.ms of {changelog} and resume the run; or give the store a "
-            "longer retention=, and begin anew."
+            f"{oldest_ms} there, and one is of {timestamp}, which has not expired: its partition has no record that is "
+            f"newer by the store's retention. Raise retention.ms of {changelog} and resume the run; or give the store "
+            "a longer retention=, and begin anew."
         )
     return layout.changelog_key(spec.kind, key), value, timestamp

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from pathlib import Path
 from coopstreams.admin.rebuild import finish
 from coopstreams.common.config import Config
 from coopstreams.opening.restoring import Restoring
-from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, record_of, visible
+from coopstreams.spark.changelog_rows import Expiry, record_of, visible
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.committed_positions import check_stopped
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
@@ -127,10 +127,12 @@ class Repair:
         self,
         config: Config,
         rebuilt: Rebuilt,
-        oldest_ms: Mapping[str, int],
+        expiries: Mapping[str, Expiry],
+        expired: Counter[str],
         outbox: Outbox | None,
     ) -> dict[str, Differences]:
-        """Return the differences of each store; write them, unless it is a dry run.
+        """Return the differences of each store; write them, unless it is a dry run. `expired` counts the rows that are
+        left out, by store.
 
         Raises:
             GroupError: the application runs.
@@ -152,10 +154,12 @@ class Repair:
             )
             for spec in specs:
                 counted, horizon = Differences(), rebuilt.horizons[spec.name]
-                found, right = (
-                    visible(database, spec, key_range, horizon)
-                    for database in (present, rebuilt.database)
-                )
+                expiry = expiries[spec.name]
+                here = visible(present, spec, key_range, horizon)
+                there = visible(rebuilt.database, spec, key_range, horizon)
+                # What the changelog still has of them is right as well: the brokers delete it.
+                found = expiry.kept(spec, here, Counter())
+                right = expiry.kept(spec, there, expired)
                 changes = differences(found, right, counted)
                 if outbox is None:
                     deque(changes, maxlen=0)
@@ -163,12 +167,8 @@ class Repair:
                     changelog = TopicPartition(
                         changelog_of(config, spec), rebuilt.task.partition
                     )
-                    oldest = oldest_ms.get(spec.name, KEPT_FOR_EVER)
-                    outbox.seed(
-                        Seeds(
-                            changelog, _records(spec, changes, oldest, changelog.topic)
-                        )
-                    )
+                    records = _records(spec, changes, expiry.oldest_ms, changelog.topic)
+                    outbox.seed(Seeds(changelog, records))
                 result[spec.name] = counted
         check_stopped(config)
         return result

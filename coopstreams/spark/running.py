@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.common.config import Config
+from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
 from coopstreams.spark.history.history import (
@@ -249,6 +250,7 @@ class _Run:
         self._histories = histories
         self._on_progress = on_progress
         self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
+        self._reached_ms = NO_STREAM_TIME
         self.folder = f"{absolute(work)}/{plan.run}"
         self._place = Storage(self.folder)
 
@@ -260,7 +262,7 @@ class _Run:
     ) -> list[TaskResult]:
         """Run the tasks of a stage, unless they have run; return their results."""
         if (name := rows_of(self._place, stage)) is not None:
-            return self._results(spark, stage, name)
+            return self._reached(self._results(spark, stage, name))
         if on_stage is not None:
             on_stage(stage)
         name = f"{stage_name(stage)}-{uuid4().hex[:8]}"
@@ -275,7 +277,13 @@ class _Run:
             )
         found = self._results(spark, stage, name)
         keep_rows(self._place, stage, name)
-        return found
+        return self._reached(found)
+
+    def _reached(self, results: list[TaskResult]) -> list[TaskResult]:
+        """Note the latest stream time of these tasks, for later stages; return their results."""
+        times = [time for each in results for time in each.stream_times.values()]
+        self._reached_ms = max([self._reached_ms, *times])
+        return results
 
     def _results(
         self, spark: SparkSession, stage: Stage, name: str
@@ -317,6 +325,7 @@ class _Run:
             seed=self._plan.seed and counts,
             repair=repair,
             oldest_ms=self._oldest_ms,
+            reached_ms=self._reached_ms,
             snapshots=self._plan.snapshots if counts else None,
             cut={
                 topic: bounds

@@ -31,9 +31,10 @@ from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
-from coopstreams.log.log import Position, RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.spark.changelog_rows import (
     KEPT_FOR_EVER,
+    Expiry,
     horizon_of,
     record_of,
     visible,
@@ -112,6 +113,8 @@ class TaskResult:
     slices: dict[str, list[Slice]]
     differences: dict[str, Differences] = field(default_factory=dict)
     operator_times: dict[str, OperatorTimes] = field(default_factory=dict)
+    expired: dict[str, int] = field(default_factory=dict)
+    """By store, the rows that were left out of its changelog: they had expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class TaskWork:
     """Set where the changelogs are not empty: only the differences between them and the state are written."""
     oldest_ms: tuple[tuple[str, int], ...] = ()
     """By store, the earliest timestamp that the changelog's retention would not delete at once."""
+    reached_ms: int = NO_STREAM_TIME
+    """The latest stream time that earlier stages of the run have reached."""
     snapshots: str | None = None
     cut: Cut = field(default_factory=dict)
     """The offsets [start, end) of the topics read from Kafka, by partition."""
@@ -508,6 +513,7 @@ class TaskAttempt:
         seeded: dict[str, int] = {}
         slices: dict[str, list[Slice]] = {}
         differences: dict[str, Differences] = {}
+        expired = Counter[str]()
         writer = (
             None
             if self._work.snapshots is None
@@ -523,8 +529,9 @@ class TaskAttempt:
             slices = (
                 self._work.repair.export(rebuilt, writer) if writer is not None else {}
             )
+            expiries = {spec.name: self._expiry(spec) for spec in self._specs}
             differences = self._work.repair.write(
-                self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox
+                self._work.config, rebuilt, expiries, expired, self._outbox
             )
         else:
             for spec in self._specs:
@@ -533,7 +540,7 @@ class TaskAttempt:
                         changelog_topic(self._application, spec.name), self.id.partition
                     )
                     seeded[spec.name] = self._outbox.seed(
-                        Seeds(changelog, self._changelog_rows(spec))
+                        Seeds(changelog, self._changelog_rows(spec, expired))
                     )
                 if (
                     writer is not None and spec.logged
@@ -557,6 +564,7 @@ class TaskAttempt:
             slices,
             differences,
             self._operator_times(),
+            dict(expired),
         )
 
     def _operator_times(self) -> dict[str, OperatorTimes]:
@@ -565,17 +573,21 @@ class TaskAttempt:
             for source in self._topics
         }
 
-    def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
-        oldest = dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER)
-        for key, row in visible(
-            self._database,
-            spec,
-            self.id.key_range,
-            horizon_of(self._state.stores[spec.name]),
-        ):
-            yield record_of(
-                spec, key, row, oldest, changelog_topic(self._application, spec.name)
-            )
+    def _expiry(self, spec: StoreSpec) -> Expiry:
+        return Expiry(
+            dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER),
+            max([self._work.reached_ms, *self._stream_times.values()]),
+        )
+
+    def _changelog_rows(
+        self, spec: StoreSpec, expired: Counter[str]
+    ) -> Iterator[tuple[bytes, bytes, int]]:
+        expiry = self._expiry(spec)
+        changelog = changelog_topic(self._application, spec.name)
+        horizon = horizon_of(self._state.stores[spec.name])
+        rows = visible(self._database, spec, self.id.key_range, horizon)
+        for key, row in expiry.kept(spec, rows, expired):
+            yield record_of(spec, key, row, expiry.oldest_ms, changelog)
 
     def _partitions(self, topic: str) -> int:
         """Return the partition count of a topic that the task writes to."""

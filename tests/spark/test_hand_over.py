@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from coopstreams import (
     Processor,
     ProcessorContext,
     Record,
+    SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     TimeWindows,
     Topology,
@@ -232,6 +234,46 @@ def test_a_cut_by_time_without_a_zone_is_utc_wherever_the_driver_is(
         topology, config, {}, Options(until=datetime(1970, 1, 1, 12)), create=False
     )
     assert plan.cut == {source: {0: (0, 11)}}
+
+
+def rare_sliding(application: str, source: str) -> Topology:
+    """Windows of rare records: those of the source, and those behind a repartition topic."""
+    builder = StreamsBuilder(application)
+    stream = builder.stream(source, key=serdes.text, value=serdes.text)
+    stream.group_by_key().count(store="all")
+    rare = stream.filter(lambda key, _: key == "rare")
+    sliding = SlidingWindows(difference=timedelta(minutes=10))
+    sessions = SessionWindows(gap=timedelta(minutes=10))
+    week = timedelta(days=7)
+    rare.group_by_key().windowed_by(sliding).count(store="rare", retention=week)
+    moved = rare.group_by(lambda _, value: value, key=serdes.text, name="by-value")
+    moved.windowed_by(sliding).count(store="behind", retention=week)
+    moved.windowed_by(sessions).count(store="sessions", retention=week)
+    return builder.build()
+
+
+@pytest.mark.slow
+def test_rows_that_have_expired_by_the_time_of_the_run_are_left_out_and_counted(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The time of an operator below a filter is that of the last record that passed. A row of 20 days ended a run whose
+    store keeps 7.
+    """
+    source, day_ms = kafka.topic("in", retention_ms="-1"), 86_400_000
+    now_ms = time.time_ns() // 1_000_000
+    for days in (90, 60, 30, 20, 10, 1):
+        keys = [b"often", b"rare"] if days in (30, 20) else [b"often"]
+        at = now_ms - days * day_ms
+        kafka.write(source, [(key, b"x") for key in keys], timestamp=at)
+    topology = rare_sliding(kafka.unique("expired"), source)
+    config = {"bootstrap.servers": kafka.bootstrap}
+    done = backfill(topology, config, spark=spark, options=options(tmp_path))
+    seeded, expired = Counter[str](), Counter[str]()
+    for result in done.results:
+        seeded.update(result.seeded)
+        expired.update(result.expired)
+    assert +seeded == {"all": 2}
+    assert expired == {"rare": 1, "behind": 1, "sessions": 1}
 
 
 class Ticks(Processor[str, str, str, int]):
