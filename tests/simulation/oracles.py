@@ -102,6 +102,14 @@ class Changelogs:
             self._read |= dict.fromkeys(changelogs, Position(0))
             self._reader.assign(self._read)
 
+    def begin_anew(self) -> None:
+        """Take it that the application was reset: its changelogs are deleted, and answers begin anew."""
+        for changelog in list(self._read):
+            self._look(changelog)
+        for memory in (self._read, self._answered, self._right):
+            memory.clear()
+        self._reader.assign({})
+
     def wrong(self, part: Part) -> list[str]:
         """Return each row of a database that was never committed."""
         changelog = self._of(part)

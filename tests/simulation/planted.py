@@ -404,6 +404,11 @@ def _no_turn() -> AbstractContextManager[Any]:
     )
 
 
+def _purged_whatever_it_is() -> AbstractContextManager[Any]:
+    """A process that wakes deletes repartition records without asking whose topic it is, and whether it is a member."""
+    return patch.object(Watcher, "_may_purge", lambda *_: None)
+
+
 def _restless() -> AbstractContextManager[Any]:
     """The watcher does not pause between two looks."""
 
@@ -586,6 +591,9 @@ PLANTED: dict[str, Planted] = {
         "an outer join of a filtered stream",
         oracle="progress",
         once="1c26f02, 40058404",
+    ),
+    "a purge of before": Planted(
+        _purged_whatever_it_is, 103, "a count behind a repartition", oracle="progress"
     ),
     "rows of before": Planted(
         _rows_of_before, 0, "calls that keep state", oracle="results"

@@ -8,7 +8,12 @@ from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.tasks.lifecycle import Lifecycle
-from coopstreams.topology.errors import ConfigError, LogError, StateError
+from coopstreams.topology.errors import (
+    ConfigError,
+    LogError,
+    StateError,
+    UnknownTopicError,
+)
 from coopstreams.topology.stores import StoreSpec
 from tests.simulation.stage import Life
 
@@ -17,6 +22,16 @@ if TYPE_CHECKING:
 
 LOST_ROW = "compaction may have removed the row"
 """The reason to refuse a table whose topic was compacted ahead of the group: nothing has the row any more."""
+
+
+AFTER_A_RESET = (
+    "deleted and made anew",
+    # the woken process has written into the new changelog, in a transaction that never counts
+    "has records, and coopstreams has not written them",
+)
+"""Errors with which a process may end when an application was reset while another one was suspended: their starts are
+repeated.
+"""
 
 
 class Process(Life):
@@ -85,7 +100,9 @@ class Process(Life):
                 finally:
                     self._serve_no_more(self.serving)
         except LogError as error:
-            if not error.retryable or (
+            # a start that was suspended over a reset may find a topic gone between two requests
+            gone = world.is_reset and isinstance(error, UnknownTopicError)
+            if not (error.retryable or gone) or (
                 self.instance is not None and self.instance.begun
             ):
                 raise
@@ -98,6 +115,8 @@ class Process(Life):
             if LOST_ROW in str(error) and world.compacts_ahead:
                 world.say(f"{self.machine.name} is refused: {LOST_ROW}")
                 world.lost_row = True
+            elif world.is_reset and any(why in str(error) for why in AFTER_A_RESET):
+                world.say(f"{self.machine.name} has ended: {error}")
             elif "has lost its positions" not in str(
                 error
             ) or not world.restore_positions(self):

@@ -36,6 +36,11 @@ NEIGHBOUR, NO_OTHER, COMMITS, OPEN = (
     "another group leaves transactions open",
 )
 CALLS = "calls are made"
+RESET, LEFT_ALONE, WHILE_SUSPENDED = (
+    "the application is reset",
+    "never",
+    "while a machine is suspended",
+)
 USUAL = 0.5
 """The probability of the first value of a setting."""
 
@@ -95,6 +100,15 @@ SETTINGS = (
         "repartition.purge.interval.ms",
         lambda program: (1_000, 30_000) if program.repartitions else (),
         "whether a process that was suspended finds the records at its position",
+    ),
+    Setting(
+        RESET,
+        lambda program: (
+            (LEFT_ALONE, WHILE_SUSPENDED)
+            if program.repartitions and not program.calls and not program.tables
+            else ()
+        ),
+        "whether the topics that a process knows are others when it wakes",
     ),
     Setting(
         CALLS,

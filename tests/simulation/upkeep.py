@@ -96,6 +96,11 @@ class Upkeep:
                     self._make_anew(name)
 
     @property
+    def is_readable(self) -> bool:
+        """Whether no record of a newer version is in the commit topic."""
+        return not self._strange
+
+    @property
     def missing(self) -> dict[TopicPartition, tuple[int, str]]:
         """The expired offsets that the group lacks."""
         committed = self._state.group(self._application).committed

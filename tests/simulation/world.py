@@ -33,7 +33,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 from tests.simulation import disk
-from tests.simulation.answers import Rows, Written
+from tests.simulation.answers import Answer, Rows, Written
 from tests.simulation.cluster import MachineClient, MachineLog
 from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
@@ -42,6 +42,7 @@ from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, CACHE, Program
 from tests.simulation.queries import Queries
+from tests.simulation.resets import reset
 from tests.simulation.service import service
 from tests.simulation.settings import (
     AHEAD,
@@ -50,9 +51,12 @@ from tests.simulation.settings import (
     NEIGHBOUR,
     NO_OTHER,
     OPEN,
+    OPTIMIZATION,
     PLAIN,
     RECORDS,
+    RESET,
     TABLES,
+    WHILE_SUSPENDED,
     drawn_settings,
 )
 from tests.simulation.shelf import IN_PLACE, Shelf
@@ -74,6 +78,10 @@ OPEN_S = (0.0, 0.0, 0.5, 5.0)
 COMPACTED_S = 6.0
 """Mean time between two compactions of the topics of tables."""
 DAY_MS = 86_400_000
+AWAKE_S = (0.5, 3.0, 10.0)
+"""How long an application runs, after a reset, before the suspended machine wakes."""
+REMOVED_S = 60.0
+"""After this long a suspended process is in the group no more."""
 DECIDED_S = 16.0
 """After this long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
@@ -152,13 +160,10 @@ class World(Stage[Process]):
                     config=self._table_config() if topic in compacted else {},
                 )
             )
-        loose = program.loose if self._is_loose else None
-        self.answer = (loose or program.answer)(
-            answering(program),
-            program.driven,
-            self.partitions,
-            exactly_once=exactly_once,
-        )
+        self.answer = self._new_answer()
+        self._records: list[Written] = []
+        """Everything that was written."""
+        self.is_reset = exactly_once and self.drawn.get(RESET) == WHILE_SUSPENDED
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
         self.upkeep = Upkeep(
             self.cluster,
@@ -170,7 +175,8 @@ class World(Stage[Process]):
         )
         self.queries: Queries | None = None
         self.shelf: Shelf | None = None
-        if exactly_once and (drawn := Random(f"{seed} queries")).random() < 0.5:
+        asked = exactly_once and not self.is_reset
+        if asked and (drawn := Random(f"{seed} queries")).random() < 0.5:
             self.queries = Queries(
                 self.scheduler,
                 drawn,
@@ -179,7 +185,8 @@ class World(Stage[Process]):
                 self.changelogs,
                 lambda: self.living,
             )
-        if (drawn := Random(f"{seed} snapshots")).random() < SHELVES:
+        kept = not self.is_reset
+        if kept and (drawn := Random(f"{seed} snapshots")).random() < SHELVES:
             self.shelf = Shelf(
                 self.scheduler,
                 drawn,
@@ -314,6 +321,7 @@ class World(Stage[Process]):
         else:
             self._append_in_transactions(records)
         self.written += count
+        self._records += records
         self.answer.write(records)
         service.written(records)
 
@@ -351,6 +359,8 @@ class World(Stage[Process]):
         match event:
             case "upkeep":
                 self.upkeep.happen()
+            case "outage" if awake and self.is_reset:
+                self._reset_while_one_is_suspended(self.random.choice(awake))
             case "outage" if living:
                 self._have_nobody()
             case "change" if awake:
@@ -396,6 +406,48 @@ class World(Stage[Process]):
         self._let(DECIDED_S)
         self.upkeep.happen_alone()
         self.start(self.random.choice(self._down()))
+
+    def _reset_while_one_is_suspended(self, asleep: Process) -> None:
+        """Suspend a machine, end all other processes, reset the application, start it, and have the machine wake."""
+        self._strike("stands still", asleep, lambda process: process.machine.pause())
+        for process in self.living:
+            if process is not asleep:
+                self._strike("is killed", process, Process.kill)
+        self._let(REMOVED_S)
+        decided = not any(
+            producer.open or self.cluster.owes(producer)
+            for producer in self.cluster.state.producers.values()
+        )
+        if not self.group.members and decided and self.upkeep.is_readable:
+            self._reset()
+        self.start(self.random.choice(self._down()))
+        self._let(self.random.choice(AWAKE_S))
+        if not asleep.ended:
+            self._strike("goes on", asleep, lambda process: process.machine.resume())
+
+    def _reset(self) -> None:
+        """Reset the application: its results are told once more, from the first record on."""
+        self._check("results", self.answer.tell(self._told()))
+        self.say("the application is reset")
+        self.changelogs.begin_anew()
+        versions = [
+            topology.optimized(self.drawn.get(OPTIMIZATION, "none"))
+            for topology in self.topologies.values()
+        ]
+        reset(self.cluster.state, self.group, APPLICATION, versions[::-1])
+        self.answer.close()
+        self.answer = self._new_answer()
+        self.answer.write(self._records)
+
+    def _new_answer(self) -> Answer:
+        """Return the oracle of results, before the first record."""
+        loose = self.program.loose if self._is_loose else None
+        return (loose or self.program.answer)(
+            answering(self.program),
+            self.program.driven,
+            self.partitions,
+            exactly_once=self.exactly_once,
+        )
 
     def _end_the_rest(self) -> None:
         self.upkeep.end()
