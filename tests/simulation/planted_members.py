@@ -37,9 +37,16 @@ def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
         yield fence
 
 
-def any_epoch() -> AbstractContextManager[Any]:
-    """Work of an earlier membership is committed under the present identity."""
-    return patch.object(GroupMember, "fence", _current_identity)
+@contextmanager
+def any_epoch() -> Iterator[None]:
+    """Work of an earlier membership is committed under the present identity. Members are suspended and wake often."""
+    suspended = patch.object(
+        World,
+        "events_that_happen",
+        ("produce", "produce", "produce", "pause", "resume", "start", "rest", "rest"),
+    )
+    with suspended, patch.object(GroupMember, "fence", _current_identity):
+        yield
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from coopstreams.tasks.waiting_records import SourceInFlight, WaitingRecord
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.operators.join_memory import EmissionGate, _Side
 from coopstreams.topology.operators.windowing import Closing
+from tests.simulation import world
 
 
 def behind_siblings() -> AbstractContextManager[Any]:
@@ -109,8 +110,11 @@ def observed_by_restored() -> Iterator[None]:
         yield
 
 
-def expired_in_a_snapshot() -> AbstractContextManager[Any]:
-    """A snapshot tells the smallest window start of its key groups, although windows are missing by the largest one."""
+@contextmanager
+def expired_in_a_snapshot() -> Iterator[None]:
+    """A snapshot tells the smallest window start of its key groups, although windows are missing by the largest one.
+    Every history has snapshots.
+    """
 
     def smallest(self: Restore, run: Checkpoint) -> Iterator[Checkpoint]:
         seen, times = (
@@ -119,7 +123,11 @@ def expired_in_a_snapshot() -> AbstractContextManager[Any]:
         starts = [start for start in seen if start != NOTHING_OBSERVED]
         yield replace(run, observed=min(*starts, *times)) if starts else run
 
-    return patch.object(Restore, "_observing", smallest)
+    with (
+        patch.object(world, "SHELVES", 1.0),
+        patch.object(Restore, "_observing", smallest),
+    ):
+        yield
 
 
 def gate_of_siblings() -> AbstractContextManager[Any]:

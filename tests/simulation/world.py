@@ -77,11 +77,12 @@ OPEN_S = (0.0, 0.0, 0.5, 5.0)
 """How long a transaction of records stays open."""
 COMPACTED_S = 6.0
 """Mean time between two compactions of the topics of tables."""
-DAY_MS = 86_400_000
 AWAKE_S = (0.5, 3.0, 10.0)
 """How long an application runs, after a reset, before the suspended machine wakes."""
 REMOVED_S = 60.0
 """After this long a suspended process is in the group no more."""
+LAG_MS = 10 * 365 * 86_400_000
+"""`min.compaction.lag.ms` where it keeps what the group has not processed: no clock jumps that far."""
 DECIDED_S = 16.0
 """After this long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
@@ -268,7 +269,7 @@ class World(Stage[Process]):
         return self.drawn.get(TABLES) == AHEAD
 
     def _table_config(self) -> dict[str, str]:
-        lag_ms = 0 if self.compacts_ahead else DAY_MS
+        lag_ms = 0 if self.compacts_ahead else LAG_MS
         return {"cleanup.policy": "compact", "min.compaction.lag.ms": str(lag_ms)}
 
     def _compact_later(self, random: Random) -> None:
