@@ -26,6 +26,7 @@ from coopstreams.topology.operators.codegen import (
 )
 from coopstreams.topology.operators.expressions import expression, of_value
 from coopstreams.topology.operators.parts import MakeParts
+from coopstreams.topology.operators.self_joins import self_joins
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -61,6 +62,10 @@ class Compiler:
         self.may_drop = may_drop
         """Whether a record at which a function raises may be dropped, so that others go on."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
+        self.self_joins = self_joins(
+            analysis.nodes,
+            frozenset(node.name for node in analysis.nodes if self.caches(node)),
+        )
         self._operators = operators
 
     def caches(self, node: Node) -> bool:
@@ -206,7 +211,21 @@ class Compiler:
         """Generate the look-up of a row of a store; return the variable of its entry."""
         entry, name = function.fresh("entry"), self.unit.store(store)
         function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        self.remember(function, store, f"{entry}.value")
         return entry
+
+    def remember(self, function: Function, store: StoreSpec, value: str) -> None:
+        """Generate code: the value of a row is remembered before a record changes it, if a self-join looks it up."""
+        if store.name in self.self_joins.first:
+            function.line(f"{self.before}.clear()")
+            function.line(f"{self.before}[{store.name!r}] = {value}")
+        elif store.name in self.self_joins.behind:
+            function.line(f"{self.before}.setdefault({store.name!r}, {value})")
+
+    @property
+    def before(self) -> str:
+        """The variable of the values that rows had before the record, by the names of their stores: see `self_joins`."""
+        return self.unit.made("before", "rows", dict, "")
 
     def touch(
         self, function: Function, store: StoreSpec, key_bytes: str, entry: str

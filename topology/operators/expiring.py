@@ -47,6 +47,7 @@ def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "old", "timestamp", "stream_time")
     emit.line("value = None")
+    compiler.remember(emit, store, "old")
     old = "old" if compiler.analysis.wants_old(node) else None
     record = RecordVariables(
         node.name, "key_bytes", row_key(node, store), "value", has_key=True, old=old

@@ -41,19 +41,24 @@ def look_up(
     *,
     as_of: str | None = None,
     said: bool = False,
+    before: bool = False,
 ) -> RowVariables:
     """Generate the look-up of a table's row; return its variables.
 
     `as_of`: the moment, if the table keeps versions. It is set for stream records, which must not find a row that has
     expired by their stream time. `said`: the row as of the last flush of the record caches, as the nodes below have
-    received it.
+    received it. `before`: the row before the record at hand, below a table that is above a self-join.
     """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
     if store is not None and store.history_ms is not None:
-        return _version(compiler, function, node, store, record, key_bytes, as_of)
+        return _version(
+            compiler, function, node, store, record, key_bytes, as_of, before=before
+        )
     if store is not None:
-        row = _stored(compiler, function, store, record, key_bytes, said=said)
+        row = _stored(
+            compiler, function, store, record, key_bytes, said=said, before=before
+        )
         if as_of is not None and store.ttl_ms is not None:
             # The topic of the stream may be ahead of that of the table, which has not forwarded the expiry yet.
             with function.block(
@@ -62,10 +67,19 @@ def look_up(
                 function.line(f"{row.value} = None")
         return row
     if isinstance(node, TableTableJoin):
-        return _joined(compiler, function, node, record, key_bytes, said=said)
+        return _joined(
+            compiler, function, node, record, key_bytes, said=said, before=before
+        )
     assert isinstance(node, Filter | MapValues | Suppress)
     row = look_up(
-        compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said
+        compiler,
+        function,
+        node.parents[0],
+        record,
+        key_bytes,
+        as_of=as_of,
+        said=said,
+        before=before,
     )
     if isinstance(node, Suppress):
         return _let_go(compiler, function, node, record, key_bytes, row)
@@ -92,6 +106,7 @@ def _stored(
     key_bytes: str,
     *,
     said: bool = False,
+    before: bool = False,
 ) -> RowVariables:
     name, entry = compiler.unit.store(store), function.fresh("entry")
     written = compiler.unit.constant(
@@ -110,6 +125,10 @@ def _stored(
         if record.has_key
         else f"{row.value} = None if {entry} is None else {entry}.value"
     )
+    if before:
+        function.line(
+            f"{row.value} = {compiler.before}.get({store.name!r}, {row.value})"
+        )
     if said:
         decode = compiler.unit.constant("decode_value", store.value.decode)
         with function.block(f"if {entry} is not None and {entry}.dirty:"):
@@ -127,11 +146,13 @@ def _version(
     record: RecordVariables,
     key_bytes: str,
     as_of: str | None,
+    *,
+    before: bool,
 ) -> RowVariables:
     """Generate the look-up of the version that was valid at a moment, or the latest."""
     unit, row, entry = (
         compiler.unit,
-        _stored(compiler, function, store, record, key_bytes),
+        _stored(compiler, function, store, record, key_bytes, before=before),
         function.fresh("version"),
     )
     now = unit.operator_time(
@@ -222,10 +243,11 @@ def _joined(
     key_bytes: str,
     *,
     said: bool,
+    before: bool,
 ) -> RowVariables:
     """Generate the look-up of a row of a join without a store."""
     left, right = (
-        look_up(compiler, function, parent, record, key_bytes, said=said)
+        look_up(compiler, function, parent, record, key_bytes, said=said, before=before)
         for parent in node.parents
     )
     joiner = compiler.unit.constant("joiner", node.joiner)

@@ -2,7 +2,7 @@
 
 Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two
 rows'. If the old value is known (left and outer joins request it), a deletion is forwarded only for a row that was
-forwarded.
+forwarded. Where one record changes both sides, `self_joins` knows the old value.
 
 Under the record cache both sides may change before either is flushed. So a join also looks up both rows as of the last
 flush: if both were deleted since, it forwards the deletion. A join without a store waits until both sides are flushed,
@@ -49,7 +49,9 @@ def table_table_join(
         if asks
         else other
     )
-    _skip_nothing(function, node, record, value, other, before)
+    told = _told_before(compiler, function, node, record, key_bytes, other)
+    if told is None or node.kind != "inner":
+        _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
         record.old = look_up(
             compiler, function, mine, record, key_bytes, said=True
@@ -58,9 +60,11 @@ def table_table_join(
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
         function.line(
-            f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caches(node))}"
+            f"{result} = {_join(node, joiner, record, value, other, known=told is None and not compiler.caches(node))}"
         )
-        if record.old is not None and (
+        if told is not None:
+            old = told if node.sends_old else None
+        elif record.old is not None and (
             waits or (node.sends_old and not compiler.caches(node))
         ):
             old = function.fresh("old")
@@ -71,6 +75,8 @@ def table_table_join(
         f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
         f"{other.timestamp}"
     )
+    if told is not None:
+        function.line(f"{compiler.before}[{_told(node)}] = {result}")
     if node.store is not None:
         _keep(compiler, function, node, key_bytes, result, timestamp)
         if compiler.caches(node):
@@ -84,6 +90,50 @@ def table_table_join(
         record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp
     )
     compiler.forward(function, node, known.with_value(result, old))
+
+
+def _told_before(
+    compiler: Compiler,
+    function: Function,
+    node: TableTableJoin,
+    record: RecordVariables,
+    key_bytes: str,
+    other: RowVariables,
+) -> str | None:
+    """Generate the result that a self-join has forwarded last; return its variable, or None if it is not needed.
+
+    An inner join skips the update if there was none, and the other row is missing. Without nodes below that ask for old
+    values, the variable is set only if the other row is missing.
+    """
+    if node.name not in compiler.self_joins.joins:
+        return None
+    told, said = function.fresh("told"), _told(node)
+    joiner = compiler.unit.constant("joiner", node.joiner)
+
+    def find() -> None:
+        left, right = (
+            look_up(compiler, function, side, record, key_bytes, before=True)
+            for side in node.parents
+        )
+        was = joined_value(node.kind, joiner, left.value, right.value)
+        with function.guard("processing", node.name):
+            function.line(
+                f"{told} = {compiler.before}[{said}] if {said} in {compiler.before} else {was}"
+            )
+
+    if node.sends_old:
+        find()
+    if node.kind == "inner":
+        with function.block(f"if {other.value} is None:"):
+            if not node.sends_old:
+                find()
+            function.skip_if(f"{told} is None")
+    return told if node.sends_old or node.kind == "inner" else None
+
+
+def _told(node: TableTableJoin) -> str:
+    """Return the key of a self-join's last result among the values of `Compiler.before`: no store has such a name."""
+    return repr(f"{node.name} told")
 
 
 def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:

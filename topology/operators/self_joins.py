@@ -1,0 +1,102 @@
+"""Joins of a table with itself, or with what is computed from it: one record changes both sides.
+
+Without the record cache the first side that tells the join finds the other one changed already, or not yet. So the join
+cannot take its old result from the record: if a row is deleted, each side finds the other one gone, and takes it that
+there never was a result. Here the rows as they were before the record are remembered until the next one: the join looks
+them up for its old result, and remembers what it has told since.
+
+Invariant: of each record the join forwards a chain of changes, from its result before the record to that behind it.
+Turned down: one update for both sides (Kafka Streams forwards one for each side), and a store of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coopstreams.topology.graph.aggregate_nodes import Suppress, TableAggregate
+from coopstreams.topology.graph.join_nodes import ForeignKeyResult, TableTableJoin
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Filter,
+    MapValues,
+    Node,
+    StreamTableJoin,
+    TableSource,
+)
+from coopstreams.topology.windows import SessionWindows, SlidingWindows
+
+_KEEPS = TableSource | Aggregate | TableAggregate | Filter | MapValues | TableTableJoin
+
+
+@dataclass(frozen=True, slots=True)
+class SelfJoins:
+    """The joins whose sides have a table in common, and the stores of the tables above them.
+
+    A record changes one of the stores `first`, and then perhaps some of those `behind`.
+    """
+
+    joins: frozenset[str] = frozenset()
+    first: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
+
+
+def self_joins(nodes: Sequence[Node], cached: frozenset[str]) -> SelfJoins:
+    """Return the joins of the `nodes` of a sub-topology whose sides have a table in common, if they are not `cached`.
+
+    Sessions, sliding windows and suppressions are left out: several rows change with one of their records, or none.
+    """
+    above: dict[str, frozenset[str]] = {}
+    by_name = {node.name: node for node in nodes}
+    for node in nodes:  # parents come first
+        one_side = isinstance(node, StreamTableJoin | ForeignKeyResult)
+        feeding = node.parents[:1] if one_side else node.parents
+        above[node.name] = frozenset().union(
+            feeding, *(above[parent] for parent in feeding)
+        )
+    joins = [
+        node
+        for node in nodes
+        if isinstance(node, TableTableJoin)
+        and node.name not in cached
+        and _have_a_table_in_common(node, above, by_name)
+        and not any(_moves_alone(by_name[name]) for name in above[node.name])
+    ]
+    owners = {
+        name
+        for join in joins
+        for name in (join.name, *above[join.name])
+        if _store(by_name[name]) is not None
+    }
+    first = {name for name in owners if owners.isdisjoint(above[name])}
+    stores = {name: _store(by_name[name]) or "" for name in owners}
+    first_stores = frozenset(stores[name] for name in first)
+    return SelfJoins(
+        frozenset(join.name for join in joins),
+        first_stores,
+        frozenset(stores[name] for name in owners) - first_stores,
+    )
+
+
+def _have_a_table_in_common(
+    join: TableTableJoin,
+    above: dict[str, frozenset[str]],
+    by_name: dict[str, Node],
+) -> bool:
+    left, right = (above[side] | {side} for side in join.parents)
+    return any(_store(by_name[name]) is not None for name in left & right)
+
+
+def _store(node: Node) -> str | None:
+    """Return the name of the store in which a node keeps a table."""
+    if not isinstance(node, _KEEPS) or node.store is None:
+        return None
+    return node.store.name
+
+
+def _moves_alone(node: Node) -> bool:
+    if isinstance(node, Suppress):
+        return True
+    return isinstance(node, Aggregate) and (
+        node.emit_on_close or isinstance(node.windows, SessionWindows | SlidingWindows)
+    )
