@@ -51,10 +51,9 @@ def any_epoch() -> Iterator[None]:
 
 @contextmanager
 def given_away() -> Iterator[None]:
-    """A revoked task is given to another member at once, before it is closed here. Tasks move often."""
+    """A revoked task is given to another member at once, before it is closed here."""
     asked = property(lambda self: self._asked > self._sent or bool(self.closing))
     with (
-        _tasks_move_often(),
         patch.object(Holdings, "held", property(lambda self: self.tasks)),
         patch.object(Holdings, "wants_rebalance", asked),
     ):
