@@ -464,7 +464,9 @@ PLANTED: dict[str, Planted] = {
         _done_again, 25, "windows that close", oracle="results"
     ),
     "time of its own": Planted(times.own_time, None, "windows that close"),
-    "revoked is released": Planted(members.given_away, 0, "a count", oracle="results"),
+    "revoked is released": Planted(
+        members.given_away, None, "a count", oracle="results", once="b58c667a, 201"
+    ),
     "what is kept without an answer": Planted(
         members.kept_without_answer,
         None,
