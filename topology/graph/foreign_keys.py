@@ -191,7 +191,7 @@ def _write_subscription(asked: ForeignKeySubscription) -> bytes:
 
 
 def _read_subscription(data: bytes) -> ForeignKeySubscription:
-    if not data or data[0] > ANSWER:
+    if not data or data[0] > ANSWER_IF_MISSING:
         raise ValueError(f"{data[:1]!r} is no instruction")
     return ForeignKeySubscription(data[0], *_hash_and_rest(data[1:]))
 

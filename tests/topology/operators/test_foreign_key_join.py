@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -19,6 +19,11 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.foreign_keys import (
+    SUBSCRIPTION,
+    ForeignKeySubscription,
+    Instruction,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.suppressed import until_time_limit
 
@@ -514,3 +519,9 @@ def test_left_rows_of_a_class_with_fewer_fields_are_joined_until_they_change(
         assert driver.output("out", serdes.text, serdes.json).latest() == {
             "1": ["-", "Anna"]
         }
+
+
+@pytest.mark.parametrize("instruction", get_args(Instruction))
+def test_each_instruction_is_read_as_it_was_written(instruction: int) -> None:
+    asked = ForeignKeySubscription(instruction, bytes(16), b"key")
+    assert SUBSCRIPTION.decode(SUBSCRIPTION.encode(asked)) == asked
