@@ -13,7 +13,8 @@ Source: PostgreSQL 15, appendix A (error codes), INSERT (ON CONFLICT); psycopg 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import groupby
@@ -57,6 +58,11 @@ _TAKE = (
     "RETURNING topic_id, next_offset, term, refused"
 )
 _MOVE = "UPDATE {} SET next_offset = %s, refused = %s WHERE application = %s AND sink = %s AND partition = %s AND term = %s"
+_JSON_COLUMNS = """SELECT attname, coalesce(nullif(typbasetype, 0), pg_type.oid)::regtype::text
+    FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+    WHERE attrelid = %s::regclass AND attnum > 0
+    AND coalesce(nullif(typbasetype, 0), pg_type.oid) IN ('json'::regtype, 'jsonb'::regtype)"""
+"""The columns of a table that hold JSON, also by a domain, and whether they are `json` or `jsonb`."""
 _CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
 """Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names the record in this way."""
 
@@ -79,12 +85,14 @@ class PostgresSink:
     """A table of PostgreSQL, for `to_sink`.
 
     With `key`, each record is a row: it is inserted or, if a row has the key, replaces the columns of it, and a null
-    value deletes the row. `key` is the column of the record's key; if there are several, the keys are tuples, or have
-    fields of these names. The table needs a primary key or a unique index on them. Without `key`, each record is
+    value deletes the row. `key` is the column of the record's key; if there are several, the keys are tuples or lists, or
+    have fields of these names. The table needs a primary key or a unique index on them. Without `key`, each record is
     inserted as a new row.
 
-    `columns(key, value)` returns the other columns by name; by default the fields of the value. None leaves the record
-    out. `dsn`: as of libpq, which also reads its environment (`PGPASSWORD`, `PGPASSFILE`, `PGSERVICE`). `table` and
+    `columns(key, value)` returns the other columns by name; by default the fields of
+    the value. None leaves the record out. A value for a column of `json` or `jsonb` is
+    written as JSON, whatever its type; None is NULL. `dsn`: as of libpq, which also
+    reads its environment (`PGPASSWORD`, `PGPASSFILE`, `PGSERVICE`). `table` and
     `positions` may name a schema (`sales.totals`).
     """
 
@@ -127,8 +135,9 @@ class PostgresSink:
         try:
             with _heard(self.dsn):
                 self._check(connection)
+                as_json = self._json_columns(connection)
                 row = self._taken(connection, partition, begin)
-            return PostgresSession(self, partition, connection, *row[1:])
+            return PostgresSession(self, partition, connection, as_json, *row[1:])
         except BaseException:
             connection.close()
             raise
@@ -169,6 +178,16 @@ class PostgresSink:
                 f"PostgresSink: table {self.table} cannot take the records: {_said(error)}. Make the table{columns}, "
                 "and let the user insert, update and delete there"
             ) from error
+
+    def _json_columns(self, connection: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """Return psycopg's wrapper of values for each column of the table that holds JSON.
+
+        The type of a value does not decide: psycopg writes a list as an array, and text as it stands.
+        """
+        from psycopg.types.json import Json, Jsonb
+
+        found = connection.execute(_JSON_COLUMNS, (_quoted(self.table),)).fetchall()
+        return {name: Jsonb if type_ == "jsonb" else Json for name, type_ in found}
 
     def _taken(
         self, connection: Any, partition: SinkPartition, begin: int | None
@@ -234,11 +253,13 @@ class PostgresSession:
         sink: PostgresSink,
         partition: SinkPartition,
         connection: Any,
+        as_json: Mapping[str, Callable[[Any], Any]],
         position: int,
         term: int,
         refused: Sequence[int],
     ) -> None:
         self._sink, self._partition, self._connection = sink, partition, connection
+        self._as_json = as_json
         self._term = term
         self.position, self.refused = position, frozenset(refused)
 
@@ -294,12 +315,30 @@ class PostgresSession:
         self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]
     ) -> None:
         """Write records in order; consecutive records with the same statement are written together."""
-        with self._connection.cursor() as cursor:
-            for statement, alike in groupby(wanted, key=lambda each: each[1]):
-                if statement[0]:
-                    cursor.executemany(
-                        self._sql(*statement), [values for _, _, values in alike]
-                    )
+        for statement, alike in groupby(wanted, key=lambda each: each[1]):
+            if statement[0]:
+                self._execute(self._sql(*statement), [values for _, _, values in alike])
+
+    def _execute(self, sql: Any, rows: Sequence[Sequence[Any]]) -> None:
+        """Execute a statement for each row, in one pipeline.
+
+        `executemany` alone logs a warning for each pipeline that the server aborts, and bisection aborts many. Here
+        the pipeline ends before the error is raised.
+        """
+        import psycopg
+
+        refusal: psycopg.Error | None = None
+        try:
+            with self._connection.pipeline(), self._connection.cursor() as cursor:
+                try:
+                    cursor.executemany(sql, rows)
+                except psycopg.Error as error:
+                    refusal = error
+        except psycopg.Error:  # aborted, or no connection: the first error says why
+            if refusal is None:
+                raise
+        if refusal is not None:
+            raise refusal
 
     def _write_or_refuse(
         self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]
@@ -327,16 +366,33 @@ class PostgresSession:
 
     def _wanted(self, record: SinkRecord) -> tuple[_Statement, Sequence[Any]]:
         """Return the statement that applies a record, and its values; an empty statement if it changes nothing."""
-        names, of_key = self._sink.key_columns, ()
+        names = self._sink.key_columns
+        of_key: Sequence[Any] = ()
         if names:
-            of_key = _parts(record.key, names)
+            of_key = self._values(names, _parts(record.key, names))
             if record.value is None:
                 return ("delete", ()), of_key
         columns = self._sink.columns(record.key, record.value)
         if columns is None:
             return ("", ()), ()
         others = {name: value for name, value in columns.items() if name not in names}
-        return ("put", tuple(others)), (*of_key, *others.values())
+        of_columns = self._values(others, others.values())
+        return ("put", tuple(others)), (*of_key, *of_columns)
+
+    def _values(self, names: Iterable[str], values: Iterable[Any]) -> Sequence[Any]:
+        """Return values as psycopg writes them to these columns: as JSON where a column holds JSON; None is NULL."""
+        from psycopg.types.json import Json, Jsonb
+
+        if not self._as_json:
+            return tuple(values)
+        return tuple(
+            self._as_json[name](value)
+            if name in self._as_json
+            and value is not None
+            and not isinstance(value, Json | Jsonb)
+            else value
+            for name, value in zip(names, values, strict=True)
+        )
 
     def _sql(self, what: str, columns: tuple[str, ...]) -> Any:
         keys = self._sink.key_columns
@@ -362,7 +418,7 @@ class PostgresSession:
 def _connected(dsn: str, partition: SinkPartition) -> Any:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg.types.json import JsonbDumper
+    from psycopg.types.json import JsonbDumper, set_json_dumps
 
     given = conninfo_to_dict(dsn)
     named = {
@@ -371,6 +427,7 @@ def _connected(dsn: str, partition: SinkPartition) -> Any:
     told: dict[str, Any] = {**_DEFAULTS, **named, **given}
     connection = psycopg.connect(**told, autocommit=True)
     connection.adapters.register_dumper(dict, JsonbDumper)
+    set_json_dumps(_json, connection)
     connection.execute(_TIMES)
     return connection
 
@@ -414,16 +471,22 @@ def _said(error: Any) -> str:
     )
 
 
+def _json(value: Any) -> str:
+    """Return a value as JSON; objects within it as `serdes.json(Type)` writes them."""
+    return json.dumps(value, default=msgspec.to_builtins)
+
+
 def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the values of the key's columns."""
     if len(names) == 1:
         return (key,)
-    if isinstance(key, tuple) and not hasattr(key, "_fields"):
+    # a key that was written as a tuple is a list when serdes.json has read it
+    if isinstance(key, tuple | list) and not hasattr(key, "_fields"):
         if len(key) != len(names):
             raise ValueError(
                 f"the key {key!r} has not the {len(names)} parts {', '.join(names)}"
             )
-        return key
+        return tuple(key)
     if isinstance(key, Mapping):
         return tuple(key[name] for name in names)
     return tuple(getattr(key, name) for name in names)

@@ -9,8 +9,10 @@ from itertools import count
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from coopstreams.sinks.postgres import PostgresSink, fields_of
+from coopstreams.topology import serdes
 from coopstreams.topology.errors import ConfigError, SinkUnavailableError, TopologyError
 from coopstreams.topology.sinks import SinkPartition, SinkRecord
 from tests.sinks.server import PostgresServer
@@ -101,6 +103,83 @@ def test_keys_of_several_columns_are_tuples_or_objects(
     assert applied(sink, (("Rome",), {}), (("Rome", 2), {})) == [
         "0: the key ('Rome',) has not the 2 parts city, nights"
     ]
+
+
+@pytest.mark.ci
+def test_a_tuple_that_json_has_made_a_list_is_a_key_of_several_columns(
+    postgres: PostgresServer,
+) -> None:
+    """Each record was refused: 'list' object has no attribute 'city'."""
+    name = table(postgres, "city text, nights int, n int, PRIMARY KEY (city, nights)")
+    sink = PostgresSink(postgres.dsn, name, key=("city", "nights"))
+    rome, bonn = (
+        serdes.json.deserialize(serdes.json.serialize(key))
+        for key in (("Rome", 1), ("Bonn", 2))
+    )
+    assert applied(sink, (rome, {"n": 1}), (bonn, {"n": 2}), (bonn, None)) == []
+    assert postgres.run(f"SELECT * FROM {name}") == [("Rome", 1, 1)]
+    assert applied(sink, (["Rome"], {})) == [
+        "0: the key ['Rome'] has not the 2 parts city, nights"
+    ]
+
+
+JSON_VALUES = [
+    [1, 2],
+    [{"a": None}],
+    [],
+    "text",
+    '"quoted"',
+    7,
+    1.5,
+    True,
+    False,
+    {"a": [1]},
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("type_", ["jsonb", "json", "document"])
+def test_each_json_value_is_written_to_a_column_of_json(
+    postgres: PostgresServer, type_: str
+) -> None:
+    """Lists, texts, numbers and true were refused, and an empty list became an empty object."""
+    postgres.run("DROP DOMAIN IF EXISTS document CASCADE")
+    postgres.run("CREATE DOMAIN document AS jsonb")
+    name = table(postgres, f"n int PRIMARY KEY, of {type_}, tags int[]")
+    sink = PostgresSink(
+        postgres.dsn, name, key="n", columns=lambda n, of: {"of": of, "tags": [n]}
+    )
+    own = len(JSON_VALUES)
+    pairs: list[tuple[object, object]] = [
+        *enumerate(JSON_VALUES),
+        (own, Jsonb([8])),
+        (own + 1, [Stay("Rome", 2)]),
+        (own + 2, float("nan")),
+    ]
+    (nan,) = applied(sink, *pairs)
+    assert nan.startswith(f"{own + 2}: invalid input syntax for type json")
+    rows = postgres.run(f"SELECT n, of, tags FROM {name} ORDER BY n")
+    expected = [*JSON_VALUES, [8], [{"city": "Rome", "nights": 2}]]
+    assert rows == [(n, of, [n]) for n, of in enumerate(expected)]
+    nothing = PostgresSink(
+        postgres.dsn, name, key="n", columns=lambda *_: {"of": None, "tags": None}
+    )
+    assert applied(nothing, (0, 1)) == []
+    assert postgres.run(f"SELECT of IS NULL FROM {name} WHERE n = 0") == [(True,)]
+
+
+@pytest.mark.ci
+def test_a_refused_row_logs_nothing_of_the_client(
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client said "error ignored terminating" for each step of the search for the bad row."""
+    name = table(postgres, "n int CHECK (n <> 3)")
+    sink = PostgresSink(postgres.dsn, name, columns=lambda _, value: {"n": value})
+    (said,) = applied(sink, *((None, n) for n in range(500)))
+    assert said.startswith("3: new row for relation")
+    assert "check constraint" in said
+    assert postgres.run(f"SELECT count(*) FROM {name}") == [(499,)]
+    assert caplog.records == []
 
 
 @pytest.mark.slow
