@@ -250,17 +250,20 @@ class Committer:
 
         A timestamp in the future becomes the current time: it may have failed the record, and the broker would refuse
         the letter, too.
+
+        Raises:
+            DeliveryError: the topic does not take it.
         """
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
-            self._check_taken(
-                topic,
-                failure.key,
-                failure.value,
-                headers,
-                timestamp,
-                "A dead letter that cannot be written",
+            reason = self._refusals.reason(
+                topic, failure.key, failure.value, headers, timestamp
             )
+            if reason is not None:
+                raise DeliveryError(
+                    f"A dead letter that cannot be written cannot be left out either: {reason}. Change that setting, "
+                    "or write less."
+                )
         self._append(
             topic, [failure.key], [failure.value], [timestamp], headers=[headers]
         )
@@ -448,19 +451,8 @@ class Committer:
             changelog = TopicPartition(
                 self._changelog(task.state.stores[batch.store].spec), task.id.partition
             )
-            for row in (
-                zip(batch.keys, batch.values, batch.timestamps, strict=True)
-                if self.careful
-                else ()
-            ):
-                self._check_taken(
-                    changelog.topic,
-                    row[0],
-                    row[1],
-                    None,
-                    row[2],
-                    f'A row of store "{batch.store}" of {task} that cannot be written',
-                )
+            if self.careful:
+                self._check_rows(task, batch, changelog.topic)
             self._append(
                 changelog.topic,
                 batch.keys,
@@ -480,24 +472,30 @@ class Committer:
         with self.asking.awaiting("its client's queue to take records"):
             self._refusals.append(self._writer, self._timeout_s, *records, **columns)
 
-    def _check_taken(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers | None,
-        timestamp: int,
-        what: str,
-    ) -> None:
-        """Check that the topic takes a record that must not be left out.
+    def _check_rows(self, task: Task, batch: ChangelogBatch, changelog: str) -> None:
+        """Check that a changelog takes the rows of a store, of which none can be left out.
 
         Raises:
-            DeliveryError: it does not.
+            DeliveryError: it does not; names the row, and the records of which one changed it.
         """
-        reason = self._refusals.reason(topic, key, value, headers, timestamp)
-        if reason is not None:
+        rows = zip(batch.keys, batch.values, batch.timestamps, strict=True)
+        for key, value, timestamp in rows:
+            reason = self._refusals.reason(changelog, key, value, None, timestamp)
+            if reason is None:
+                continue
+            # Empty if a punctuation has changed it.
+            records = task.uncommitted
+            among = (
+                f"The record that changed it last is among {records}. "
+                if records
+                else ""
+            )
             raise DeliveryError(
-                f"{what} cannot be left out either: {reason}. Change that setting, or write less."
+                f'A row of store "{batch.store}" of {task} cannot be written: {reason}. {among}'
+                "production.exception.handler does not apply to rows of a store: the state would lose what earlier "
+                "records have put into the row. Keep less in it, or change that setting: a larger row needs both the "
+                "topic's max.message.bytes and the application's producer.message.max.bytes. A function that raises "
+                "before its row is too large passes the record to processing.exception.handler."
             )
 
     def _checkpoints(

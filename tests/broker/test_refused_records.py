@@ -236,6 +236,43 @@ def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_s
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+def test_a_row_above_the_default_limits_says_which_records_made_it_and_what_to_do(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    """No limit is set: a row that grows beyond a megabyte, with dead letters."""
+    source = kafka.topic("in")
+    dead = kafka.topic("dead")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for _ in range(3):
+        producer.produce(source, b"x" * 400_000, "large", 0)
+    producer.produce(source, b"x", "small", 0)
+    assert producer.flush(60) == 0
+    builder = StreamsBuilder(kafka.unique("grows"))
+    stream = builder.stream(source, key=serdes.text, value=serdes.raw)
+    stream.group_by_key().aggregate(
+        bytes, lambda _, value, seen: seen + value, value=serdes.raw, store="seen"
+    )
+    topology = builder.build()
+    given = settings(kafka, tmp_path, guarantee, dead, "dead-letter")
+    error = failure_of(CoopStreams(topology, given))
+    assert isinstance(error, DeliveryError)
+    [changelog] = [topic.name for topic in topology.internal_topics]
+    for part in (
+        'store "seen" of task 0_0',
+        f'"{changelog}"',
+        "b'large'",
+        "1200",  # thousands of bytes
+        f'among "{source}" partition 0 offsets 0 to ',
+        "production.exception.handler does not apply to rows of a store",
+        "the topic's max.message.bytes and the application's producer.message.max.bytes",
+        "processing.exception.handler",
+    ):
+        assert part in str(error)
+    assert read_topic(kafka.bootstrap, dead) == []
+
+
+@pytest.mark.ci
 def test_state_of_records_whose_time_lies_ahead_is_written(
     kafka: Kafka, tmp_path: Path
 ) -> None:
