@@ -19,7 +19,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
 from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import StoreSpec, check_range
 
 _EVER = -(1 << 63)
 _LATEST = (1 << 63) - 1
@@ -92,7 +92,12 @@ class KeyRangeView:
         prefix: bytes | None = None,
         reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last and the prefix, in key order; lazily."""
+        """Return the entries with first <= key <= last and the prefix, in key order; lazily.
+
+        Raises:
+            ValueError: `first` comes after `last`.
+        """
+        check_range(first, last)
         start, end = first, None if last is None else layout.after(last)
         if prefix:
             start = prefix if start is None else max(start, prefix)
@@ -199,7 +204,12 @@ class GlobalView:
         prefix: bytes | None = None,
         reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last and the prefix, in key order, as of one moment."""
+        """Return the entries with first <= key <= last and the prefix, in key order, as of one moment.
+
+        Raises:
+            ValueError: `first` comes after `last`.
+        """
+        check_range(first, last)
         found = [
             row
             for row in self._rows.scan(

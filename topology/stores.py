@@ -244,6 +244,23 @@ class SessionTableStore(TableStore, Protocol):
         ...
 
 
+def check_range(first: bytes | None, last: bytes | None, *asked: object) -> None:
+    """Check that the bounds of a range stand in the order of the serialised keys.
+
+    `asked`: both bounds as the caller has given them, for the message.
+
+    Raises:
+        ValueError: the first bound comes after the last, so that the range would be
+            empty. Exchange them, or read all entries and compare their keys.
+    """
+    if first is not None and last is not None and first > last:
+        one, other = asked or (first, last)
+        raise ValueError(
+            f"{one} comes after {other} in the order of the serialised keys, which is that of their bytes (of numbers, "
+            "negative ones come last). Exchange the bounds, or read all entries and compare their keys"
+        )
+
+
 def window_key(key: bytes, start_ms: int) -> bytes:
     """Return the window store key of a key's window.
 

@@ -20,6 +20,7 @@ from coopstreams.query.formats import parse_key, parse_prefix
 from coopstreams.query.pages import QUERIES, Query, cursor_of
 from coopstreams.query.problems import bad_request, unknown_path
 from coopstreams.query.router import Asked
+from coopstreams.topology.stores import check_range
 
 FAR = (1 << 63) - 1
 """The largest timestamp."""
@@ -195,11 +196,10 @@ def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
         limit=limit,
         after=None if cursor is None else cursor_of(cursor),
     )
-    if query.first is not None and query.last is not None and query.first > query.last:
-        raise bad_request(
-            "BAD_PARAMETER",
-            f'from="{first}" comes after to="{last}" in the order of the serialised keys, which is that of their bytes',
-        )
+    try:
+        check_range(query.first, query.last, f'from="{first}"', f'to="{last}"')
+    except ValueError as error:
+        raise bad_request("BAD_PARAMETER", str(error)) from error
     return query
 
 

@@ -13,7 +13,13 @@ from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, Windowed, windowed
-from coopstreams.topology.stores import Entry, StoreSpec, TableStore, window_key
+from coopstreams.topology.stores import (
+    Entry,
+    StoreSpec,
+    TableStore,
+    check_range,
+    window_key,
+)
 from coopstreams.topology.versions import latest_value, version_at
 
 K = TypeVar("K")
@@ -274,11 +280,18 @@ class StoreView:
     def range(
         self, first: Any = None, last: Any = None, *, reverse: bool = False
     ) -> list[Row[Any, Any]]:
-        """Return the rows first..last, both inclusive, None for no bound, in the order of the serialised keys."""
+        """Return the rows first..last, in the order of the serialised keys.
+
+        Shape: both bounds are inclusive; None: no bound.
+
+        Raises:
+            ValueError: first comes after last in that order, as -2 does after 2 in
+                `serdes.int64`. Exchange them, or read `all` and compare the keys.
+        """
         start = None if first is None else self._spec.key.serialize(first)
-        rows = self._scan(
-            start, None if last is None else after(self._spec.key.serialize(last))
-        )
+        end = None if last is None else self._spec.key.serialize(last)
+        check_range(start, end, repr(first), repr(last))
+        rows = self._scan(start, None if end is None else after(end))
         return rows[::-1] if reverse else rows
 
     def prefix(self, prefix: bytes) -> list[Row[Any, Any]]:

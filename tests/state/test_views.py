@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from coopstreams.state import engine_stores, layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
+from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import KeyRangeView, Window
+from coopstreams.state.views import GlobalView, KeyRangeView, Window
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
@@ -104,6 +105,8 @@ def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
     monkeypatch.setattr(
         engine_stores, "FEW", few
     )  # 0: an iterator for each key group, as for many rows
+    if first is not None and last is not None:
+        first, last = min(first, last), max(first, last)
     view = KeyRangeView(filled(Memory()), SPEC, [WHOLE])
     within = [
         key
@@ -115,6 +118,18 @@ def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
     assert [
         row.key for row in view.range(first, last, prefix=prefix, reverse=reverse)
     ] == within
+
+
+@pytest.mark.parametrize("bounds", [(b"b", b"a"), (b"a\x00", b"a")])
+def test_a_range_whose_bounds_are_the_other_way_round_is_refused(
+    bounds: tuple[bytes, bytes],
+) -> None:
+    """It was empty."""
+    view = KeyRangeView(filled(Memory()), SPEC, [WHOLE])
+    with pytest.raises(ValueError, match="comes after"):
+        view.range(*bounds)
+    with pytest.raises(ValueError, match="comes after"):
+        GlobalView(GlobalRows(SPEC)).range(*bounds)
 
 
 def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:

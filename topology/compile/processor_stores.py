@@ -20,6 +20,7 @@ from coopstreams.topology.stores import (
     TableStore,
     VersionTableStore,
     WindowTableStore,
+    check_range,
     session_key,
     split_session_key,
     split_window_key,
@@ -81,18 +82,31 @@ class KeyValueStore(Generic[K, V]):
         return had
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return all entries in the order of the serialised keys. They may be changed and deleted during iteration."""
+        """Return all entries, as of this call, in the order of the serialised keys.
+
+        They may be changed and deleted during iteration: an entry that was deleted
+        since the call still comes, with the value that it had.
+        """
         return self._scan(None, None, reverse=reverse)
 
     def range(
         self, first: K | None = None, last: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Return the entries from first to last (inclusive; None: no bound) in the order of the serialised keys."""
+        """Return the entries from first to last, in the order of the serialised keys.
+
+        They may be changed and deleted during iteration, as with `all`.
+
+        Shape: both bounds are inclusive; None: no bound.
+
+        Raises:
+            ValueError: first comes after last in that order, as -2 does after 2 in
+                `serdes.int64`. Exchange them, or read `all` and compare the keys.
+        """
         start = None if first is None else self._write(first)
+        end = None if last is None else self._write(last)
+        check_range(start, end, repr(first), repr(last))
         return self._scan(
-            start,
-            None if last is None else self._write(last) + b"\x00",
-            reverse=reverse,
+            start, None if end is None else end + b"\x00", reverse=reverse
         )
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:

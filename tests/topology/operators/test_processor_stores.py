@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from coopstreams import (
+    KeyValueStore,
     Processor,
     Record,
     SessionStore,
     VersionedStore,
     WindowStore,
+    key_value_store,
     session_store,
     versioned_store,
     window_store,
@@ -123,6 +125,59 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
             [True, 4, [None, None, None, None]],
         ]
         assert driver.store("prices").as_of("a", 50) == Row("a", 4, 50)
+
+
+class Signs(Processor[str, int, str, Any]):
+    """Asks for the numbers from -2 to the value of the record."""
+
+    def process(self, record: Record[str, int]) -> None:
+        numbers: KeyValueStore[int, str] = self.context.store("numbers")
+        for number in (-3, -2, -1, 0, 1):
+            numbers.put(number, record.key)
+        found = [number for number, _ in numbers.range(-2, record.value)]
+        self.context.forward(record.with_value(found))
+
+
+def test_a_range_whose_bounds_are_in_another_order_as_bytes_is_refused() -> None:
+    """It was empty: the bytes of negative numbers come after those of the others."""
+    store = key_value_store("numbers", key=serdes.int64, value=serdes.text)
+    other_way_round = "-2 comes after 2 in the order of the serialised keys"
+    with driver_of(Signs, store) as driver:
+        numbers = driver.input("in", serdes.text, serdes.json)
+        numbers.send("a", -1)
+        assert [record.value for record in driver.outputs()] == [[-2, -1]]
+        view = driver.store("numbers")
+        with pytest.raises(ValueError, match=other_way_round):
+            view.range(-2, 2)
+        assert [row.key for row in view.range(0, -3)] == [0, 1, -3]
+        with pytest.raises(ProcessingError, match=other_way_round):
+            numbers.send("a", 2)
+
+
+class Emptying(Processor[str, int, str, Any]):
+    """Deletes all rows at the first of them, and forwards what comes."""
+
+    def process(self, record: Record[str, int]) -> None:
+        rows: KeyValueStore[str, int] = self.context.store("rows")
+        for number, key in enumerate("abc"):
+            rows.put(key, number)
+        found = []
+        for key, number in rows.all():
+            found.append([key, number])
+            for other in "abc":
+                rows.delete(other)
+        self.context.forward(record.with_value([found, list(rows.all())]))
+
+
+def test_all_is_a_snapshot_in_which_rows_that_are_deleted_meanwhile_still_come() -> (
+    None
+):
+    store = key_value_store("rows", key=serdes.text, value=serdes.int64)
+    with driver_of(Emptying, store) as driver:
+        driver.input("in", serdes.text, serdes.json).send("k", 1)
+        assert [record.value for record in driver.outputs()] == [
+            [[["a", 0], ["b", 1], ["c", 2]], []]
+        ]
 
 
 def test_a_version_from_before_1970_is_refused_unless_it_is_before_the_history() -> (
