@@ -64,24 +64,25 @@ class TopicLimits:
             "compact" in topic.get("cleanup.policy", ""),
         )
 
-    def reason(
+    def reasons(
         self,
         key: bytes | None,
         value: bytes | None,
         headers: Headers | None,
         timestamp: int,
         now_ms: int,
-    ) -> str | None:
-        """Return why the broker refuses a record in a batch of its own, with the setting; None: it does not."""
+    ) -> list[str]:
+        """Return all reasons why the broker refuses a record in a batch of its own, each with its setting."""
+        found = []
         if key is None and self.compacted:
-            return "it has no key, and the topic is compacted (cleanup.policy)"
+            found.append("it has no key, and the topic is compacted (cleanup.policy)")
         if self.after_ms is not None and timestamp - now_ms > self.after_ms:
-            return (
+            found.append(
                 f"its timestamp is {seconds(timestamp - now_ms)} ahead of the clock, message.timestamp.after.max.ms "
                 f"allows {seconds(self.after_ms)}"
             )
         if self.before_ms is not None and now_ms - timestamp > self.before_ms:
-            return (
+            found.append(
                 f"its timestamp is {seconds(now_ms - timestamp)} behind the clock, message.timestamp.before.max.ms "
                 f"allows {seconds(self.before_ms)}"
             )
@@ -89,8 +90,10 @@ class TopicLimits:
             self.most_bytes is not None
             and (size := batch_bytes(key, value, headers)) > self.most_bytes
         ):
-            return f"it has {size} bytes with Kafka's overhead, max.message.bytes allows {self.most_bytes}"
-        return None
+            found.append(
+                f"it has {size} bytes with Kafka's overhead, max.message.bytes allows {self.most_bytes}"
+            )
+        return found
 
 
 class Refusals:
@@ -182,7 +185,7 @@ class Refusals:
         headers: Headers | None,
         timestamp: int,
     ) -> str | None:
-        """Return why a topic refuses a record; None: no reason is known.
+        """Return why a topic refuses a record, with all settings that do; None: no reason is known.
 
         Raises:
             LogError: the topic's settings cannot be fetched.
@@ -197,17 +200,19 @@ class Refusals:
                 and limits.batch_bytes < self._client_batch
             ):
                 self.narrow[topic] = limits.batch_bytes
-        why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())
-        if (
-            why is None
-            and (size := CLIENT_BYTES + payload_bytes(key, value, headers))
-            > self._client_bytes
-        ):
-            why = f"it has {size} bytes, the application's producer.message.max.bytes allows {self._client_bytes}"
-        if why is not None:
-            self._until = self._host.now() + CAREFUL_S
-            return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
-        return None
+        why = limits.reasons(key, value, headers, timestamp, self._host.wall_ms())
+        size = CLIENT_BYTES + payload_bytes(key, value, headers)
+        if size > self._client_bytes:
+            why.append(
+                f"it has {size} bytes, the application's producer.message.max.bytes allows {self._client_bytes}"
+            )
+        if not why:
+            return None
+        self._until = self._host.now() + CAREFUL_S
+        return (
+            f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: '
+            + "; ".join(why)
+        )
 
     def leave_out(
         self,

@@ -403,7 +403,7 @@ def test_limits_are_those_of_the_broker_to_the_byte_and_in_time(kafka: Kafka) ->
     }
     for (topic, key, value, timestamp), taken in cases.items():
         limits = TopicLimits.of(log.topic_config(names[topic]), compressed=False)
-        assert (limits.reason(key, value, headers, timestamp, now) is None) == taken
+        assert (not limits.reasons(key, value, headers, timestamp, now)) == taken
         writer = log.writer()
         writer.append(
             names[topic], [key], [value], [timestamp], partitions=0, headers=[headers]

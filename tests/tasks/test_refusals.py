@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import TopicSpec
-from coopstreams.tasks.refusals import TopicLimits, batches
+from coopstreams.tasks.refusals import Refusals, TopicLimits, batches
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
@@ -51,19 +52,38 @@ def test_a_topic_says_in_its_settings_what_it_does_not_take(
     ahead_ms: int,
     named: str | None,
 ) -> None:
-    reason = TopicLimits.of(config, compressed=False).reason(
+    reasons = TopicLimits.of(config, compressed=False).reasons(
         key, b"x" * size, None, NOW + ahead_ms, NOW
     )
-    assert (reason is None) if named is None else named in (reason or "")
+    assert (reasons == []) if named is None else named in reasons[0]
 
 
 def test_how_large_a_record_is_when_it_is_compressed_is_not_known() -> None:
     assert (
-        TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(
+        TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reasons(
             b"k", b"x" * 1000, None, NOW, NOW
         )
-        is None
+        == []
     )
+
+
+def test_a_row_that_is_too_large_names_all_settings_that_refuse_it() -> None:
+    """It named the topic's setting, and the client's only once the former was raised."""
+    narrow: dict[str, Any] = {"producer.message.max.bytes": 2000}
+    engine = Engine(doubling(), {"in": 1}, **narrow)
+    limits = {"max.message.bytes": "2100", "cleanup.policy": "compact"}
+    engine.log.create_topics([TopicSpec("rows", 1, limits)])
+    refusals = Refusals(engine.log, engine.config, engine.host)
+    both = refusals.reason("rows", b"key", b"x" * 3000, None, 0) or ""
+    for part in (
+        "max.message.bytes allows 2100",
+        "producer.message.max.bytes allows 2000",
+    ):
+        assert part in both
+    one = refusals.reason("rows", b"key", b"x" * 2000, None, 0) or ""
+    assert "producer.message.max.bytes allows 2000" in one
+    assert "allows 2100" not in one
+    assert refusals.reason("rows", b"key", b"x" * 1900, None, 0) is None
 
 
 @given(st.lists(st.integers(1, 10), min_size=1), st.integers(1, 30))

@@ -44,9 +44,10 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
 
     _written = WINDOWED_STREAM
 
-    def __init__(self, group: Grouped) -> None:
+    def __init__(self, group: Grouped, taken: list[Flow] | None = None) -> None:
+        """`taken`: what the tables over these windows take in, with any emit strategy."""
         self._group = group
-        self._taken: Flow | None = None
+        self._taken = [] if taken is None else taken
 
     def emit_strategy(self, strategy: EmitStrategy) -> Self:
         """Forward each update of a window or session (`on_window_update`, the default), or emit on close.
@@ -61,7 +62,8 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
                 f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}'
             )
         return type(self)(
-            replace(self._group, emit_on_close=strategy == "on_window_close")
+            replace(self._group, emit_on_close=strategy == "on_window_close"),
+            self._taken,
         )
 
     def count(
@@ -115,15 +117,15 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
 
         Raises:
-            TopologyError: there is no table yet. Call `count`, `reduce` or `aggregate` of this object first.
+            TopologyError: there is no table over these windows yet. Call `count`, `reduce` or `aggregate` first.
         """
-        return late_stream(self._taken, name)
+        return late_stream(self._taken[0] if self._taken else None, name)
 
     def _kept(self, fold: Fold, kept: Kept) -> TableFlow:
         table = aggregate(self._group, fold, kept)
-        self._taken = (
-            self._taken or table.taken
-        )  # all tables over these windows have the same late records
+        if table.taken is not None:
+            # all tables over these windows have the same late records
+            self._taken.append(table.taken)
         return table
 
 

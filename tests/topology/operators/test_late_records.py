@@ -279,6 +279,29 @@ def test_it_is_drawn_below_what_drops_it() -> None:
     )
 
 
+def closing(windowed: Any) -> Any:
+    return windowed.emit_strategy("on_window_close")
+
+
+@pytest.mark.parametrize(
+    "windows", [TimeWindows(milliseconds=10), SessionWindows(milliseconds=10)]
+)
+@pytest.mark.parametrize("of_the_first", [True, False])
+def test_the_late_records_of_windows_are_those_of_each_emit_strategy(
+    windows: Any, of_the_first: bool
+) -> None:
+    """late() of the one object did not know that count() of the other was called."""
+    builder = StreamsBuilder("app")
+    first = numbers(builder).group_by_key().windowed_by(windows)
+    other = closing(first)
+    (other if of_the_first else first).count()
+    (first if of_the_first else other).late().to("late")
+    with TopologyTestDriver(builder.build()) as driver:
+        for value, at in ((1, 0), (2, 100), (3, 5)):
+            driver.input("in").send("a", value, at)
+        assert [record.value for record in driver.output("late").records()] == [3]
+
+
 def test_what_drops_nothing_has_no_late_records() -> None:
     builder = StreamsBuilder("app")
     grouped = numbers(builder).group_by_key()
