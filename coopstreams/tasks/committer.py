@@ -38,6 +38,7 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
+from coopstreams.state.layout import changelog_suffix_bytes
 from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.failures import paused_without_registry
 from coopstreams.tasks.refusals import Refusals
@@ -117,6 +118,8 @@ class Committer:
         self._refusals = refusals
         self.careful = False
         """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
+        self._latest: dict[tuple[Task, bytes], str] = {}
+        """In a careful interval, the latest record of each key, in words."""
         self.asking = Asking(self._timeout_s, host)
         """The answer that a commit waits for. Any thread."""
         self.flushed_s = 0.0
@@ -214,6 +217,8 @@ class Committer:
             MembershipLostError: another member may have the task by now: these results may be older than those in the
                 topic.
         """
+        if self.careful and task.last_key is not None:
+            self._latest[task, task.last_key] = task.last_step
         for output in task.program.outputs.values():
             if self.careful and len(output):
                 self._refusals.leave_out(output, partial(task.refused, output.topic))
@@ -412,6 +417,7 @@ class Committer:
     def _end_interval(self) -> None:
         self._epoch = None
         self.interval.tasks.clear()
+        self._latest.clear()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
         """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
@@ -476,22 +482,22 @@ class Committer:
         """Check that a changelog takes the rows of a store, of which none can be left out.
 
         Raises:
-            DeliveryError: it does not; names the row, and the records of which one changed it.
+            DeliveryError: it does not; names the row, and the record that changed it.
         """
+        spec = task.state.stores[batch.store].spec
         rows = zip(batch.keys, batch.values, batch.timestamps, strict=True)
         for key, value, timestamp in rows:
             reason = self._refusals.reason(changelog, key, value, None, timestamp)
             if reason is None:
                 continue
-            # Empty if a punctuation has changed it.
-            records = task.uncommitted
-            among = (
-                f"The record that changed it last is among {records}. "
-                if records
-                else ""
-            )
+            plain_key = key[: len(key) - changelog_suffix_bytes(spec)]
+            made = ""
+            if latest := self._latest.get((task, plain_key)):
+                made = f"The latest record of its key is {latest}. "
+            elif records := task.uncommitted:  # of other keys: a processor's row
+                made = f"The record that changed it last is among {records}. "
             raise DeliveryError(
-                f'A row of store "{batch.store}" of {task} cannot be written: {reason}. {among}'
+                f'A row of store "{batch.store}" of {task} cannot be written: {reason}. {made}'
                 "production.exception.handler does not apply to rows of a store: the state would lose what earlier "
                 "records have put into the row. Keep less in it, or change that setting: a larger row needs both the "
                 "topic's max.message.bytes and the application's producer.message.max.bytes. A function that raises "

@@ -429,6 +429,13 @@ class Task:
         )
         return f'{which} of "{source.topic}" partition {source.partition}'
 
+    @property
+    def last_key(self) -> bytes | None:
+        """The key of the last step's record; None: it had no key, or the step was not of one record."""
+        if self._at is None or len(self._at.columns) != 1:
+            return None
+        return self._at.columns.keys[0]
+
     def refused(
         self, topic: str, key: bytes | None, timestamp: int, error: Exception
     ) -> None:

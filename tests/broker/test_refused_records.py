@@ -244,9 +244,8 @@ def test_a_row_above_the_default_limits_says_which_records_made_it_and_what_to_d
     source = kafka.topic("in")
     dead = kafka.topic("dead")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for _ in range(3):
-        producer.produce(source, b"x" * 400_000, "large", 0)
-    producer.produce(source, b"x", "small", 0)
+    for key in ("large", "large", "small", "large", "small"):
+        producer.produce(source, b"x" * 400_000, key, 0)
     assert producer.flush(60) == 0
     builder = StreamsBuilder(kafka.unique("grows"))
     stream = builder.stream(source, key=serdes.text, value=serdes.raw)
@@ -263,7 +262,7 @@ def test_a_row_above_the_default_limits_says_which_records_made_it_and_what_to_d
         f'"{changelog}"',
         "b'large'",
         "1200",  # thousands of bytes
-        f'among "{source}" partition 0 offsets 0 to ',
+        f'The latest record of its key is the record at offset 3 of "{source}" partition 0',
         "production.exception.handler does not apply to rows of a store",
         "the topic's max.message.bytes and the application's producer.message.max.bytes",
         "processing.exception.handler",

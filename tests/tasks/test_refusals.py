@@ -9,6 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams import (
+    KeyValueStore,
+    Processor,
+    Record,
+    TimeWindows,
+    key_value_store,
+)
 from coopstreams.log.log import TopicSpec
 from coopstreams.tasks.refusals import Refusals, TopicLimits, batches
 from coopstreams.tasks.tally import dropped
@@ -232,6 +239,54 @@ def test_a_dead_letter_that_cannot_be_written_either_is_no_silent_loss() -> None
         match='dead letter that cannot be written cannot be left out either: topic "dead"',
     ):
         run(engine, task)
+
+
+def test_a_refused_row_of_a_window_names_the_latest_record_of_its_plain_key() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw)
+    stream.group_by_key().windowed_by(TimeWindows(hours=1)).aggregate(
+        bytes, lambda _, value, seen: seen + value, value=serdes.raw, store="rows"
+    )
+    with pytest.raises(DeliveryError) as caught:
+        run(*growing(builder.build()))
+    assert (
+        'The latest record of its key is the record at offset 2 of "in" partition 0. '
+        in str(caught.value)
+    )
+
+
+class OfAll(Processor[str, bytes, str, bytes]):
+    """Appends all values to one row, whose key is that of no record."""
+
+    def process(self, record: Record[str, bytes]) -> None:
+        rows: KeyValueStore[str, bytes] = self.context.store("rows")
+        rows.put("all", (rows.get("all") or b"") + record.value)
+
+
+def test_a_refused_row_of_another_key_names_the_records_since_the_last_commit() -> None:
+    builder = StreamsBuilder("app")
+    rows = key_value_store("rows", key=serdes.text, value=serdes.raw)
+    builder.stream("in", key=serdes.text, value=serdes.raw).process(
+        OfAll, stores=[rows], by_key=False
+    )
+    with pytest.raises(DeliveryError) as caught:
+        run(*growing(builder.build()))
+    assert (
+        'The record that changed it last is among "in" partition 0 offsets 0 to 3. '
+        in str(caught.value)
+    )
+
+
+def growing(topology: Topology) -> tuple[Engine, Task]:
+    """Two records of 100 bytes for each of two keys, and a changelog that takes one, after a refusal."""
+    engine = Engine(topology, {"in": 1}, processing_guarantee=EXACTLY)
+    changelog = engine.changelog("rows")
+    engine.log.delete_topics([changelog])
+    engine.log.create_topics([TopicSpec(changelog, 1, {"max.message.bytes": "250"})])
+    engine.committers[0].expect_refusals()
+    keys = (b"large", b"other", b"large", b"another")
+    engine.write("in", [(key, b"x" * 100, 0) for key in keys])
+    return engine, engine.task(WHOLE)
 
 
 @pytest.mark.parametrize("singly", ["all", "none", "now and then"])
