@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -313,7 +314,7 @@ def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() 
 def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> (
     None
 ):
-    drops = {"processing.exception.handler": "continue"}
+    drops: dict[str, Any] = {"processing.exception.handler": "continue"}
     made = Engine(counting(), {"in": 1, "out": 1}, **drops)
     now_ms = SYSTEM.wall_ms()
     made.start()
