@@ -28,6 +28,7 @@ import msgspec
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.topology.errors import SnapshotError
+from coopstreams.topology.json_text import read_long
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
@@ -142,7 +143,7 @@ class Manifest:
             SnapshotError: a newer coopstreams wrote it.
         """
         try:
-            content = msgspec.json.decode(data)
+            content: Any = read_long(msgspec.json.decode, data)
             version = content.pop("format")
             if isinstance(version, int) and version > FORMAT:
                 raise SnapshotError(
@@ -153,7 +154,7 @@ class Manifest:
                 raise DamagedManifestError(
                     "its bytes are not those that were written (SHA-256 differs)"
                 )
-            return _MANIFESTS.decode(data)
+            return read_long(_MANIFESTS.decode, data)
         except (
             msgspec.MsgspecError,
             RecursionError,

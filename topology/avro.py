@@ -27,6 +27,7 @@ from coopstreams.topology.compatibility.avro_logical import as_read
 from coopstreams.topology.compatibility.avro_references import whole
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.json_text import read_json, read_long, typed_reader
 from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde
 
@@ -63,7 +64,7 @@ def _text(schema: AvroSchema) -> str:
     """Return a schema as normalised JSON text, so that equal schemas are equal texts."""
     try:
         return orjson.dumps(
-            orjson.loads(schema) if isinstance(schema, str) else schema
+            read_long(orjson.loads, schema) if isinstance(schema, str) else schema
         ).decode()
     except (TypeError, ValueError) as error:
         raise SerdeError(f"serdes.avro: this is no Avro schema: {error}") from error
@@ -116,8 +117,11 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
     def reader(written: Schema) -> Callable[[bytes], Any]:
         writers = None if _text(written.text) == text else schema
-        parsed: Any = parse_schema(
-            with_bounded_decimals(as_read(whole(written), schema))
+        parsed: Any = read_long(
+            lambda _: parse_schema(
+                with_bounded_decimals(as_read(whole(written), schema))
+            ),
+            written.text,
         )
 
         check = check_of(parsed)
@@ -150,14 +154,13 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
         unreadable,
         (_avro, (text, type_)),
     )
-    decoder = msgspec.json.Decoder(type_)
     shown = name if type_ is None else f"{name} as {type_.__name__}"
     return SchemaSerde(
         f"avro({shown})",
         codec.encode,
         codec.decode,
         codec,
-        _json_reader(schema) if type_ is None else decoder.decode,
+        _json_reader(schema) if type_ is None else typed_reader(type_),
         check_key=codec.check_form if has_map else codec.check_key,
         read_back=type_ is not None,  # the schema may allow what the class does not
     )
@@ -169,7 +172,7 @@ def _json_reader(schema: Any) -> Callable[[bytes], Any]:
 
     def read(data: bytes) -> Any:
         try:
-            return of_json(orjson.loads(data))
+            return of_json(read_json(data))
         except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
             raise SerdeError(f"{type(error).__name__}: {error}") from error
 

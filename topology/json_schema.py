@@ -19,6 +19,7 @@ import orjson
 from coopstreams.topology.compatibility.json_schema import compared, why_unreadable
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.json_text import read_long, typed_reader
 from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde, check_nulls, shortened, undefined
 
@@ -88,8 +89,11 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
             check_nulls(value, data, orjson.loads)
         return data
 
-    def read(data: bytes) -> Any:
+    def read_checked(data: bytes) -> Any:
         return checked(orjson.loads(data))
+
+    def read(data: bytes) -> Any:
+        return read_long(read_checked, data)  # the error has a copy of the value
 
     return _serde(
         str(schema.get("title", text)), text, write, read, (_of_schema, (text,))
@@ -119,10 +123,8 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
     text = orjson.dumps(
         {"$schema": _DIALECT, **others[name], **({"$defs": others} if others else {})}
     ).decode()
-    encoder, decoder = (
-        msgspec.json.Encoder(order="deterministic"),
-        msgspec.json.Decoder(type_),
-    )
+    encoder = msgspec.json.Encoder(order="deterministic")
+    decode = typed_reader(type_)
     outer = dict if is_typeddict(type_) else type_
 
     def write(value: Any) -> bytes:
@@ -130,7 +132,7 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
             raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
         data = encoder.encode(value)
         if data.find(b"null") >= 0:
-            check_nulls(value, data, decoder.decode)
+            check_nulls(value, data, decode)
         return data
 
     of_class = {**compared(msgspec.json.schema(type_)), "text": text}
@@ -138,7 +140,7 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
         name,
         text,
         write,
-        decoder.decode,
+        decode,
         (_of_class, (type_,)),
         read_back=True,
         of_class=of_class,

@@ -27,6 +27,7 @@ from coopstreams.topology.compatibility.protobuf import (
 from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.json_text import read_long
 from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde, read_varint, varint
 
@@ -106,7 +107,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
 
     def from_json(text: bytes) -> Any:
         try:
-            return json_format.Parse(text, message())
+            return read_long(lambda data: json_format.Parse(data, message()), text)
         except json_format.ParseError as error:
             raise SerdeError(str(error)) from error
 

@@ -43,6 +43,7 @@ from coopstreams.topology.compatibility.json_schema import compared
 from coopstreams.topology.compatibility.other_names import SERDES, missing
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
+from coopstreams.topology.json_text import decoder_of, read_json, typed_reader
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
@@ -174,12 +175,8 @@ def schemas_of(serde: Serde[Any]) -> list[Any]:
         if isinstance(part, SchemaSerde):
             schemas.append(part.described)
             continue
-        decoder = getattr(part.decode, "__self__", None)
-        if (
-            isinstance(decoder, msgspec.json.Decoder)
-            and decoder.strict
-            and decoder.dec_hook is None
-        ):
+        decoder = decoder_of(part.decode)
+        if decoder is not None and decoder.strict and decoder.dec_hook is None:
             with suppress(TypeError):  # it has a part that only a hook could read
                 schemas.append(compared(msgspec.json.schema(decoder.type)))
     return schemas
@@ -235,7 +232,7 @@ def _typed_json(type_: Any) -> Serde[Any]:
     schema = msgspec.json.schema(
         type_
     )  # raises for types that a Decoder accepts but fails on at every record
-    decode = msgspec.json.Decoder(type_).decode
+    decode = typed_reader(type_)
     encode_any = msgspec.json.Encoder().encode
     classes = _outer_classes(type_) or (object,)
 
@@ -426,7 +423,7 @@ int64: Serde[int] = Serde("int64", _INT64.pack, _int64)
 float64: Serde[float] = Serde("float64", _FLOAT64.pack, _float64)
 """8 bytes big-endian IEEE 754: Java's DoubleSerializer."""
 
-json: Json = Json("json", _json, orjson.loads)
+json: Json = Json("json", _json, read_json)
 """JSON: `serdes.json` for plain values, `serdes.json(Type)` for typed ones."""
 
 

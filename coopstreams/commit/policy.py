@@ -32,6 +32,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import BROKERS_TIME, Log, Position, Reader, TopicSpec
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
+from coopstreams.topology.json_text import read_long
 
 TOPIC = "__coopstreams_policy"
 
@@ -234,11 +235,11 @@ class PolicyTopic:
         ):
             self._strange.pop(key, None)
             try:
-                name, topic = orjson.loads(key or b"")
+                name, topic = read_long(orjson.loads, key or b"")
                 if value is None:
                     self._values.pop((topic, name), None)
                 else:
-                    self._values[topic, name] = bool(orjson.loads(value))
+                    self._values[topic, name] = bool(read_long(orjson.loads, value))
             except (ValueError, TypeError) as error:
                 if value is not None:
                     self._strange[key] = (

@@ -59,6 +59,7 @@ from coopstreams.topology.graph.changes import (
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.partitions import unchecked
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.json_text import read_long
 from coopstreams.topology.naming import topology_topic
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ class Deployed:
         told = self._record()
         if told is None:
             return None
-        last, noted = read_outline(told), orjson.loads(told)
+        last = read_outline(told)
+        noted = read_long(orjson.loads, told)
         self.begun = frozenset(noted.get(_BEGUN, ()))
         self._ids = noted.get(_IDS, {})
         self.changelogs = _changelogs(last)

@@ -29,6 +29,7 @@ from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, ConfigError, LogError
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.json_text import read_long
 from coopstreams.topology.naming import topology_topic
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
 def _internal_topics(told: bytes | None) -> Mapping[str, object]:
     """Return the internal topics that the record of a version names; none: it is a record of another program."""
     try:
-        drawn = orjson.loads(told or b"{}")
+        drawn = read_long(orjson.loads, told or b"{}")
         return {topic["name"]: topic["kind"] for topic in drawn["internal_topics"]}
     except (ValueError, KeyError, TypeError):
         return {}

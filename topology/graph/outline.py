@@ -18,6 +18,7 @@ import orjson
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.describe import JSON_FORMAT
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.json_text import read_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def read_outline(described: str | bytes) -> Outline:
             again.
     """
     try:
-        drawn = orjson.loads(described)
+        drawn = read_long(orjson.loads, described)
         written_in = drawn.get("format", 0)
         if written_in == JSON_FORMAT:
             return _outline(drawn)

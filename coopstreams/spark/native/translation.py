@@ -45,6 +45,7 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
     ToStream,
 )
+from coopstreams.topology.json_text import decoder_of
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.windows import TimeWindows
 
@@ -378,11 +379,10 @@ def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
 
 def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
     """Return the fields of the typed JSON that a serde reads, by attribute; None: it reads no plain type."""
-    decoder = getattr(serde.decode, "__self__", None)
-    if not isinstance(decoder, msgspec.json.Decoder) or serde.decode != decoder.decode:
-        return None
+    decoder = decoder_of(serde.decode)
     if (
-        not decoder.strict
+        decoder is None
+        or not decoder.strict
         or decoder.dec_hook is not None
         or decoder.float_hook is not None
     ):
