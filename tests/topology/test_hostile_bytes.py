@@ -370,12 +370,15 @@ def test_a_long_json_is_read_without_the_collector(
     def seen(phase: str, _: dict[str, int]) -> None:
         collected.append(phase)
 
+    of_the_suite = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # those of Python
     gc.callbacks.append(seen)
     try:
         value = reader.deserialize(data)
         during = len(collected)
     finally:
         gc.callbacks.remove(seen)
+        gc.set_threshold(*of_the_suite)
     assert gc.isenabled()
     assert during <= 12  # with it: more than a hundred
     assert (value.items if isinstance(value, Listed) else value) == orjson.loads(items)
