@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 11
+INTERFACE = 12
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""

@@ -117,8 +117,7 @@ class FrontThreads:
             limits.idle_s,
             limits.read_s,
         )
-        # An extension of before this check does not have it; `make setup` builds one that has.
-        if hosts is not None and hasattr(self._front, "known_as"):
+        if hosts is not None:
             self._front.known_as(list(hosts.names), list(hosts.suffixes))
         self._threads = [
             threading.Thread(
