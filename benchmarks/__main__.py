@@ -1,8 +1,11 @@
-"""Records per second of one process, next to bare loops with the same parts: `python -m benchmarks [--records N]`.
+"""Records per second of one process, next to bare loops with the same parts: `python -m
+benchmarks [--records N]`.
 
-Each case runs in a process of its own, on a fresh group, against one real broker on this machine. Compare the ratios
-within one run: machines differ, and are noisy. Where the extension `coopstreams-native` is installed, each case runs in
-pure Python and natively, by turns; and so do other frameworks that `python -m benchmarks.peers` has installed.
+Each case runs in a process of its own, on a fresh group, against one real broker on
+this machine. Compare the ratios within one run: machines differ, and are noisy. Where
+the extension `coopstreams-native` is installed, each case runs in pure Python and
+natively, by turns; and so do other frameworks that `python -m benchmarks.peers` has
+installed.
 
     stateless        JSON -> filter -> map -> JSON
     stateless typed  the same with classes

@@ -1,8 +1,10 @@
-"""CPU of an aggregation alone, without Kafka: `python -m benchmarks.aggregates [--records N] [--rounds N]`.
+"""CPU of an aggregation alone, without Kafka: `python -m benchmarks.aggregates
+[--records N] [--rounds N]`.
 
-A compiled program over RocksDB processes batches of records, with regular commits; outputs and changelogs are dropped.
-User and system time of the process for each record, and for each row that a commit writes. Where the extension
-`coopstreams-native` is installed, each case runs in pure Python and natively, by turns.
+A compiled program over RocksDB processes batches of records, with regular commits;
+outputs and changelogs are dropped. User and system time of the process for each record,
+and for each row that a commit writes. Where the extension `coopstreams-native` is
+installed, each case runs in pure Python and natively, by turns.
 
     count            of each key, record cache on
     count uncached   every update an output
@@ -83,7 +85,9 @@ def fail(failure: Failure) -> None:
 def timed(
     case: str, records: int, folder: Path, *, native: bool
 ) -> tuple[float, float, float]:
-    """Return nanoseconds of CPU: of a record with keys that were seen before, of any record, of a row of a commit."""
+    """Return nanoseconds of CPU: of a record with keys that were seen before, of any
+    record, of a row of a commit.
+    """
     flow, caching = CASES[case]
     builder = StreamsBuilder("bench")
     flow(

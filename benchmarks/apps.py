@@ -123,4 +123,6 @@ _coming.windowed_by(TimeWindows(seconds=10)).count(
     store="windowed", retention=timedelta(minutes=2)
 )
 churn = _churn.build()
-"""Rows that come and go in three ways: they expire, they are deleted, their window is over."""
+"""Rows that come and go in three ways: they expire, they are deleted, their window is
+over.
+"""

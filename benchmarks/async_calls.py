@@ -1,16 +1,20 @@
-"""Calls that take 5 ms, of one partition, in one process: `python -m benchmarks.async_calls [--records N]`.
+"""Calls that take 5 ms, of one partition, in one process: `python -m
+benchmarks.async_calls [--records N]`.
 
-Each record is mapped by a coroutine that sleeps, on its way from one topic to another, exactly once, with a commit each
-200 ms. One real broker on this machine; machines differ, and are noisy.
+Each record is mapped by a coroutine that sleeps, on its way from one topic to another,
+exactly once, with a commit each 200 ms. One real broker on this machine; machines
+differ, and are noisy.
 
     uniform     10,000 keys, each as often as the others
     none        the same, order="none"
     blocked     the same as uniform, while one key's first call does not end: the rate of all others; what a commit has
-                above that record; how many calls are made again when the application is stopped and started
+                above that record; how many calls are made again when the application is
+                stopped and started
     batches     the same keys: 500 of them a call, which takes 5 ms
     state       the same as uniform with `process_async`: each call counts the records of its key in a store
     zipf-S      10,000 keys, the n-th 1/n**S as often as the first: S=1 gives the first 10.2 % of the records, S=0.8
-                3.8 %. A key can have 200 calls a second, so 200 through the first's share is all that there can be
+                3.8 %. A key can have 200 calls a second, so 200 through the first's
+                share is all that there can be
     partition   order="partition": one call at a time, as a program would make them without this
 """
 
@@ -54,7 +58,9 @@ ZIPF = {"zipf-1": 1.0, "zipf-0.8": 0.8}
 
 
 class Service:
-    """The called service. It counts the calls of each value; `stuck`: the slow key's calls do not end."""
+    """The called service. It counts the calls of each value; `stuck`: the slow key's
+    calls do not end.
+    """
 
     def __init__(self, *, stuck: bool = False) -> None:
         self.calls: Counter[bytes] = Counter()
@@ -101,7 +107,9 @@ class Case:
 
 
 def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[int]:
-    """Write the input to one partition, with keys by Zipf's law; return the count of each key."""
+    """Write the input to one partition, with keys by Zipf's law; return the count of
+    each key.
+    """
     make_topics(bootstrap, topic, f"{topic}-out")
     chance = random.Random(1)
     shares = list(accumulate(n**-exponent for n in range(1, KEYS + 1)))
@@ -169,9 +177,11 @@ def committed(bootstrap: str, case: Case) -> tuple[int, int]:
 
 
 def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]:
-    """Return records a second from the first answer to the last, CPU seconds per million records, and a remark.
+    """Return records a second from the first answer to the last, CPU seconds per
+    million records, and a remark.
 
-    `others`: the number of records of other keys than the slow one. If the slow key is stuck, the rate is theirs.
+    `others`: the number of records of other keys than the slow one. If the slow key is
+    stuck, the rate is theirs.
     """
     stuck = case.name == "blocked"
     wanted, service = others if stuck else case.records, Service(stuck=stuck)

@@ -1,7 +1,9 @@
-"""One key whose call does not end, among many others: `python -m benchmarks.async_stuck [--seconds S]`.
+"""One key whose call does not end, among many others: `python -m benchmarks.async_stuck
+[--seconds S]`.
 
-Calls take 5 ms, of one partition, in one process, exactly once, with a commit each 200 ms and one real broker on this
-machine. Only the ratios within one run count: machines differ, and are noisy.
+Calls take 5 ms, of one partition, in one process, exactly once, with a commit each 200
+ms and one real broker on this machine. Only the ratios within one run count: machines
+differ, and are noisy.
 
     blocked    10,000 keys. For S seconds (30) no key is stuck, for S one is, for S none is again: the rate of the other
                keys' calls, the CPU that they take, and how often positions were committed. Then the application is
@@ -75,7 +77,9 @@ def program(topic: str, service: Service) -> Topology:
 
 
 def fill(bootstrap: str, topic: str, records: int, each: int) -> None:
-    """Write the input, to one partition; every `each`-th record has the key that may be stuck, the first one, too."""
+    """Write the input, to one partition; every `each`-th record has the key that may be
+    stuck, the first one, too.
+    """
     make_topics(bootstrap, topic, f"{topic}-out")
     chance = random.Random(1)
     rows = (

@@ -1,14 +1,17 @@
-"""CPU of a backfill in Python against that of a live task, for each record: `python -m benchmarks.backfill`.
+"""CPU of a backfill in Python against that of a live task, for each record: `python -m
+benchmarks.backfill`.
 
-User and system time of all processes (Python, its workers, the JVM), over as many records and keys, by the programs of
-`apps.py`, by turns. Compare the ratios: machines differ.
+User and system time of all processes (Python, its workers, the JVM), over as many
+records and keys, by the programs of `apps.py`, by turns. Compare the ratios: machines
+differ.
 
     task       a live task over RocksDB, without Kafka: batches of 10 000 records from memory, a commit each 200 000,
                whose outputs and changelog records are serialised and forgotten
     instance   `coopstreams run` from topic to topic (`--kafka`); with its start, without the time of the broker
     backfill   Spark, `local[2]`, from Parquet on local disk: four partitions of `--ranges` key ranges, a snapshot of
-               the state and no outputs; those of the stateless program as a table. Spark has run the same program over
-               fewer records before, so its start is left out
+               the state and no outputs; those of the stateless program as a table.
+               Spark has run the same program over fewer records before, so its start is
+               left out
 
 Each of these runs once a round; a figure is the median.
 """
@@ -78,7 +81,9 @@ CONFIG = Config.of({"bootstrap.servers": "nowhere:1"}, apps.NAME)
 
 
 def write_history(folder: Path, records: int) -> None:
-    """Write the records that `fill` writes to Kafka, twenty a millisecond, a file a partition."""
+    """Write the records that `fill` writes to Kafka, twenty a millisecond, a file a
+    partition.
+    """
     columns: dict[int, list[tuple[bytes, bytes, int, int]]] = defaultdict(list)
     for number, (key, value) in enumerate(inputs(records)):
         columns[partition_of(key, PARTITIONS)].append(
@@ -103,7 +108,9 @@ def fail(failure: Failure) -> None:
 
 
 def task(topology: Topology, history: Path, folder: Path) -> float:
-    """Return the CPU seconds of a live task over the records, which are in memory before."""
+    """Return the CPU seconds of a live task over the records, which are in memory
+    before.
+    """
     part = topology.subtopologies[0]
     source = TopicPartition(part.topics[0], 0)
     rows = pq.read_table(history).sort_by("number")
@@ -192,7 +199,9 @@ class Instance:
         fill(self._broker.bootstrap, apps.SOURCE, records)
 
     def run(self, case: str) -> float:
-        """Return the CPU seconds of a process from the first record to the last commit, with its start."""
+        """Return the CPU seconds of a process from the first record to the last commit,
+        with its start.
+        """
         self._runs += 1
         group = f"bench-{case.replace('_', '-')}-{self._runs}"
         make_topics(self._broker.bootstrap, f"{group}-out")

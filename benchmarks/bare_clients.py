@@ -1,4 +1,6 @@
-"""The clients of the bare loops, which a process of a benchmark runs by hand, without a framework."""
+"""The clients of the bare loops, which a process of a benchmark runs by hand, without a
+framework.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 
 def bare_clients(bootstrap: str, group: str, source: str) -> tuple[Consumer, Producer]:
-    """Return a consumer that is assigned the first partition of a topic from its start, and a producer."""
+    """Return a consumer that is assigned the first partition of a topic from its start,
+    and a producer.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

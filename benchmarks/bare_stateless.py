@@ -1,4 +1,6 @@
-"""The stateless case by hand: JSON, filter, map, JSON; the speed of the parts without a framework."""
+"""The stateless case by hand: JSON, filter, map, JSON; the speed of the parts without a
+framework.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ while True:
             mapped = orjson.dumps(
                 {"user": value["user"], "doubled": value["amount"] * 2}
             )
-            # An output has the timestamp of its input, as in Kafka Streams. Positional arguments: keywords cost a third
-            # more.
+            # An output has the timestamp of its input, as in Kafka Streams. Positional
+            # arguments: keywords cost a third more.
             producer.produce(
                 sink, mapped, message.key(), -1, None, None, message.timestamp()[1]
             )

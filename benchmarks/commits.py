@@ -1,15 +1,16 @@
-"""What exactly-once commits cost with many stream threads and many groups: `python -m benchmarks.commits [--seconds N]
-[--groups N]`.
+"""What exactly-once commits cost with many stream threads and many groups: `python -m
+benchmarks.commits [--seconds N] [--groups N]`.
 
-Keyed counts, a commit each 100 ms, one real broker on the same machine. Each stream thread has one partition, and its
-own transactions. Each commit has a few records, so what is measured is the protocol and not the records; the last case
-has as many records as it can take.
+Keyed counts, a commit each 100 ms, one real broker on the same machine. Each stream
+thread has one partition, and its own transactions. Each commit has a few records, so
+what is measured is the protocol and not the records; the last case has as many records
+as it can take.
 
     commits/s      of all threads; `threads / 0.1 s` if nothing waited
     commit ms      from the flush of the state until RocksDB has it: median and 99th percentile
     of it          medians of its parts, ms: serialising the rows and handing the records to librdkafka; what it waits
-                   for: the records in the log, the group coordinator (offsets), the transaction coordinator (commit);
-                   RocksDB
+                   for: the records in the log, the group coordinator (offsets), the
+                   transaction coordinator (commit); RocksDB
     waiting        the share of a thread's time that it waits for brokers: the most that a second transaction, begun
                    while the first one commits, could gain
     CPU            of the broker and of the process, in cores; of the broker for a commit
@@ -61,7 +62,9 @@ WAITS = ("log", "offsets", "end")
 
 
 def timed(of: type, method: str, seconds: list[float]) -> None:
-    """Note the duration of each call of a method, except those that return False: no work."""
+    """Note the duration of each call of a method, except those that return False: no
+    work.
+    """
     call: Callable[..., Any] = getattr(of, method)
 
     @wraps(call)
@@ -78,7 +81,9 @@ def timed(of: type, method: str, seconds: list[float]) -> None:
 def work(
     bootstrap: str, source: str, name: str, groups: int, threads: int, seconds: float
 ) -> None:
-    """Run this many applications in this process; print the durations of their commits, after a warm-up."""
+    """Run this many applications in this process; print the durations of their commits,
+    after a warm-up.
+    """
     tune_memory()
     found: dict[str, list[float]] = defaultdict(list)
     for part, (of, method) in PARTS.items():
@@ -137,7 +142,9 @@ def measured(
     seconds: float,
     records: int,
 ) -> list[str]:
-    """Measure one case; return its row. `records`: written before; none: a few at a time, while it runs."""
+    """Measure one case; return its row. `records`: written before; none: a few at a
+    time, while it runs.
+    """
     running = broker.running
     assert running is not None
     make_topics(broker.bootstrap, source, f"{source}-out", partitions=threads)

@@ -1,8 +1,10 @@
-"""What a commit of a cooperative consumer costs: `python -m benchmarks.consumer_commits [--commits N]`.
+"""What a commit of a cooperative consumer costs: `python -m benchmarks.consumer_commits
+[--commits N]`.
 
-A consumer reads a partition and leaves every second record of its beginning unfinished, so that each commit says so
-many ranges of offsets above the position. Each measured commit has one more record done. One real broker on this
-machine; machines differ, and are noisy.
+A consumer reads a partition and leaves every second record of its beginning unfinished,
+so that each commit says so many ranges of offsets above the position. Each measured
+commit has one more record done. One real broker on this machine; machines differ, and
+are noisy.
 
     ms            one `commit()`: a transaction with one record, and the fence
     value bytes   the individual commit itself; log bytes: what the partition of the commit topic grows by a commit,
@@ -104,8 +106,8 @@ def segment_of(ranges: int) -> Segment:
 
 
 def memory() -> tuple[float, float, float]:
-    """Return the memory of an individual commit without ranges in a view, of a range in a large one, of a record in
-    flight.
+    """Return the memory of an individual commit without ranges in a view, of a range in
+    a large one, of a record in flight.
     """
     count = 10_000
     plain = encode_value(CommitValue("orders-0", (segment_of(0),)))

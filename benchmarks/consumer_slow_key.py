@@ -1,8 +1,10 @@
-"""The effect of a slow key on the others: `python -m benchmarks.consumer_slow_key [--records N] [--slow-ms MS]`.
+"""The effect of a slow key on the others: `python -m benchmarks.consumer_slow_key
+[--records N] [--slow-ms MS]`.
 
-One partition, fifty keys, one of which takes long for each of its records: work that waits, as for another service.
-Both ways keep the order of each key. Both begin when their first record comes. One real broker on this machine;
-machines differ, and are noisy.
+One partition, fifty keys, one of which takes long for each of its records: work that
+waits, as for another service. Both ways keep the order of each key. Both begin when
+their first record comes. One real broker on this machine; machines differ, and are
+noisy.
 
     in order        an ordinary consumer, record after record: positions can only be committed in order
     cooperative     a coroutine a key beside each other, each record committed when it is done

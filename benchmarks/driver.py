@@ -1,7 +1,8 @@
-"""Records per second of the test driver, one by one and in bulk: `python -m benchmarks.driver [--records N]`.
+"""Records per second of the test driver, one by one and in bulk: `python -m
+benchmarks.driver [--records N]`.
 
-Each program runs in this process, without a broker. Machines differ, and are noisy: the best of three runs counts, and
-the CPU time of a record stands beside it.
+Each program runs in this process, without a broker. Machines differ, and are noisy: the
+best of three runs counts, and the CPU time of a record stands beside it.
 
     map       JSON -> map_values -> JSON
     count     a keyed count, every update an output
@@ -91,7 +92,9 @@ def measured(topology: Topology, send: Send, records: Records) -> tuple[float, f
 
 
 def best(topology: Topology, send: Send, records: Records) -> str:
-    """Return the records per second of the best run, and the least CPU of a record, in words."""
+    """Return the records per second of the best run, and the least CPU of a record, in
+    words.
+    """
     runs = [measured(topology, send, records) for _ in range(RUNS)]
     seconds = min(seconds for seconds, _ in runs)
     cpu = min(cpu for _, cpu in runs)

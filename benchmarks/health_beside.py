@@ -1,4 +1,5 @@
-"""How long health takes beside what is hostile or hangs: `python -m benchmarks.health_beside [--requests N] [--pure]`.
+"""How long health takes beside what is hostile or hangs: `python -m
+benchmarks.health_beside [--requests N] [--pure]`.
 
 A query server in a process of its own answers `/health/live` while
 
@@ -124,7 +125,9 @@ def _serve(peer: str, registry: str, told: Connection) -> None:
 
 @contextmanager
 def _listening(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Yield the URL of a server that handles each connection by the function, on a thread."""
+    """Yield the URL of a server that handles each connection by the function, on a
+    thread.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:
@@ -139,7 +142,9 @@ def _listening(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def _others(told: Connection) -> None:
-    """Be the other instance and the registry, in this process, until the other side closes."""
+    """Be the other instance and the registry, in this process, until the other side
+    closes.
+    """
     with _listening(_long) as peer, _listening(_silent) as registry:
         told.send((peer, registry))
         with suppress(EOFError):
@@ -185,7 +190,9 @@ def _exchange(port: int, request: bytes) -> bytes:
 
 
 def _beside(port: int, requests: int, others: list[bytes]) -> tuple[list[float], int]:
-    """Return the latencies of health in milliseconds, and how many of the other requests ended meanwhile."""
+    """Return the latencies of health in milliseconds, and how many of the other
+    requests ended meanwhile.
+    """
     stop = threading.Event()
     ended = [0]
 

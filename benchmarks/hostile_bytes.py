@@ -1,6 +1,8 @@
-"""How long other threads wait for bytes that somebody else wrote: `python -m benchmarks.hostile_bytes [--bytes N]`.
+"""How long other threads wait for bytes that somebody else wrote: `python -m
+benchmarks.hostile_bytes [--bytes N]`.
 
-Each serde, and each format of ours, reads bytes of five kinds, made from a good record and by hand:
+Each serde, and each format of ours, reads bytes of five kinds, made from a good record
+and by hand:
 
     too long        a good record and a megabyte behind it, a megabyte of digits, a decimal of 100 kB
     too deep        brackets in brackets, records in records
@@ -8,9 +10,11 @@ Each serde, and each format of ours, reads bytes of five kinds, made from a good
     wrong lengths   each byte of a good record, and each four, replaced by others: also by negative lengths
     truncated       each beginning of a good record
 
-A thread ticks meanwhile. What counts is the longest time between two of its ticks, less what it is without any work;
-of a case above 20 ms, the shortest of five runs, because other processes disturb them. `tests/topology/test_hostile_bytes.py`
-reads the same bytes, and checks that each is read or refused by the error that the failure handler gets.
+A thread ticks meanwhile. What counts is the longest time between two of its ticks, less
+what it is without any work; of a case above 20 ms, the shortest of five runs, because
+other processes disturb them. `tests/topology/test_hostile_bytes.py` reads the same
+bytes, and checks that each is read or refused by the error that the failure handler
+gets.
 """
 
 from __future__ import annotations
@@ -303,7 +307,9 @@ def _deep_trees(head: bytes, size: int) -> Iterator[bytes]:
 
 @cache
 def _depot() -> Any:
-    """Return the class of a message that contains itself: `Depot { repeated Depot within = 1; string name = 2; }`."""
+    """Return the class of a message that contains itself: `Depot { repeated Depot
+    within = 1; string name = 2; }`.
+    """
     file = FileDescriptorProto(name="hostile.proto", package="hostile", syntax="proto3")
     message = file.message_type.add(name="Depot")
     message.field.add(
@@ -363,7 +369,8 @@ def _written_schema(name: str, text: str) -> Format:
         yield ("[" + ",".join(each % n for n in range(size // 70)) + "]").encode()
 
     more = {"too deep": deep, "too many": many}
-    # Whatever is raised here is raised while a record is deserialised, and a `SerdeError` around it.
+    # Whatever is raised here is raised while a record is deserialised, and a
+    # `SerdeError` around it.
     return Format(name, read, (Exception,), text.encode(), more=more)
 
 
@@ -631,7 +638,9 @@ def cases() -> list[Case]:
 
 
 class Ticker:
-    """A thread that wants the interpreter every millisecond, and the longest that it did not get it."""
+    """A thread that wants the interpreter every millisecond, and the longest that it
+    did not get it.
+    """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -654,7 +663,9 @@ class Ticker:
 
 
 def read_all(case: Case, size: int) -> tuple[int, int]:
-    """Read the bytes of a case; return how many of them were read, and how many refused."""
+    """Read the bytes of a case; return how many of them were read, and how many
+    refused.
+    """
     read = refused = 0
     for data in case.bytes(size):
         try:

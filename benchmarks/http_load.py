@@ -1,13 +1,16 @@
-"""What queries cost the processing: `python -m benchmarks.http_load [--rounds N] [--set NAME=VALUE]`.
+"""What queries cost the processing: `python -m benchmarks.http_load [--rounds N] [--set
+NAME=VALUE]`.
 
-One process counts records at full speed, by turns of a few seconds without and with a load on its query server:
-requests for single keys over connections that stay open, and clients that are slow to ask and to read. A connection
-whose answer has not come asks nothing more, so a server that is slower is asked less; the table says how much was
+One process counts records at full speed, by turns of a few seconds without and with a
+load on its query server: requests for single keys over connections that stay open, and
+clients that are slow to ask and to read. A connection whose answer has not come asks
+nothing more, so a server that is slower is asked less; the table says how much was
 answered.
 
-Clients on other machines would take nothing from the processing, so the process has a core of its own; the broker and
-the load have the others. The third turn of each round puts the same load on another instance there, which has counted
-as many keys and is idle: it is the control.
+Clients on other machines would take nothing from the processing, so the process has a
+core of its own; the broker and the load have the others. The third turn of each round
+puts the same load on another instance there, which has counted as many keys and is
+idle: it is the control.
 
     records/s    by the counter of the process
     part         of the records/s without load in the same round; the quartiles, since machines are noisy
@@ -53,8 +56,8 @@ IDLE_RECORDS = 5 * KEYS
 TURNS = ("without load", "with it", "with it on another instance")
 NOBODY = 0
 WARM_S = 40.0
-"""How long both instances have the load first: 500 slow clients that begin at once request 50 ranges a second, and then
-read.
+"""How long both instances have the load first: 500 slow clients that begin at once
+request 50 ranges a second, and then read.
 """
 SETTLE_S = 0.3
 BINS, BINS_A_S = 10_000, 10_000
@@ -70,7 +73,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The results of a turn. Units: records/s, CPU seconds per million records, cores, answers/s."""
+    """The results of a turn. Units: records/s, CPU seconds per million records, cores,
+    answers/s.
+    """
 
     rate: float
     cpu: float
@@ -79,7 +84,9 @@ class Window:
 
 
 class _Client:
-    """One connection of the load. `step` is called when it is due, or when its socket can be read."""
+    """One connection of the load. `step` is called when it is due, or when its socket
+    can be read.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -92,13 +99,15 @@ class _Client:
         return made
 
     def step(self, now: float) -> float | None:
-        """Do the next step; return the time of the one after it, None: when there is something to read."""
+        """Do the next step; return the time of the one after it, None: when there is
+        something to read.
+        """
         raise NotImplementedError
 
 
 class _Asking(_Client):
-    """Requests keys, at a fixed rate if answers come in time. `took`: the number of answers by duration, in bins of 1 /
-    `BINS_A_S`.
+    """Requests keys, at a fixed rate if answers come in time. `took`: the number of
+    answers by duration, in bins of 1 / `BINS_A_S`.
     """
 
     def __init__(
@@ -156,7 +165,9 @@ class _Asking(_Client):
 
 
 class _Crawling(_Client):
-    """Sends requests eight bytes at a time, and reads a few bytes of a long answer at a time, repeatedly."""
+    """Sends requests eight bytes at a time, and reads a few bytes of a long answer at a
+    time, repeatedly.
+    """
 
     REQUEST = b"GET /v1/stores/counts/range?limit=200 HTTP/1.1\r\nhost: slow\r\nconnection: close\r\n\r\n"
 
@@ -235,10 +246,11 @@ def put(
     turn: Synchronized[int],
     took: Sequence[MutableSequence[int]],
 ) -> None:
-    """Put a load on the server whose turn it is, in a process of its own, until the turn is below 0.
+    """Put a load on the server whose turn it is, in a process of its own, until the
+    turn is below 0.
 
-    It is a loop over sockets without a framework: what it costs is taken from the processing, on a machine with few
-    cores.
+    It is a loop over sockets without a framework: what it costs is taken from the
+    processing, on a machine with few cores.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clients = [
@@ -399,7 +411,9 @@ def alternate(
     rounds: int,
     seconds: float,
 ) -> list[list[Window]]:
-    """Return the windows of each round, in the order of `TURNS`; each round begins with another one."""
+    """Return the windows of each round, in the order of `TURNS`; each round begins with
+    another one.
+    """
     for which in range(1, len(TURNS)):
         turn.value = which
         time.sleep(WARM_S)

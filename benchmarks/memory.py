@@ -1,7 +1,8 @@
 """How much memory a process takes: `python -m benchmarks.memory [keys | churn]`.
 
-One process with the default settings, in the data plane that runs, against one real broker on this machine; measured
-from outside, by what the system says of it (resident set; "anonymous" is the part that no file backs).
+One process with the default settings, in the data plane that runs, against one real
+broker on this machine; measured from outside, by what the system says of it (resident
+set; "anonymous" is the part that no file backs).
 
     keys     a keyed count with each of `--keys` numbers of distinct keys, each key once: the resident set before, at
              each tenth, and at rest; by how much it grew a key

@@ -1,9 +1,10 @@
-"""A backfill in Spark SQL against the same in Python, in one run: `python -m benchmarks.native [--records N] [--keys N]
-[--rounds N]`.
+"""A backfill in Spark SQL against the same in Python, in one run: `python -m
+benchmarks.native [--records N] [--keys N] [--rounds N]`.
 
-Parquet on local disk, four partitions, four key ranges each, `local[2]`; snapshots as the only output, without a
-broker. User and system time of all processes: Python, its workers, the JVM. Compare the ratios: machines differ. Each
-case is run by turns, after both have run over fewer records; what both leave must be as many keys.
+Parquet on local disk, four partitions, four key ranges each, `local[2]`; snapshots as
+the only output, without a broker. User and system time of all processes: Python, its
+workers, the JVM. Compare the ratios: machines differ. Each case is run by turns, after
+both have run over fewer records; what both leave must be as many keys.
 
     count           of each key
     sum             of an integer field of a flat JSON object, of each key
@@ -109,7 +110,9 @@ def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> 
 def timed(
     spark: SparkSession, case: str, history: str, folder: Path, native: bool
 ) -> tuple[float, int]:
-    """Return the CPU seconds of a backfill, of all processes, and the number of resulting keys."""
+    """Return the CPU seconds of a backfill, of all processes, and the number of
+    resulting keys.
+    """
     topology = topology_of(case)
     stages = planning.stages(topology, {"orders": PARTITIONS}, RANGES, native=native)
     cut = {"orders": dict.fromkeys(range(PARTITIONS), (0, 0))}

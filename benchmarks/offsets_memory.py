@@ -1,8 +1,9 @@
-"""The memory of a group's commits in a process that follows them: `python -m benchmarks.offsets_memory [--entries N]`.
+"""The memory of a group's commits in a process that follows them: `python -m
+benchmarks.offsets_memory [--entries N]`.
 
-An entry is what one (group, topic, partition, key range) has committed: offset, stream time, term, generation. The
-proposal allows 64 bytes for one of group, topic, partition and offset. No broker: a view is given the records that it
-would read.
+An entry is what one (group, topic, partition, key range) has committed: offset, stream
+time, term, generation. The proposal allows 64 bytes for one of group, topic, partition
+and offset. No broker: a view is given the records that it would read.
 
     bytes     of Python's allocator (tracemalloc), and by how much the process grew (resident set), each by the number
               of entries
@@ -75,7 +76,9 @@ def allocated(entries: int, topics: int, cuts: int) -> float:
 
 
 def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:
-    """Return by how many bytes per entry this process grows, and the microseconds of a change and of a look-up."""
+    """Return by how many bytes per entry this process grows, and the microseconds of a
+    change and of a look-up.
+    """
     before = resident()
     view = filled(entries, topics, cuts)
     size = (resident() - before) / entries

@@ -1,7 +1,8 @@
-"""What reading costs a record, in both data planes by turns: `python -m benchmarks.reading [--records N] [--turns N]`.
+"""What reading costs a record, in both data planes by turns: `python -m
+benchmarks.reading [--records N] [--turns N]`.
 
-The CPU time of a process with one reader, librdkafka's threads included, and that of the thread that fetches; the least
-of all turns.
+The CPU time of a process with one reader, librdkafka's threads included, and that of
+the thread that fetches; the least of all turns.
 
     whole         one task has the partition
     one of eight  one key range of eight is kept
@@ -38,7 +39,9 @@ CASES = {
 
 
 def read(bootstrap: str, case: str, records: int) -> None:
-    """Read that many records in this process; print the nanoseconds of CPU a record: of the process, of this thread."""
+    """Read that many records in this process; print the nanoseconds of CPU a record: of
+    the process, of this thread.
+    """
     log = KafkaLog({"bootstrap.servers": bootstrap})
     reader, position = log.reader(), 0
     reader.assign({PARTITION: Position(0)})

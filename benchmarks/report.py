@@ -1,6 +1,8 @@
-"""The results of `make bench`: a table, and with `--write` the same in docs/performance.md with a plot of each case.
+"""The results of `make bench`: a table, and with `--write` the same in
+docs/performance.md with a plot of each case.
 
-Invariant: every figure is the median of its turns, and every ratio is one of figures of the same run.
+Invariant: every figure is the median of its turns, and every ratio is one of figures of
+the same run.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def print_table(results: Results, title: str, console: Console) -> None:
 
 
 def write_report(results: Results, records: int, rounds: int, document: Path) -> None:
-    """Put the table into a document, between its two marks, and a plot of each case into `images` beside it."""
+    """Put the table into a document, between its two marks, and a plot of each case
+    into `images` beside it.
+    """
     lines = [" | ".join(["", *_COLUMNS, ""]).strip(), "|" + "---|" * len(_COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in _rows(results)]
     told = (
@@ -76,7 +80,9 @@ def write_report(results: Results, records: int, rounds: int, document: Path) ->
 
 
 def plot(case: str, rates: Mapping[str, float]) -> str:
-    """Return a bar chart as SVG: records per second by who ran the case. It is readable on light and on dark pages."""
+    """Return a bar chart as SVG: records per second by who ran the case. It is readable
+    on light and on dark pages.
+    """
     scale = (_WIDTH - _NAME - _FIGURES) / max(rates.values())
     height = _BAR * len(rates) + 24
     parts = [

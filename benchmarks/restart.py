@@ -1,7 +1,8 @@
-"""How long an instance with local state takes to begin again: `python -m benchmarks.restart [--keys N] [--turns N]`.
+"""How long an instance with local state takes to begin again: `python -m
+benchmarks.restart [--keys N] [--turns N]`.
 
-One process has counted each key once, and ends: by SIGTERM, or killed. A record is written, and the process begins
-again on the same folder.
+One process has counted each key once, and ends: by SIGTERM, or killed. A record is
+written, and the process begins again on the same folder.
 
     joined       from its start until it has its task
     processing   from then until the record is committed

@@ -1,8 +1,9 @@
-"""What a restore from a changelog costs, by how much of the hash space a task has: `python -m benchmarks.restore
-[--keys N] [--turns N]`.
+"""What a restore from a changelog costs, by how much of the hash space a task has:
+`python -m benchmarks.restore [--keys N] [--turns N]`.
 
-One partition of a real broker on this machine; each key is written twice, one in a hundred is deleted in the end. Each
-restore is a process of its own, into an empty RocksDB, in both data planes by turns; the least of all turns.
+One partition of a real broker on this machine; each key is written twice, one in a
+hundred is deleted in the end. Each restore is a process of its own, into an empty
+RocksDB, in both data planes by turns; the least of all turns.
 
     all           the rows of all key ranges
     one of eight  those of one key range of eight
@@ -41,7 +42,9 @@ CASES = {"all": WHOLE, "one of eight": EIGHTH}
 
 
 def restore(bootstrap: str, case: str, folder: Path) -> None:
-    """Restore in this process; print the seconds, by the clock and of CPU, and the approximate number of rows."""
+    """Restore in this process; print the seconds, by the clock and of CPU, and the
+    approximate number of rows.
+    """
     tune_memory()  # as `coopstreams run` does
     stores, folder = program().subtopologies[0].stores, folder / "database"
     folder.mkdir()

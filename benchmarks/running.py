@@ -1,7 +1,8 @@
-"""Runs one case of a benchmark in a process of its own, and measures it from outside: by what it has committed.
+"""Runs one case of a benchmark in a process of its own, and measures it from outside:
+by what it has committed.
 
-Invariant: a measured process is judged only by its commits (without commits, by its outputs), so coopstreams, its peers
-and a bare loop are measured alike.
+Invariant: a measured process is judged only by its commits (without commits, by its
+outputs), so coopstreams, its peers and a bare loop are measured alike.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _POLL_S = 0.02
 class Case:
     """A command to measure: a name, a command, environment variables that it needs.
 
-    Shape: `outputs`: how many output records an input record has, where the process commits no offsets.
+    Shape: `outputs`: how many output records an input record has, where the process
+    commits no offsets.
     """
 
     name: str
@@ -45,7 +47,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Records per second from the first commit on; CPU seconds per million records, start included."""
+    """Records per second from the first commit on; CPU seconds per million records,
+    start included.
+    """
 
     rate: float
     cpu: float
@@ -70,7 +74,9 @@ def write(
     rows: Iterable[tuple[bytes, bytes | None]],
     timestamp_ms: int = 0,
 ) -> None:
-    """Write records (key, value). `timestamp_ms`: the time of all records; 0: that at which each is written."""
+    """Write records (key, value). `timestamp_ms`: the time of all records; 0: that at
+    which each is written.
+    """
     settings = {
         "linger.ms": 50,
         "queue.buffering.max.kbytes": 1 << 20,
@@ -203,7 +209,8 @@ def written(bootstrap: str, topic: str) -> int:
 def measure(
     case: Case, done: Callable[[], int], records: int, limit_s: float
 ) -> Measured:
-    """Run a case until all records are done, or for a limited time; return the measurement of the done records.
+    """Run a case until all records are done, or for a limited time; return the
+    measurement of the done records.
 
     Raises:
         MeasurementError: it ended by itself, or no record was done in that time.

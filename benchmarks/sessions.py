@@ -1,8 +1,10 @@
-"""Session windows: records per second of one process on RocksDB: `python -m benchmarks.sessions [--records N]`.
+"""Session windows: records per second of one process on RocksDB: `python -m
+benchmarks.sessions [--records N]`.
 
-Clicks of 1,500 users over five hours, gap ten minutes: 40,000 clicks make about 17,000 sessions. Then as many clicks of
-more users, and sessions that are kept for longer, so that a user has many of them. One real broker on this machine;
-machines differ, and are noisy.
+Clicks of 1,500 users over five hours, gap ten minutes: 40,000 clicks make about 17,000
+sessions. Then as many clicks of more users, and sessions that are kept for longer, so
+that a user has many of them. One real broker on this machine; machines differ, and are
+noisy.
 
     kept         sessions that a key has in the store, about
     records/s    from the moment at which the first record is written until all are committed, every update an output
@@ -32,7 +34,9 @@ from coopstreams.dev.broker import KafkaBroker
 MINUTE_MS = 60_000
 GAP_MS = 10 * MINUTE_MS
 BETWEEN_MS = 11.5 * MINUTE_MS
-"""The mean time between two clicks of a user: 42 in a hundred come after more than the gap."""
+"""The mean time between two clicks of a user: 42 in a hundred come after more than the
+gap.
+"""
 BEGIN_MS = 1_700_000_000_000
 
 Click = tuple[bytes, int]

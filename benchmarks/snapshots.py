@@ -1,9 +1,10 @@
-"""How long a task waits for its state: snapshot against changelog, in one run: `python -m benchmarks.snapshots [--keys
-N] [--rounds N]`.
+"""How long a task waits for its state: snapshot against changelog, in one run: `python
+-m benchmarks.snapshots [--keys N] [--rounds N]`.
 
-One partition of a real broker on this machine; each key is written twice, one in a hundred is deleted in the end. What
-is timed is what an instance does between the barrier and the first record, with its own parts; after each round all
-rows are compared.
+One partition of a real broker on this machine; each key is written twice, one in a
+hundred is deleted in the end. What is timed is what an instance does between the
+barrier and the first record, with its own parts; after each round all rows are
+compared.
 
     replay      the whole changelog into an empty database
     restore     the published snapshot into an empty database, local disk, checked and with nothing behind it
@@ -75,7 +76,9 @@ def opened(
     key_range: KeyRange,
     url: str | None,
 ) -> tuple[float, int, str]:
-    """Restore into an empty database; return the seconds, the number of rows, and a digest of all of them."""
+    """Restore into an empty database; return the seconds, the number of rows, and a
+    digest of all of them.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "database").mkdir(parents=True)
     subtopology = topology.subtopologies[0]

@@ -1,4 +1,6 @@
-"""coopstreams: stateful stream processing on Kafka, where several shared tasks own key ranges of one partition."""
+"""coopstreams: stateful stream processing on Kafka, where several shared tasks own key
+ranges of one partition.
+"""
 
 from __future__ import annotations
 
@@ -185,8 +187,9 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-"""The module of each public name. A module is imported when its name is first used: building or testing a topology
-loads no Kafka client, and a command handles Ctrl-C before it has imported anything.
+"""The module of each public name. A module is imported when its name is first used:
+building or testing a topology loads no Kafka client, and a command handles Ctrl-C
+before it has imported anything.
 """
 
 

@@ -5,8 +5,9 @@ import sys
 
 
 def main() -> None:
-    """Run a command. `run` handles SIGTERM and Ctrl-C from here on, before imports. The others are ended by Ctrl-C at
-    once while they are imported, without a traceback: nothing has begun.
+    """Run a command. `run` handles SIGTERM and Ctrl-C from here on, before imports. The
+    others are ended by Ctrl-C at once while they are imported, without a traceback:
+    nothing has begun.
     """
     if sys.argv[1:2] == ["run"]:
         from coopstreams.common.interrupts import listen

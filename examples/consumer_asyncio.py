@@ -1,10 +1,10 @@
-"""Concurrent slow work, finished in any order and committed at once: a slow record delays no other, and nothing is
-lost.
+"""Concurrent slow work, finished in any order and committed at once: a slow record
+delays no other, and nothing is lost.
 
     python examples/consumer_asyncio.py localhost:9092 orders
 
-After a crash, only the unfinished records are processed again. Here records of one key may overtake each other; for an
-order per key, chain the tasks of a key.
+After a crash, only the unfinished records are processed again. Here records of one key
+may overtake each other; for an order per key, chain the tasks of a key.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ async def run(
 
     try:
         while running():
-            # `consume` waits for Kafka in another thread; the event loop runs on in this one.
+            # `consume` waits for Kafka in another thread; the event loop runs on in
+            # this one.
             for record in await asyncio.to_thread(
                 consumer.consume, max(1, AT_ONCE - len(tasks)), 0.1
             ):

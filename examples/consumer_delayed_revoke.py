@@ -1,11 +1,11 @@
-"""A rebalance without interruption: revoked key ranges are finished and committed first, the others continue at full
-speed.
+"""A rebalance without interruption: revoked key ranges are finished and committed
+first, the others continue at full speed.
 
     python examples/consumer_delayed_revoke.py localhost:9092 orders
 
-One loop, no listener. While a pool of threads still works on records of a partition that is to be revoked,
-`delay_revoke` keeps it; a key range that took too long (`max.revoke.delay.ms`) is lost, and its records are not
-committed any more.
+One loop, no listener. While a pool of threads still works on records of a partition
+that is to be revoked, `delay_revoke` keeps it; a key range that took too long
+(`max.revoke.delay.ms`) is lost, and its records are not committed any more.
 """
 
 import sys

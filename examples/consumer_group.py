@@ -1,9 +1,10 @@
-"""A group that shares partitions: start any number of members, even more than there are partitions.
+"""A group that shares partitions: start any number of members, even more than there are
+partitions.
 
     python examples/consumer_group.py localhost:9092 orders
 
-Each key belongs to one member at a time, in the order of its records. The topic must allow it: `coopstreams policy set
-accept.range.fetch=true --topic orders`.
+Each key belongs to one member at a time, in the order of its records. The topic must
+allow it: `coopstreams policy set accept.range.fetch=true --topic orders`.
 """
 
 import sys

@@ -1,9 +1,11 @@
-"""Several processes share each partition by key range without a group: arguments assign each process its part.
+"""Several processes share each partition by key range without a group: arguments assign
+each process its part.
 
     python examples/consumer_key_ranges.py localhost:9092 orders 0 3      the first of three processes; then 1 3 and 2 3
 
-Write these three lines into three pod templates: a pod that is replaced goes on where its predecessor committed. The
-topic must allow it: `coopstreams policy set accept.range.fetch=true --topic orders`.
+Write these three lines into three pod templates: a pod that is replaced goes on where
+its predecessor committed. The topic must allow it: `coopstreams policy set
+accept.range.fetch=true --topic orders`.
 """
 
 import sys

@@ -1,9 +1,12 @@
-"""Delays of the 336,776 departures from New York in 2013: by carrier and hour, and by aircraft.
+"""Delays of the 336,776 departures from New York in 2013: by carrier and hour, and by
+aircraft.
 
-Departures come in ONE partition, keyed by tail number. Three processes share it by key range.
+Departures come in ONE partition, keyed by tail number. Three processes share it by key
+range.
 
     flights ── with a delay ──┬── join planes ── by tail number ──> delays-by-aircraft
-                              └── by carrier ── join airlines ── hour windows ──> delays-by-carrier
+                              └── by carrier ── join airlines ── hour windows ──>
+                              delays-by-carrier
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from coopstreams import StreamsBuilder, TimeWindows, serdes
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A departure. `dep_delay` in minutes, None if it never left; `time_ms` when it should have."""
+    """A departure. `dep_delay` in minutes, None if it never left; `time_ms` when it
+    should have.
+    """
 
     carrier: str
     flight: int

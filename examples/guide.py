@@ -1,4 +1,6 @@
-"""Two helpers of the guide's examples: a first stream, and the outputs of a program for some records."""
+"""Two helpers of the guide's examples: a first stream, and the outputs of a program for
+some records.
+"""
 
 from coopstreams import KStream, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
@@ -17,7 +19,9 @@ def outputs_of(
     *records: tuple[str, str | None, int | None, int],
     ranges: int = 1,
 ) -> list[tuple[str, object]]:
-    """Send (topic, key, value, timestamp) to the topics of a program; return the keys and values of all outputs."""
+    """Send (topic, key, value, timestamp) to the topics of a program; return the keys
+    and values of all outputs.
+    """
     with TopologyTestDriver(new.build(), ranges=ranges) as driver:
         for topic, key, value, timestamp in records:
             driver.input(topic).send(key, value, timestamp)

@@ -1,4 +1,5 @@
-"""Readings of machines are judged by a small model, hundreds at a time; those that look like a failure are counted.
+"""Readings of machines are judged by a small model, hundreds at a time; those that look
+like a failure are counted.
 
 A model called for one reading at a time spends most of its time on the call.
 

@@ -1,10 +1,12 @@
-"""The payments to each merchant, from records in Avro; the sums are JSON with a schema. Both schemas are in a registry.
+"""The payments to each merchant, from records in Avro; the sums are JSON with a schema.
+Both schemas are in a registry.
 
 coopstreams dev
 export COOPSTREAMS_SCHEMA_REGISTRY_URL=http://127.0.0.1:8081
 coopstreams run examples/payments.py --bootstrap-servers localhost:9092
 
-Producers may add fields with defaults to PAYMENT at any time: a record of a newer version is read as this one.
+Producers may add fields with defaults to PAYMENT at any time: a record of a newer
+version is read as this one.
 """
 
 from dataclasses import dataclass, replace

@@ -1,10 +1,11 @@
-"""Orders are completed with prices from a network service, which is slow and sometimes fails.
+"""Orders are completed with prices from a network service, which is slow and sometimes
+fails.
 
-The requests of many orders run at a time, those of one customer in sequence. The sums equal those of a program that
-waits for each answer in turn.
+The requests of many orders run at a time, those of one customer in sequence. The sums
+equal those of a program that waits for each answer in turn.
 
-coopstreams dev
-PRICES_URL=http://127.0.0.1:8000 coopstreams run examples/prices.py --bootstrap-servers localhost:9092
+coopstreams dev PRICES_URL=http://127.0.0.1:8000 coopstreams run examples/prices.py
+--bootstrap-servers localhost:9092
 """
 
 import os

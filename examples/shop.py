@@ -1,4 +1,6 @@
-"""The sales of a shop by country and hour: the program that the pages of the guide look at."""
+"""The sales of a shop by country and hour: the program that the pages of the guide look
+at.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,13 +1,18 @@
-"""Checkpoints: for each key group of a store, the changelog, offset and window start of its state.
+"""Checkpoints: for each key group of a store, the changelog, offset and window start of
+its state.
 
-Siblings share a store and its changelog partition but commit separately, so each run of key groups has a checkpoint. If
-a task opens another range than the last one, it cuts the checkpoints: those outside its range stay.
+Siblings share a store and its changelog partition but commit separately, so each run of
+key groups has a checkpoint. If a task opens another range than the last one, it cuts
+the checkpoints: those outside its range stay.
 
-Invariant: the checkpoints of a store are disjoint and ascending; equal neighbours are merged.
-Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these
-groups. This holds for the changelog whose topic id the checkpoint names, not for a later topic of the same name.
-Turned down: one offset for each store (a lagging sibling would lose records, or the others would replay in vain), and
-one topic id for each store (a sibling that runs while the topic is recreated keeps writing offsets of the old topic).
+Invariant: the checkpoints of a store are disjoint and ascending; equal neighbours are
+merged.
+Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups,
+gives the true state of these groups. This holds for the changelog whose topic id the
+checkpoint names, not for a later topic of the same name. Turned down: one offset for
+each store (a lagging sibling would lose records, or the others would replay in vain),
+and one topic id for each store (a sibling that runs while the topic is recreated keeps
+writing offsets of the old topic).
 """
 
 from __future__ import annotations
@@ -21,10 +26,13 @@ from coopstreams.topology.errors import StateCorruptError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 
 NOTHING_OBSERVED = -1
-"""The observed window start of a store without windows, or of one that has observed none."""
+"""The observed window start of a store without windows, or of one that has observed
+none.
+"""
 
 NEVER_TRUE = 0
-"""A `true_ms` for state that was never known to be true: no restore continues from it."""
+"""A `true_ms` for state that was never known to be true: no restore continues from it.
+"""
 
 PROVEN = -1
 """The `unproven_from` of state of which no row can be missing."""
@@ -35,9 +43,11 @@ NO_TOPIC = ""
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The changelog position of the state of a store's key groups first..last (inclusive).
+    """The changelog position of the state of a store's key groups first..last
+    (inclusive).
 
-    Shape: `offset` is the next one to replay. `observed` is the largest window start that counts for retention.
+    Shape: `offset` is the next one to replay. `observed` is the largest window start
+    that counts for retention.
     """
 
     first: int
@@ -45,14 +55,14 @@ class Checkpoint:
     offset: int
     observed: int = NOTHING_OBSERVED
     true_ms: int = NEVER_TRUE
-    """Wall clock at which the state was equal to the end of the changelog. Compaction removes tombstones, so a restore
-    cannot continue from state that is too old.
+    """Wall clock at which the state was equal to the end of the changelog. Compaction
+    removes tombstones, so a restore cannot continue from state that is too old.
     """
     topic_id: str = NO_TOPIC
     """The id of the topic to which the offset belongs."""
     unproven_from: int = PROVEN
-    """The offset from which a source topic was read up to `offset`, while it is not known
-    yet whether compaction had removed rows there.
+    """The offset from which a source topic was read up to `offset`, while it is not
+    known yet whether compaction had removed rows there.
     """
 
     def __post_init__(self) -> None:
@@ -99,10 +109,8 @@ class Checkpoints:
 
     def without(self, groups: KeyGroups) -> Checkpoints:
         """Return the checkpoints of all other groups."""
-        below, above = (
-            KeyGroups(0, groups.first - 1),
-            KeyGroups(groups.last + 1, ALL_GROUPS.last),
-        )
+        below = KeyGroups(0, groups.first - 1)
+        above = KeyGroups(groups.last + 1, ALL_GROUPS.last)
         return Checkpoints((*self.within(below), *self.within(above)))
 
     def put(self, checkpoints: Iterable[Checkpoint]) -> Checkpoints:
@@ -120,7 +128,9 @@ class Checkpoints:
         return Checkpoints(tuple(_joined(result.runs)))
 
     def offset(self, groups: KeyGroups) -> int | None:
-        """Return the offset from which these groups are restored; None if one of them has no checkpoint."""
+        """Return the offset from which these groups are restored; None if one of them
+        has no checkpoint.
+        """
         runs = self.within(groups)
         known = sum(len(run.groups.numbers) for run in runs) == len(groups.numbers)
         return min(run.offset for run in runs) if known else None
@@ -128,8 +138,8 @@ class Checkpoints:
     def observed(self, groups: KeyGroups = ALL_GROUPS) -> int:
         """Return the window start that all of these groups have observed.
 
-        That is the smallest one: a lagging sibling still needs its windows, and a surplus window is hidden as soon as
-        stream time advances.
+        That is the smallest one: a lagging sibling still needs its windows, and a
+        surplus window is hidden as soon as stream time advances.
         """
         return min(
             (run.observed for run in self.within(groups)), default=NOTHING_OBSERVED
@@ -147,7 +157,8 @@ class Checkpoints:
         """Return the checkpoints that the bytes encode.
 
         Raises:
-            StateCorruptError: the bytes are no checkpoints. Delete the folder: the changelog restores it.
+            StateCorruptError: the bytes are no checkpoints. Delete the folder: the
+            changelog restores it.
         """
         try:
             return Checkpoints(_DECODER.decode(data))

@@ -10,9 +10,11 @@
         <sub>_<partition>/   a database, shared by the tasks of that partition, if they have stores
         <sub>_<partition>.<engine>/   the part of it that is in a user's engine
 
-Invariant: one process at a time; one `Database` for each partition, open while it has users.
-Invariant: when the last user releases a database without a key, its folders are removed.
-Turned down: RocksDB's own lock as the lock of the instance (a process without a task would not hold it).
+Invariant: one process at a time; one `Database` for each partition, open while it has
+users.
+Invariant: when the last user releases a database without a key, its folders are
+removed. Turned down: RocksDB's own lock as the lock of the instance (a process without
+a task would not hold it).
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""The version of the layout on disk. Since 2, checkpoints name the topic id of their changelog; those of 1 do not, so
-their topic may have been recreated.
+"""The version of the layout on disk. Since 2, checkpoints name the topic id of their
+changelog; those of 1 do not, so their topic may have been recreated.
 """
 
 MEMBER_ID = "member-id"
@@ -59,10 +61,12 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Any thread. `store_type`: the default of stores that name none.
+    """The state of one instance on this machine. Any thread. `store_type`: the default
+    of stores that name none.
 
     Raises:
-        StateLockedError: another process has the folder; names the process and the cure.
+        StateLockedError: another process has the folder; names the process and the
+        cure.
         StateError: the folder cannot be used, or a newer coopstreams wrote it.
     """
 
@@ -77,7 +81,9 @@ class StateDirectory:
         self.folder = Path(root) / application_id / f"instance-{instance}"
         self._store_type = store_type
         self._changing = Lock()
-        """Held while databases are opened, emptied or closed. Queries of open databases do not wait for it."""
+        """Held while databases are opened, emptied or closed. Queries of open databases
+        do not wait for it.
+        """
         self._lock = Lock()
         """Held while users are counted; may be taken while `_changing` is held."""
         self._open: dict[tuple[int, int], _Open] = {}
@@ -94,8 +100,8 @@ class StateDirectory:
                     if member.exists()
                     else ""
                 )
-                """The member id of the process that had the folder last; empty if unknown. The holder of the lock knows
-                that this process has ended.
+                """The member id of the process that had the folder last; empty if
+                unknown. The holder of the lock knows that this process has ended.
                 """
                 for doomed in self.folder.glob(f"*{_DOOMED}"):
                     shutil.rmtree(doomed, ignore_errors=True)
@@ -110,7 +116,8 @@ class StateDirectory:
     def note_member(self, id_: str) -> None:
         """Store the member id of this process for its successor.
 
-        Without it, the successor waits until the group's session time-out has removed this process.
+        Without it, the successor waits until the group's session time-out has removed
+        this process.
         """
         try:
             if id_ != self.last_member:
@@ -120,13 +127,15 @@ class StateDirectory:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 
     def begin(self, topic_id: str) -> None:
-        """Empty the folder if it has rows from before a reset of the application, or from another cluster.
+        """Empty the folder if it has rows from before a reset of the application, or
+        from another cluster.
 
-        Rows of stores without a changelog have no checkpoint that would tell. Call it before the first database is
-        opened; while one is open, its rows are of now.
+        Rows of stores without a changelog have no checkpoint that would tell. Call it
+        before the first database is opened; while one is open, its rows are of now.
 
-        `topic_id`: of the topic that keeps the topology, which a reset deletes; empty: not known, nothing is done. A
-        folder that has noted none, because an older coopstreams had it or no such store, is kept.
+        `topic_id`: of the topic that keeps the topology, which a reset deletes; empty:
+        not known, nothing is done. A folder that has noted none, because an older
+        coopstreams had it or no such store, is kept.
 
         Raises:
             StateError: the folder cannot be used.
@@ -158,12 +167,14 @@ class StateDirectory:
         *,
         wipe_corrupt: bool = False,
     ) -> Database:
-        """Return the database of a partition, the same one for all callers. Give it back with `release`.
+        """Return the database of a partition, the same one for all callers. Give it
+        back with `release`.
 
         `wipe_corrupt`: delete a damaged database, log it, and begin with an empty one.
 
         Raises:
-            StateCorruptError: it is damaged; names the folder and whether it may be deleted.
+            StateCorruptError: it is damaged; names the folder and whether it may be
+            deleted.
         """
         at = (subtopology, partition)
         with self._lock:
@@ -174,7 +185,9 @@ class StateDirectory:
             return self._use(at, specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back. The last user closes it, and removes its folders if empty. After `close`, a no-op."""
+        """Give a database back. The last user closes it, and removes its folders if
+        empty. After `close`, a no-op.
+        """
         at = (subtopology, partition)
         with self._lock:
             if (known := self._open.get(at)) is not None and known.users > 1:
@@ -190,7 +203,8 @@ class StateDirectory:
         ranges: Iterable[KeyRange],
         specs: Sequence[StoreSpec],
     ) -> None:
-        """Delete key ranges that have moved away, keys and checkpoints, and the folders if nothing is left in them.
+        """Delete key ranges that have moved away, keys and checkpoints, and the folders
+        if nothing is left in them.
 
         A damaged database is deleted as a whole: changelogs restore its other ranges.
         """
@@ -206,7 +220,9 @@ class StateDirectory:
                 self._give_back(at)
 
     def keep(self, ranges: Mapping[tuple[int, int], Iterable[KeyRange]]) -> None:
-        """Delete all but these key ranges, by sub-topology and partition; databases that are not open, as a whole."""
+        """Delete all but these key ranges, by sub-topology and partition; databases
+        that are not open, as a whole.
+        """
         with self._changing:
             for at in self.partitions():
                 known = self._open.get(at)
@@ -315,7 +331,8 @@ class StateDirectory:
             empty = False
         try:
             database.close()
-        except StateError as error:  # its users are gone, and failed writes were reported to the last writer
+        except StateError as error:
+            # its users are gone, and failed writes were reported to the last writer
             log.warning(
                 "%s. The changelogs restore the writes that it has lost.", error
             )
@@ -324,9 +341,11 @@ class StateDirectory:
 
 
 class Databases:
-    """The databases of an instance, one for each (sub-topology, partition), shared by sibling tasks. Any thread.
+    """The databases of an instance, one for each (sub-topology, partition), shared by
+    sibling tasks. Any thread.
 
-    A database is opened by the first task that enters it and closed by the last that leaves it.
+    A database is opened by the first task that enters it and closed by the last that
+    leaves it.
 
     Units: `cache_bytes` bounds the buffers of one task.
     """
@@ -338,7 +357,9 @@ class Databases:
         cache_bytes: int,
         tables: Callable[[SubTopology], Mapping[str, MakeTable]] = lambda _: NO_TABLES,
     ) -> None:
-        """`tables`: returns the factories of a sub-topology's stores that are not the usual ones."""
+        """`tables`: returns the factories of a sub-topology's stores that are not the
+        usual ones.
+        """
         self._tables = tables
         self._directory = directory
         self._subtopologies = subtopologies
@@ -372,9 +393,12 @@ class Databases:
         self._directory.release(task.subtopology, task.partition)
 
     def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:
-        """Delete the key ranges of a task that no task of `here` has, so that a moved range leaves no keys behind."""
+        """Delete the key ranges of a task that no task of `here` has, so that a moved
+        range leaves no keys behind.
+        """
         kept = [other.key_range for other in here if other.conflicts(task)]
-        gone, stores = task.key_range.minus(kept), self.subtopology(task).stores
+        gone = task.key_range.minus(kept)
+        stores = self.subtopology(task).stores
         if gone and stores:
             self._directory.drop(task.subtopology, task.partition, gone, stores)
 
@@ -409,12 +433,15 @@ def delete_folder(folder: Path) -> None:
 
 
 class _Lock:
-    """The lock of a state folder, from the beginning until `release`. `held`: whether this process has it.
+    """The lock of a state folder, from the beginning until `release`. `held`: whether
+    this process has it.
 
-    A forked child closes its copy of the file: the kernel would keep the lock until the child ends as well.
+    A forked child closes its copy of the file: the kernel would keep the lock until the
+    child ends as well.
 
     Raises:
-        StateLockedError: another process has it, or this one; names the process and the cure.
+        StateLockedError: another process has it, or this one; names the process and the
+        cure.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -501,7 +528,8 @@ def _check_format(folder: Path) -> None:
 def _check_application(folder: Path, application_id: str) -> None:
     """Empty a folder that was copied or renamed from another application's.
 
-    The rows of its stores without a changelog are checked by nothing else: those of others are refused by topic ids.
+    The rows of its stores without a changelog are checked by nothing else: those of
+    others are refused by topic ids.
     """
     file = folder / "application"
     said = file.read_text(errors="replace").strip() if file.exists() else ""
@@ -543,7 +571,9 @@ def _write(file: Path, text: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder. Rename it first, because a partly deleted database would count as damaged."""
+    """Delete a folder. Rename it first, because a partly deleted database would count
+    as damaged.
+    """
     doomed = path.with_name(path.name + _DOOMED)
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)

@@ -1,9 +1,12 @@
-"""The stores of a database that are in one engine, with the checkpoints of their key groups.
+"""The stores of a database that are in one engine, with the checkpoints of their key
+groups.
 
-Invariant: state and checkpoint of a key group change atomically, because a checkpoint lies in the engine of the rows it
-describes. So a store never takes over the checkpoint of another engine, which may have lost more writes, or fewer.
-Only rows that the changelog brings again anyway may be ahead of their checkpoint: see `_cut`.
-Invariant: a time segment of a window store is dropped once it has expired for all key groups: expiry never scans.
+Invariant: state and checkpoint of a key group change atomically, because a checkpoint
+lies in the engine of the rows it describes. So a store never takes over the checkpoint
+of another engine, which may have lost more writes, or fewer. Only rows that the
+changelog brings again anyway may be ahead of their checkpoint: see `_cut`.
+Invariant: a time segment of a window store is dropped once it has expired for all key
+groups: expiry never scans.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ _CHECKPOINT = b"checkpoint/"
 _SHAPE = b"shape/"
 _BATCH = 10_000
 FEW = 4
-"""The most rows of a key group, on average, for which a scan reads all with one iterator and sorts them."""
+"""The most rows of a key group, on average, for which a scan reads all with one
+iterator and sorts them.
+"""
 FEW_BYTES = 1 << 20
 """The most bytes of values that such a scan holds."""
 COUNTED = 1000
@@ -49,8 +54,8 @@ PIECE = 1024
 class EngineStores:
     """Stores in an engine. Any thread.
 
-    A store that was written with another shape (kind, segment length, the topic of its checkpoints) starts empty, and
-    its changelog restores it.
+    A store that was written with another shape (kind, segment length, the topic of its
+    checkpoints) starts empty, and its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
@@ -61,7 +66,8 @@ class EngineStores:
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         engine.create(_META)
         self._meta = engine.getter(_META)
-        # The checkpoints of all stores: `drop` clears a key range of stores that this version does not have, too.
+        # The checkpoints of all stores: `drop` clears a key range of stores that this
+        # version does not have, too.
         for key, data in engine.scan(
             _META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)
         ):
@@ -139,10 +145,8 @@ class EngineStores:
         self, store: str, groups: Iterable[int], first_ms: int
     ) -> Iterator[tuple[int, bytes]]:
         """See `Database.by_timestamp`."""
-        family, start = (
-            layout.expiry_family(store),
-            layout.TIMESTAMP.pack(max(0, first_ms)),
-        )
+        family = layout.expiry_family(store)
+        start = layout.TIMESTAMP.pack(max(0, first_ms))
         with self._lock:  # no write between the iterators: all see the same moment
             wanted = frozenset(groups)
             few = self._few_rows([family], wanted, start, None)
@@ -161,17 +165,16 @@ class EngineStores:
     def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
         """See `Database.windows_of`.
 
-        In each segment, the rows of a key are contiguous: this reads one short run of each segment in the time range.
-        Versions have no segments.
+        In each segment, the rows of a key are contiguous: this reads one short run of
+        each segment in the time range. Versions have no segments.
         """
-        spec, place = self.specs[store], layout.database_key(key, key)
+        spec = self.specs[store]
+        place = layout.database_key(key, key)
         rows: list[Rows] = []
 
         def read(family: str, since: int, until: int) -> None:
-            low, high = (
-                place + layout.TIMESTAMP.pack(since),
-                layout.prefix_end(place + layout.TIMESTAMP.pack(until)),
-            )
+            low = place + layout.TIMESTAMP.pack(since)
+            high = layout.prefix_end(place + layout.TIMESTAMP.pack(until))
             rows.append(self._engine.scan(family, low, high))
 
         with self._lock:  # no write between the iterators: all see the same moment
@@ -205,10 +208,12 @@ class EngineStores:
     def write(
         self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]
     ) -> None:
-        """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
+        """Write the changes of some stores and their new checkpoints, then drop the
+        segments that have expired.
 
         Raises:
-            StateError: no checkpoint was written, and no row but those that `_cut` lets be ahead of it.
+            StateError: no checkpoint was written, and no row but those that `_cut` lets
+            be ahead of it.
         """
         with self._lock:
             after = {
@@ -304,9 +309,11 @@ class EngineStores:
             )
 
     def count(self, store: str, groups: frozenset[int]) -> int:
-        """Return the number of rows of some key groups; if it is over `COUNTED`, their share of the engine's estimate.
+        """Return the number of rows of some key groups; if it is over `COUNTED`, their
+        share of the engine's estimate.
 
-        RocksDB's estimate takes each write of a row that is not compacted yet for a row.
+        RocksDB's estimate takes each write of a row that is not compacted yet for a
+        row.
         """
         if not groups:
             return 0
@@ -339,10 +346,12 @@ class EngineStores:
         start: bytes | None,
         end: bytes | None,
     ) -> list[tuple[bytes, bytes]] | None:
-        """Return the store keys start <= key < end of some key groups and their values, in no order.
+        """Return the store keys start <= key < end of some key groups and their values,
+        in no order.
 
-        None: the groups may have many rows, or these are large. An iterator for each group costs more than to read a
-        few rows and to sort them. The counts are approximate, so the rows are counted as well.
+        None: the groups may have many rows, or these are large. An iterator for each
+        group costs more than to read a few rows and to sort them. The counts are
+        approximate, so the rows are counted as well.
         """
         most = FEW * len(groups)
         if not groups or sum(self._engine.count(family) for family in families) > most:
@@ -405,13 +414,16 @@ class EngineStores:
         self._checkpoints.update(new)
 
     def _cut(self, changes: Sequence[Change]) -> tuple[Iterator[Change], list[Change]]:
-        """Return what may be written ahead of the checkpoints, piece by piece, and what must be written with them.
+        """Return what may be written ahead of the checkpoints, piece by piece, and what
+        must be written with them.
 
-        RocksDB's binding has the interpreter for all of a write: 100 000 rows in one keep all other threads waiting for
-        a tenth of a second. After a crash, rows that are ahead of their checkpoint are restored from it to the end of
-        the changelog, which has them. So must rows without a changelog wait for the checkpoint, and rows that are read
-        together with others of their commit: sessions that become one, versions, rows and the times at which they
-        expire. A scan sees no half of a commit, because it waits for the lock.
+        RocksDB's binding has the interpreter for all of a write: 100 000 rows in one
+        keep all other threads waiting for a tenth of a second. After a crash, rows that
+        are ahead of their checkpoint are restored from it to the end of the changelog,
+        which has them. So must rows without a changelog wait for the checkpoint, and
+        rows that are read together with others of their commit: sessions that become
+        one, versions, rows and the times at which they expire. A scan sees no half of a
+        commit, because it waits for the lock.
         """
         ahead: list[Change] = []
         together: list[Change] = []
@@ -474,8 +486,9 @@ class EngineStores:
     def _expire(self, spec: StoreSpec) -> None:
         """Drop the segments that have expired for all key groups.
 
-        A machine that dies may come back with an older state of all families, but without the dropped segments. No
-        window is lost: the changelog was ahead of the drop, and after a restore to its end these windows have expired.
+        A machine that dies may come back with an older state of all families, but
+        without the dropped segments. No window is lost: the changelog was ahead of the
+        drop, and after a restore to its end these windows have expired.
         """
         observed = self._checkpoints[spec.name].observed()
         if observed == NOTHING_OBSERVED:
@@ -488,7 +501,9 @@ class EngineStores:
             self._segments[spec.name].discard(segment)
 
     def _check_shape(self, spec: StoreSpec) -> None:
-        """Empty a store that was written with another shape: look-ups would miss its keys."""
+        """Empty a store that was written with another shape: look-ups would miss its
+        keys.
+        """
         shape = (
             layout.shape(spec)
             if spec.source is None
@@ -505,7 +520,8 @@ class EngineStores:
                 written.decode(),
                 shape,
             )
-            # First the checkpoint: else an earlier version, started again, would go on with what is left.
+            # First the checkpoint: else an earlier version, started again, would go on
+            # with what is left.
             self._engine.write([Change(_META, [_checkpoint_key(spec.name)], [None])])
             for family in {
                 layout.family_of(spec.name),

@@ -1,7 +1,9 @@
-"""Opens the engine of a store type (`rocksDB`, `in_memory`, `package.module:Class`) in its folder.
+"""Opens the engine of a store type (`rocksDB`, `in_memory`, `package.module:Class`) in
+its folder.
 
-Invariant: each engine has a folder of its own, so that a damaged one can be deleted alone.
-Turned down: entry points (an application's own engine would first have to become a package).
+Invariant: each engine has a folder of its own, so that a damaged one can be deleted
+alone. Turned down: entry points (an application's own engine would first have to become
+a package).
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def folder_of(folder: Path, store_type: str) -> Path:
 
 
 def open_engine(folder: Path, store_type: str) -> Engine:
-    """Return an engine of a store type, for the database in `folder`; make the engine's own folder if it is missing.
+    """Return an engine of a store type, for the database in `folder`; make the engine's
+    own folder if it is missing.
 
     Raises:
         StateError: the engine cannot be opened.
@@ -81,7 +84,8 @@ def open_engine(folder: Path, store_type: str) -> Engine:
 def open_database(
     specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]
 ) -> Database:
-    """Return the database of these stores, each in an engine of its store type; without stores, nothing is on disk.
+    """Return the database of these stores, each in an engine of its store type; without
+    stores, nothing is on disk.
 
     `open_engine` opens an engine of a store type on disk.
 

@@ -1,16 +1,21 @@
-"""A key-value store whose rows expire a given time after their timestamp, in stream time.
+"""A key-value store whose rows expire a given time after their timestamp, in stream
+time.
 
-The database orders the rows by timestamp in a family of its own (`layout.expiry_family`), written in the same batch as
-the rows. A row is listed there when it is new, not with each update. At the listed time, a row that was updated since
-is listed again under its timestamp. So an update costs nothing, and a row is checked once in its time to live. The next
-rows to expire are in a queue in memory, read a few thousand at a time.
+The database orders the rows by timestamp in a family of its own
+(`layout.expiry_family`), written in the same batch as the rows. A row is listed there
+when it is new, not with each update. At the listed time, a row that was updated since
+is listed again under its timestamp. So an update costs nothing, and a row is checked
+once in its time to live. The next rows to expire are in a queue in memory, read a few
+thousand at a time.
 
-Invariant: each live row is in the queue, or else changed since the last commit, or else listed, with a time that is not
-after its timestamp. Listed rows that are not in the queue have a time of at least `_read_to`.
-Invariant: a listed time is only a time to check, and goes when it has come. A row may have several: one that was
-deleted is still listed, and is listed again if it comes back.
-Turned down: listing each update (a row that is updated every second would be listed a thousand times), and time
-segments as windows have them (an update would move the row from one family to another).
+Invariant: each live row is in the queue, or else changed since the last commit, or else
+listed, with a time that is not after its timestamp. Listed rows that are not in the
+queue have a time of at least `_read_to`.
+Invariant: a listed time is only a time to check, and goes when it has come. A row may
+have several: one that was deleted is still listed, and is listed again if it comes
+back. Turned down: listing each update (a row that is updated every second would be
+listed a thousand times), and time segments as windows have them (an update would move
+the row from one family to another).
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ _EVER = 1 << 63
 
 
 class ExpiringEntry(PlacedEntry):
-    """An entry with a time no earlier than the one at which the database lists its row; None: it is not listed."""
+    """An entry with a time no earlier than the one at which the database lists its row;
+    None: it is not listed.
+    """
 
     __slots__ = ("listed",)
 
@@ -57,7 +64,9 @@ class ExpiringTable(Table):
             self._set_due()
 
     def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
-        """Delete the rows that have expired; return their keys, values, and when they expired, the earliest first."""
+        """Delete the rows that have expired; return their keys, values, and when they
+        expired, the earliest first.
+        """
         gone: list[tuple[bytes, Any, int]] = []
         last = stream_time - self._ttl_ms
         queue = self._queue
@@ -77,7 +86,8 @@ class ExpiringTable(Table):
                     continue
                 at = max(0, entry.timestamp) + self._ttl_ms
                 gone.append((key, entry.value, at))
-                entry.value, entry.timestamp = None, at
+                entry.value = None
+                entry.timestamp = at
                 if not entry.dirty:
                     self.touch(key, entry)
             if last < self._read_to:
@@ -109,7 +119,9 @@ class ExpiringTable(Table):
         return batch
 
     def trim(self, share: float) -> None:
-        """Remove clean entries, and leave the later part of the queue to the database, until this share is left."""
+        """Remove clean entries, and leave the later part of the queue to the database,
+        until this share is left.
+        """
         super().trim(share)
         if self._queue:
             self._leave_later_rows(int(len(self._queue) * share))
@@ -140,13 +152,18 @@ class ExpiringTable(Table):
         return entry
 
     def _queue_up(self, key: bytes, timestamp: int) -> None:
-        """Queue up a row, unless it is checked before that time: then it is listed anew."""
+        """Queue up a row, unless it is checked before that time: then it is listed
+        anew.
+        """
         if max(0, timestamp) < self._queued.get(key, _EVER):
             self._queue_listed(key, timestamp)
 
     def _queue_listed(self, key: bytes, timestamp: int) -> None:
-        """Queue up a listing, also of a row that is checked before: it is deleted when its time has come."""
-        time, queued = max(0, timestamp), self._queued.get(key, _EVER)
+        """Queue up a listing, also of a row that is checked before: it is deleted when
+        its time has come.
+        """
+        time = max(0, timestamp)
+        queued = self._queued.get(key, _EVER)
         if time != queued:
             self._queued[key] = min(time, queued)
             heappush(self._queue, (time, key))
@@ -159,12 +176,15 @@ class ExpiringTable(Table):
             self._queue_listed(key, entry.timestamp)
 
     def _read_more(self) -> None:
-        """Queue up the rows of the next listed times, including rows that the next commit will list."""
+        """Queue up the rows of the next listed times, including rows that the next
+        commit will list.
+        """
         rows = self._database.by_timestamp(
             self.spec.name, self._groups.numbers, self._read_to
         )
         found = list(islice(rows, CHUNK))
-        first, end = self._read_to, _EVER
+        first = self._read_to
+        end = _EVER
         if len(found) == CHUNK:
             latest = found[-1][0]
             found += takewhile(lambda row: row[0] == latest, rows)
@@ -184,7 +204,9 @@ class ExpiringTable(Table):
         self._read_to = end
 
     def _leave_later_rows(self, kept: int) -> None:
-        """Leave all but the first rows of the queue to the database, which lists them now or with the next commit."""
+        """Leave all but the first rows of the queue to the database, which lists them
+        now or with the next commit.
+        """
         self._queue.sort()
         self._read_to = self._queue[kept][0]
         self._queue = [(time, key) for time, key in self._queue if time < self._read_to]

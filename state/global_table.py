@@ -1,9 +1,12 @@
-"""The rows of a global table on one instance: all of them, in memory, read from its topic at each start.
+"""The rows of a global table on one instance: all of them, in memory, read from its
+topic at each start.
 
-One thread applies the records of the topic; the threads of tasks look up rows. A look-up is one read of a dictionary. A
-changed row is a new entry, never a mutated one, so that readers need no lock and never see half a row.
+One thread applies the records of the topic; the threads of tasks look up rows. A
+look-up is one read of a dictionary. A changed row is a new entry, never a mutated one,
+so that readers need no lock and never see half a row.
 
-Turned down: RocksDB (a table that every instance keeps whole is small, or it should not be global).
+Turned down: RocksDB (a table that every instance keeps whole is small, or it should not
+be global).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class GlobalRows:
     """A `TableStore` that operators may only look up."""
 
     def __init__(self, spec: StoreSpec, source: Source | None = None) -> None:
-        """`source`: the topic's serdes and timestamp extractor; None: as the store's, without one."""
+        """`source`: the topic's serdes and timestamp extractor; None: as the store's,
+        without one.
+        """
         self.spec = spec
         self.dropped: Counter[tuple[str, str]] = Counter()
         """Records dropped for their timestamp, by node and reason."""
@@ -49,12 +54,14 @@ class GlobalRows:
     def apply(
         self, source: TopicPartition, columns: Columns, on_failure: OnFailure
     ) -> None:
-        """Apply records of the topic: the latest of a key is its row, and a tombstone deletes it. Ignores null keys.
+        """Apply records of the topic: the latest of a key is its row, and a tombstone
+        deletes it. Ignores null keys.
 
-        A value that is read as None, such as JSON's `null`, deletes the row as well, as in other tables.
+        A value that is read as None, such as JSON's `null`, deletes the row as well, as
+        in other tables.
 
-        If a value cannot be deserialised, or a timestamp is negative, `on_failure` decides; if it returns, the row
-        stays unchanged.
+        If a value cannot be deserialised, or a timestamp is negative, `on_failure`
+        decides; if it returns, the row stays unchanged.
         """
         columns = self._timed(source, columns, on_failure)
         read = self.spec.value.deserialize

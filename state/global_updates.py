@@ -2,13 +2,14 @@
 
 At each start, every instance gives the processor all records of the topic.
 
-The processor works on drafts that only it sees. The changes of a record are published when the processor has finished
-it, and dropped when it fails: so look-ups from the threads of tasks never see rows of a failed record.
+The processor works on drafts that only it sees. The changes of a record are published
+when the processor has finished it, and dropped when it fails: so look-ups from the
+threads of tasks never see rows of a failed record.
 
-Invariant: the rows are the processor's result for the topic from its beginning. Every restore runs the processor, so it
-may compute.
-Turned down: restoring the topic's records without the processor, as Kafka Streams did before KAFKA-7663 (the rows after
-a restart would differ).
+Invariant: the rows are the processor's result for the topic from its beginning. Every
+restore runs the processor, so it may compute. Turned down: restoring the topic's
+records without the processor, as Kafka Streams did before KAFKA-7663 (the rows after a
+restart would differ).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from coopstreams.topology.stores import Entry
 def rows_of(
     table: GlobalTable, clock: Callable[[], int], extractor: Function | None
 ) -> GlobalRows:
-    """Return the empty rows of a global table. `clock`: the wall clock of its processor, in milliseconds. `extractor`:
-    of the timestamps; None: Kafka's, and negative ones fail.
+    """Return the empty rows of a global table. `clock`: the wall clock of its
+    processor, in milliseconds. `extractor`: of the timestamps; None: Kafka's, and
+    negative ones fail.
     """
     read = table.update or table.store
     source = Source(
@@ -91,14 +93,13 @@ class UpdatedRows(GlobalRows):
     ) -> None:
         """Give the records to the processor, one after the other.
 
-        If a record cannot be deserialised, has a negative timestamp, or the processor raises, `on_failure` decides; if
-        it returns, the rows stay as they were before that record.
+        If a record cannot be deserialised, has a negative timestamp, or the processor
+        raises, `on_failure` decides; if it returns, the rows stay as they were before
+        that record.
         """
         columns = self._timed(source, columns, on_failure)
-        read_key, read_value = (
-            self._update.key.deserialize,
-            self._update.value.deserialize,
-        )
+        read_key = self._update.key.deserialize
+        read_value = self._update.value.deserialize
         for i, (key, value, timestamp, offset) in enumerate(
             zip(
                 columns.keys,
@@ -203,7 +204,9 @@ class _Drafts(GlobalRows):
         self._changed.clear()
 
     def _copy(self, entry: Entry) -> Entry:
-        """Return an entry with a value of its own, which the processor may change in place, and fail."""
+        """Return an entry with a value of its own, which the processor may change in
+        place, and fail.
+        """
         value = (
             None if entry.stored is None else self.spec.value.deserialize(entry.stored)
         )
@@ -224,11 +227,9 @@ class _Around:
 
     def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
         """Set the current record."""
-        self._at, self._stream_time, self.headers = (
-            at,
-            max(timestamp, self._stream_time),
-            headers,
-        )
+        self._at = at
+        self._stream_time = max(timestamp, self._stream_time)
+        self.headers = headers
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:

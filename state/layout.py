@@ -2,16 +2,19 @@
 
     database key    key group (1 byte, of the hash of the plain key) + store key
     store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end +
-                    start (8 bytes each); versions that have ended: plain key + end (8 bytes)
+                    start (8 bytes each); versions that have ended: plain key + end (8
+                    bytes)
     changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
     value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
 
-A *family* is an ordered map in a database: one for each time segment of a window or session store, one for each other
-store, and a second one for each store with a time to live, which has its rows by their timestamps (`expiry_key`).
+A *family* is an ordered map in a database: one for each time segment of a window or
+session store, one for each other store, and a second one for each store with a time to
+live, which has its rows by their timestamps (`expiry_key`).
 
-Invariant: in every family, the keys of a key range are a contiguous run of key groups: cheap to scan, drop or ship.
-Turned down: the key group in changelog keys (other tools could not read them), and the window start before the key (a
-fetch by key would visit every window).
+Invariant: in every family, the keys of a key range are a contiguous run of key groups:
+cheap to scan, drop or ship. Turned down: the key group in changelog keys (other tools
+could not read them), and the window start before the key (a fetch by key would visit
+every window).
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ def groups_of(key_range: KeyRange) -> KeyGroups:
     """Return the key groups of a range.
 
     Raises:
-        ValueError: the range is not cut at key groups, as ranges of tasks with state are.
+        ValueError: the range is not cut at key groups, as ranges of tasks with state
+        are.
     """
     if not key_range.is_cut_at_groups:
         raise ValueError(
@@ -74,7 +78,9 @@ def after(key: bytes) -> bytes:
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """Return the first possible key after all keys with a prefix; None if there is none."""
+    """Return the first possible key after all keys with a prefix; None if there is
+    none.
+    """
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -101,7 +107,9 @@ def suffix_bytes(spec: StoreSpec) -> int:
 
 
 def changelog_suffix_bytes(spec: StoreSpec) -> int:
-    """Return how many bytes at the end of a changelog key are not part of the plain key."""
+    """Return how many bytes at the end of a changelog key are not part of the plain
+    key.
+    """
     return suffix_bytes(spec) + len(changelog_key(spec.kind, b""))
 
 
@@ -112,7 +120,9 @@ def plain_key(spec: StoreSpec, store_key: bytes) -> bytes:
 
 
 def time_of(kind: StoreKind, store_key: bytes) -> int:
-    """Return the time (ms) by which an entry expires: the start of a window, the end of a session."""
+    """Return the time (ms) by which an entry expires: the start of a window, the end of
+    a session.
+    """
     at = SESSION_BYTES if kind == "session" else START_BYTES
     time: int = TIMESTAMP.unpack_from(store_key, len(store_key) - at)[0]
     return time
@@ -149,14 +159,17 @@ def parse_segment_family(family: str) -> tuple[str, int] | None:
 
 
 def expiry_family(store: str) -> str:
-    """Return the family that orders the rows of a store with a time to live by their timestamps."""
+    """Return the family that orders the rows of a store with a time to live by their
+    timestamps.
+    """
     return f"expiry/{store}"
 
 
 def expiry_key(place: bytes, timestamp: int) -> bytes:
     """Return the key in `expiry_family` of the row with this database key.
 
-    Shape: key group, timestamp (8 bytes big-endian, not negative), store key. The value is empty.
+    Shape: key group, timestamp (8 bytes big-endian, not negative), store key. The value
+    is empty.
     """
     return place[:1] + TIMESTAMP.pack(max(0, timestamp)) + place[1:]
 
@@ -177,15 +190,18 @@ def retention_ms(spec: StoreSpec) -> int:
 def segment_ms(spec: StoreSpec) -> int:
     """Return the length of a time segment of a window store.
 
-    Source: Kafka Streams `Stores.persistentWindowStore`: half the retention, at least a minute.
+    Source: Kafka Streams `Stores.persistentWindowStore`: half the retention, at least a
+    minute.
     """
     return max(retention_ms(spec) // 2, _SHORTEST_SEGMENT_MS)
 
 
 def shape(spec: StoreSpec) -> str:
-    """Return what determines the database keys of a store: its kind, the length of its segments, whether rows expire.
+    """Return what determines the database keys of a store: its kind, the length of its
+    segments, whether rows expire.
 
-    How long they live is not part of it: rows are ordered by their timestamps, so it may change.
+    How long they live is not part of it: rows are ordered by their timestamps, so it
+    may change.
     """
     if spec.kind in SEGMENTED:
         return f"{spec.kind} {segment_ms(spec)}"
@@ -193,7 +209,8 @@ def shape(spec: StoreSpec) -> str:
 
 
 def horizon(spec: StoreSpec, observed: int) -> int:
-    """Return the first window start that is still visible when a store has observed a window start.
+    """Return the first window start that is still visible when a store has observed a
+    window start.
 
     Source: Kafka Streams' strict retention: `start >= observed - retention + 1`.
     """

@@ -4,16 +4,19 @@
     <storage>/<application>/<run>/manifest.json     written last, never changed
     <storage>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
 
-A *slice* is a run of key groups of one store and partition, with files of these groups alone: a task takes only the
-slices of its range. Each slice has its own changelog offset, so a manifest may hold slices of several runs.
+A *slice* is a run of key groups of one store and partition, with files of these groups
+alone: a task takes only the slices of its range. Each slice has its own changelog
+offset, so a manifest may hold slices of several runs.
 
-Invariant: slices of a store and partition do not overlap. A file belongs to one family and to one slice.
-Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result to the
-changelogs before it publishes.
-Invariant: a manifest has the SHA-256 of its own bytes and of every file; readers check them.
-Turned down: a snapshot as the only copy of state. A damaged one could not be refused, and a deleted key would come back
-once compaction removes its tombstone from the changelog.
-Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
+Invariant: slices of a store and partition do not overlap. A file belongs to one family
+and to one slice.
+Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill
+writes its result to the changelogs before it publishes.
+Invariant: a manifest has the SHA-256 of its own bytes and of every file; readers check
+them. Turned down: a snapshot as the only copy of state. A damaged one could not be
+refused, and a deleted key would come back once compaction removes its tombstone from
+the changelog. Turned down: RocksDB checkpoints (tied to one database and its options; a
+range could not be taken out).
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class DamagedManifestError(SnapshotError):
 class File:
     """A sorted file: database keys and values of one family, in the format of `layout`.
 
-    Shape: `name` is relative to the application's folder; `first_key` and `last_key` are hexadecimal, both inclusive.
+    Shape: `name` is relative to the application's folder; `first_key` and `last_key`
+    are hexadecimal, both inclusive.
     """
 
     family: str
@@ -61,9 +65,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The key groups first..last (inclusive) of a store and partition. A slice without files has no keys.
+    """The key groups first..last (inclusive) of a store and partition. A slice without
+    files has no keys.
 
-    The numbers are those of a `Checkpoint`: `offset` is the changelog offset from which a restore continues.
+    The numbers are those of a `Checkpoint`: `offset` is the changelog offset from which
+    a restore continues.
     """
 
     partition: int
@@ -81,7 +87,9 @@ class Slice:
             )
 
     def checkpoint(self, topic_id: str) -> Checkpoint:
-        """Return the checkpoint of the slice's groups once they are restored, in the changelog with that id."""
+        """Return the checkpoint of the slice's groups once they are restored, in the
+        changelog with that id.
+        """
         return Checkpoint(
             self.first, self.last, self.offset, self.observed, self.true_ms, topic_id
         )
@@ -89,7 +97,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StoreSlices:
-    """The slices of one store. `topic_id` identifies the changelog to which the offsets belong."""
+    """The slices of one store. `topic_id` identifies the changelog to which the offsets
+    belong.
+    """
 
     changelog: str
     topic_id: str
@@ -112,8 +122,9 @@ class StoreSlices:
 class Manifest:
     """A snapshot of an application.
 
-    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; it is empty for a
-    rebuild, which follows changelogs. `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
+    Shape: `cut` has, by source topic and partition, the first offset that is not in the
+    state; it is empty for a rebuild, which follows changelogs. `stream_times` likewise,
+    in ms. `created` is ISO 8601, UTC.
     """
 
     application: str
@@ -176,7 +187,9 @@ _MANIFESTS = msgspec.json.Decoder(Manifest, strict=False)
 
 
 def shape_of(spec: StoreSpec) -> str:
-    """Return a description of everything that determines a store's bytes: another shape would be misread."""
+    """Return a description of everything that determines a store's bytes: another shape
+    would be misread.
+    """
     return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (
         f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else ""
     )
@@ -196,7 +209,9 @@ def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
 
 
 def whole_slices(key_range: KeyRange) -> KeyRange:
-    """Return the range widened to the bounds of slices: only whole slices can be replaced."""
+    """Return the range widened to the bounds of slices: only whole slices can be
+    replaced.
+    """
     first, last = layout.groups_of(key_range)
     return KeyRange.of_groups(
         first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1
@@ -206,9 +221,11 @@ def whole_slices(key_range: KeyRange) -> KeyRange:
 def placed(
     slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int
 ) -> tuple[Slice, ...]:
-    """Return the slices with these changelog offsets (by partition), which a backfill knows only after its tasks.
+    """Return the slices with these changelog offsets (by partition), which a backfill
+    knows only after its tasks.
 
-    Units: `true_ms` is the wall clock at which the offsets were the ends of the changelog.
+    Units: `true_ms` is the wall clock at which the offsets were the ends of the
+    changelog.
     """
     return tuple(
         replace(each, offset=offsets[each.partition], true_ms=true_ms)
@@ -219,7 +236,8 @@ def placed(
 def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
     """Return the newer slices, and the older ones that share no group with them.
 
-    An older slice that is partly replaced is left out: the changelog restores a hole, but an overlap would be an error.
+    An older slice that is partly replaced is left out: the changelog restores a hole,
+    but an overlap would be an error.
     """
     result = list(newer)
     taken = {

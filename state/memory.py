@@ -1,4 +1,6 @@
-"""An engine in memory: for `in_memory` stores, tests, and the topology test driver. The rows end with the process."""
+"""An engine in memory: for `in_memory` stores, tests, and the topology test driver. The
+rows end with the process.
+"""
 
 from __future__ import annotations
 

@@ -1,21 +1,28 @@
-"""Restores a store from its changelog: records in, sorted batches and checkpoints into the database.
+"""Restores a store from its changelog: records in, sorted batches and checkpoints into
+the database.
 
-No Kafka here: the caller reads the changelog partition from `position` and feeds what it has read. Records are filtered
-by the hash of the plain key, so one changelog partition serves any cut into ranges, and many ranges at once.
+No Kafka here: the caller reads the changelog partition from `position` and feeds what
+it has read. Records are filtered by the hash of the plain key, so one changelog
+partition serves any cut into ranges, and many ranges at once.
 
-Invariant: every batch is written with its checkpoints, so that a restore can stop or die at any point and continue from
-there.
-Invariant: a restore ends at an offset, not at a record: control records and compaction leave offsets without a record.
-Invariant: it continues from a checkpoint only in the changelog that the checkpoint names, and only while that still has
-all offsets from there on and all tombstones since the state was true.
+Invariant: every batch is written with its checkpoints, so that a restore can stop or
+die at any point and continue from there.
+Invariant: a restore ends at an offset, not at a record: control records and compaction
+leave offsets without a record.
+Invariant: it continues from a checkpoint only in the changelog that the checkpoint
+names, and only while that still has all offsets from there on and all tombstones since
+the state was true.
 
-A store without a changelog of its own holds what its tasks have read of a source topic. It is restored from that topic,
-each range exactly up to its task's position: the task will process the records from there on. A record that the task
-dropped because it could not be deserialised is dropped again. Compaction of such a topic knows no positions: a record
-that the task has still to process may have removed the row that its key has below. So what was read is not `proven`
-until the caller has looked for that; a checkpoint says from where on it is not, because a restore may end before.
+A store without a changelog of its own holds what its tasks have read of a source topic.
+It is restored from that topic, each range exactly up to its task's position: the task
+will process the records from there on. A record that the task dropped because it could
+not be deserialised is dropped again. Compaction of such a topic knows no positions: a
+record that the task has still to process may have removed the row that its key has
+below. So what was read is not `proven` until the caller has looked for that; a
+checkpoint says from where on it is not, because a restore may end before.
 
-Turned down: one offset for all groups (a group that was ahead would go back, and other ranges would start over).
+Turned down: one offset for all groups (a group that was ahead would go back, and other
+ranges would start over).
 """
 
 from __future__ import annotations
@@ -55,13 +62,19 @@ log = logging.getLogger(__name__)
 TOMBSTONES_MS = 24 * 60 * 60 * 1000
 """Kafka's default `delete.retention.ms`: how long compaction keeps a tombstone."""
 MARGIN_MS = 60 * 60 * 1000
-"""The most time that is reserved for the replay, which must pass a tombstone before compaction removes it."""
+"""The most time that is reserved for the replay, which must pass a tombstone before
+compaction removes it.
+"""
 
 TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
-"""How long a restore may continue from a checkpoint if the settings of its changelog are unknown."""
+"""How long a restore may continue from a checkpoint if the settings of its changelog
+are unknown.
+"""
 
 AHEAD_MS = 5 * 60 * 1000
-"""The most that a checkpoint's date may be in the future: clocks differ a little, and are corrected in small steps."""
+"""The most that a checkpoint's date may be in the future: clocks differ a little, and
+are corrected in small steps.
+"""
 
 NO_STOPS: Mapping[KeyRange, int] = {}
 NO_TIMES: Mapping[KeyRange, int] = {}
@@ -71,11 +84,13 @@ _EVER = -(1 << 63)
 
 
 def trusted_ms(settings: Mapping[str, str]) -> int:
-    """Return how long a restore may continue from a checkpoint, given the settings of the changelog.
+    """Return how long a restore may continue from a checkpoint, given the settings of
+    the changelog.
 
-    Older state may have missed a tombstone that compaction has removed since. A tenth of the time, at most an hour, is
-    reserved for the replay. A changelog of windows also deletes records by age; that moves its log start, and a
-    checkpoint below the log start is refused whatever its age.
+    Older state may have missed a tombstone that compaction has removed since. A tenth
+    of the time, at most an hour, is reserved for the replay. A changelog of windows
+    also deletes records by age; that moves its log start, and a checkpoint below the
+    log start is refused whatever its age.
     Source: KIP-534; Kafka's `delete.retention.ms`.
     """
     kept_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
@@ -84,11 +99,14 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A changelog partition as it is now, which decides from what state a restore may continue.
+    """A changelog partition as it is now, which decides from what state a restore may
+    continue.
 
-    Shape: `log_start` and `target` are offsets: the first offset in the log, and the end to reach. `topic_id` was asked
-    for before them. `begins` is the stream time at which the task that continues begins, if it is known.
-    Units: `asked_ms` is the wall clock before any of these was asked for: state at the target is true since then.
+    Shape: `log_start` and `target` are offsets: the first offset in the log, and the
+    end to reach. `topic_id` was asked for before them. `begins` is the stream time at
+    which the task that continues begins, if it is known.
+    Units: `asked_ms` is the wall clock before any of these was asked for: state at the
+    target is true since then.
     `trusted_ms`: see the function.
     """
 
@@ -113,7 +131,8 @@ class Bounds:
                 f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not "
                 f"{self.topic_id}): that was made anew"
             )
-        # The broker may have deleted all records by age, with the marker that ended the last transaction behind them.
+        # The broker may have deleted all records by age, with the marker that ended the
+        # last transaction behind them.
         only_a_marker = self.log_start == self.target == at.offset + 1
         if at.offset < self.log_start and not only_a_marker:
             return f"its checkpoint {at.offset} is below the log start {self.log_start}"
@@ -136,7 +155,8 @@ class Bounds:
 
 
 def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int]:
-    """Return the key groups of a range, ascending, from which a restore cannot continue.
+    """Return the key groups of a range, ascending, from which a restore cannot
+    continue.
 
     They have no checkpoint, or `bounds` refuses it.
     """
@@ -152,8 +172,9 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 class RestoreProgress:
     """How far a restore is.
 
-    Units: `passed` and `remaining` in offsets, `rate` in offsets per second; `read` and `kept` in records, of which
-    those of other key ranges may have been left out; `eta_s` None: not known yet.
+    Units: `passed` and `remaining` in offsets, `rate` in offsets per second; `read` and
+    `kept` in records, of which those of other key ranges may have been left out;
+    `eta_s` None: not known yet.
     """
 
     store: str
@@ -170,12 +191,13 @@ class RestoreProgress:
 class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
-    Making one reads the checkpoints. Key groups without a checkpoint, or with one that `Bounds.refusal` refuses, are
-    emptied and start at the log start.
+    Making one reads the checkpoints. Key groups without a checkpoint, or with one that
+    `Bounds.refusal` refuses, are emptied and start at the log start.
 
-    Shape: `stops` are the ranges that end before the target, with their ends. `times` are the stream times at which the
-    tasks of ranges begin: under at-least-once a changelog may be ahead of them, and a task that repeats records needs
-    windows that had expired for the writer. For a snapshot they are not known.
+    Shape: `stops` are the ranges that end before the target, with their ends. `times`
+    are the stream times at which the tasks of ranges begin: under at-least-once a
+    changelog may be ahead of them, and a task that repeats records needs windows that
+    had expired for the writer. For a snapshot they are not known.
     """
 
     def __init__(
@@ -194,20 +216,25 @@ class Restore:
         self.database = database
         self._clock = clock
         self._need = [_NEVER] * GROUPS
-        """The next offset that each group needs; `_NEVER` for groups that are not restored."""
+        """The next offset that each group needs; `_NEVER` for groups that are not
+        restored.
+        """
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
         self._unproven_from = [PROVEN] * GROUPS
-        """The offset from which each group was read from its source topic since it was proven."""
+        """The offset from which each group was read from its source topic since it was
+        proven.
+        """
         self._times = [_NEVER] * GROUPS
-        """The stream time at which the task of each group begins; `_NEVER`: not known."""
+        """The stream time at which the task of each group begins; `_NEVER`: not known.
+        """
         self._seen = [NOTHING_OBSERVED] * GROUPS
-        """The largest window start of each group. It is kept by group, because siblings lag, and a group's windows must
-        not expire by another group's time.
+        """The largest window start of each group. It is kept by group, because siblings
+        lag, and a group's windows must not expire by another group's time.
         """
         self._true_ms = [0] * GROUPS
-        """The last time at which the state of each group was known to be true: the limit for the replay counts from
-        there.
+        """The last time at which the state of each group was known to be true: the
+        limit for the replay counts from there.
         """
         self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
@@ -216,7 +243,9 @@ class Restore:
 
     @property
     def position(self) -> int:
-        """The next offset to read. After `retarget`, the caller seeks to it if it has changed."""
+        """The next offset to read. After `retarget`, the caller seeks to it if it has
+        changed.
+        """
         return self._position
 
     @property
@@ -255,13 +284,16 @@ class Restore:
         self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
-        """Apply the records that were read from `position` to `next_offset`; skip those that no restored group needs.
+        """Apply the records that were read from `position` to `next_offset`; skip those
+        that no restored group needs.
 
-        Shape: the records of a key in offset order. Those of other key groups may have been left out.
+        Shape: the records of a key in offset order. Those of other key groups may have
+        been left out.
 
         Raises:
             StateError: no checkpoint of it was written.
-            SerdeError: nothing of it was written, because the schema registry is away: feed it again later.
+            SerdeError: nothing of it was written, because the schema registry is away:
+            feed it again later.
         """
         keep = (
             self._windows(columns)
@@ -284,7 +316,9 @@ class Restore:
 
     @property
     def unproven(self) -> dict[int, tuple[int, int]]:
-        """The interval that was read from the source topic, of each group that is not proven."""
+        """The interval that was read from the source topic, of each group that is not
+        proven.
+        """
         return {
             group: (start, self._need[group])
             for group, start in enumerate(self._unproven_from)
@@ -339,7 +373,9 @@ class Restore:
 
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the last value of each database key that a restored group needs."""
-        need, stops, pack = self._need, self._stops, layout.TIMESTAMP.pack
+        need = self._need
+        stops = self._stops
+        pack = layout.TIMESTAMP.pack
         as_row = None if self.spec.source is None else self._row
         keep: dict[bytes, bytes | None] = {}
         hashes = key_hashes(
@@ -358,13 +394,15 @@ class Restore:
             if need[group] <= offset < stops[group] and key is not None:
                 if as_row is not None:
                     if timestamp < 0:
-                        continue  # the task has dropped it: see `topology.compile.timestamps`
+                        # the task has dropped it: see `topology.compile.timestamps`
+                        continue
                     try:
                         value = as_row(key, value)
                     except SerdeError as error:
                         if registry_is_away(error):
                             raise
-                        # the task's failure handler dropped it; otherwise the task's position would be below it
+                        # the task's failure handler dropped it; otherwise the task's
+                        # position would be below it
                         continue
                 keep[PREFIXES[group] + key] = (
                     None if value is None else pack(timestamp) + value
@@ -372,7 +410,8 @@ class Restore:
         return keep
 
     def _row(self, key: bytes, value: bytes | None) -> bytes | None:
-        """Return the store's value for a record of its source topic; None if that deserialises to null.
+        """Return the store's value for a record of its source topic; None if that
+        deserialises to null.
 
         Raises:
             SerdeError: the value cannot be deserialised, or the key is refused.
@@ -384,12 +423,10 @@ class Restore:
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the same for windows, without expired ones."""
-        need, stops, seen, pack = (
-            self._need,
-            self._stops,
-            self._seen,
-            layout.TIMESTAMP.pack,
-        )
+        need = self._need
+        stops = self._stops
+        seen = self._seen
+        pack = layout.TIMESTAMP.pack
         keep: dict[bytes, bytes | None] = {}
         suffix = layout.suffix_bytes(self.spec)
         keys = [
@@ -497,9 +534,10 @@ class Restore:
     def _observing(self, run: Checkpoint) -> Iterator[Checkpoint]:
         """Yield a run with what its groups have observed.
 
-        For tasks that is the smallest window start of the groups with windows, but no later one than the stream time at
-        which any of the groups begins: the others may have some of before. For a snapshot it is the largest one of each
-        slice: windows that had expired by then are missing there.
+        For tasks that is the smallest window start of the groups with windows, but no
+        later one than the stream time at which any of the groups begins: the others may
+        have some of before. For a snapshot it is the largest one of each slice: windows
+        that had expired by then are missing there.
         """
         seen, times = (
             each[run.first : run.last + 1] for each in (self._seen, self._times)
@@ -518,7 +556,9 @@ class Restore:
                 )
 
     def _admit(self, groups: Sequence[int]) -> None:
-        """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""
+        """Set what these groups need from their checkpoints; empty those from which the
+        restore cannot continue.
+        """
         known = self.database.checkpoints(self.spec.name).by_group()
         reasons: dict[int, str] = {}
         for group in groups:
@@ -528,11 +568,9 @@ class Restore:
                 reasons[group] = reason
             else:
                 next_offset = max(at.offset, self.bounds.log_start)
-                self._need[group], self._seen[group], self._true_ms[group] = (
-                    next_offset,
-                    at.observed,
-                    at.true_ms,
-                )
+                self._need[group] = next_offset
+                self._seen[group] = at.observed
+                self._true_ms[group] = at.true_ms
                 if self.spec.source is not None:
                     proven = at.unproven_from == PROVEN
                     self._unproven_from[group] = (
@@ -576,11 +614,9 @@ class Restore:
             ),
         )
         for group in groups:
-            self._need[group], self._seen[group], self._true_ms[group] = (
-                bounds.log_start,
-                NOTHING_OBSERVED,
-                bounds.asked_ms,
-            )
+            self._need[group] = bounds.log_start
+            self._seen[group] = NOTHING_OBSERVED
+            self._true_ms[group] = bounds.asked_ms
             if self.spec.source is not None:
                 self._unproven_from[group] = bounds.log_start
 

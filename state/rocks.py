@@ -1,22 +1,28 @@
-"""The engine on disk: RocksDB, with a column family for each family. Only this module and `sst` import rocksdict.
+"""The engine on disk: RocksDB, with a column family for each family. Only this module
+and `sst` import rocksdict.
 
-A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest and its options again. A store
-with a short retention drops a segment and makes another every few minutes of stream time, which is many times a second
-when it catches up. So a dropped family that never grew out of its memtable is emptied, and its column family kept for
-the next one. Hence a column family may have the name of an earlier family; the rows of the default column family say
-which family it has now. A family that has files is dropped with them.
+A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest
+and its options again. A store with a short retention drops a segment and makes another
+every few minutes of stream time, which is many times a second when it catches up. So a
+dropped family that never grew out of its memtable is emptied, and its column family
+kept for the next one. Hence a column family may have the name of an earlier family; the
+rows of the default column family say which family it has now. A family that has files
+is dropped with them.
 
-RocksDB loses no completed write when the process dies (write-ahead log, no fsync for each write). When the machine
-dies, it comes back in an older state, the same one for all families, and the changelog supplies the rest.
+RocksDB loses no completed write when the process dies (write-ahead log, no fsync for
+each write). When the machine dies, it comes back in an older state, the same one for
+all families, and the changelog supplies the rest.
 
-All families are flushed together. Otherwise one with few rows would need write-ahead logs of long ago, and if somebody
-removed these (`find -name '*.log' -mtime +1 -delete`), RocksDB would open without a word, its rows missing (seen).
+All families are flushed together. Otherwise one with few rows would need write-ahead
+logs of long ago, and if somebody removed these (`find -name '*.log' -mtime +1
+-delete`), RocksDB would open without a word, its rows missing (seen).
 
-Invariant: after `close` this process holds nothing in the folder, even while getters, iterators and errors still exist.
-An error keeps the variables of the functions that raised it, so none of these may be the handle of a column family, nor
-an iterator.
-Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error (seen), so a scan over a damaged
-file would silently lose keys. `RdictIter` has a status at its end.
+Invariant: after `close` this process holds nothing in the folder, even while getters,
+iterators and errors still exist. An error keeps the variables of the functions that
+raised it, so none of these may be the handle of a column family, nor an iterator.
+Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error
+(seen), so a scan over a damaged file would silently lose keys. `RdictIter` has a status
+at its end.
 """
 
 from __future__ import annotations
@@ -58,14 +64,19 @@ _MIB = 1 << 20
 BLOCK_CACHE_BYTES = 64 * _MIB
 """The read cache, shared by all databases of the process."""
 WRITE_BUFFERS_BYTES = 64 * _MIB
-"""The bound on the memtables of all databases of the process together, above which they are flushed."""
+"""The bound on the memtables of all databases of the process together, above which they
+are flushed.
+"""
 WRITE_BUFFER_BYTES = 16 * _MIB
 """The size of the memtable of one family at which it is flushed."""
 
 _DEFAULT = "default"
-"""The column family whose rows are: the name of another column family -> the family that it has."""
+"""The column family whose rows are: the name of another column family -> the family
+that it has.
+"""
 _NO_FAMILY = b""
-"""The value instead of a family: the column family is empty, and kept for the next one."""
+"""The value instead of a family: the column family is empty, and kept for the next one.
+"""
 _FILES_BYTES = "rocksdb.total-sst-files-size"
 
 _DAMAGED = "DAMAGED"
@@ -75,7 +86,9 @@ _LOCKED = ("IO error: While lock file", "IO error: lock hold by current process"
 """The beginnings of the errors of a folder that another database has open."""
 
 _CHUNK_BYTES = 64 << 10
-"""The bytes of values at which a chunk of a scan ends: a scan of all key groups holds a chunk of each."""
+"""The bytes of values at which a chunk of a scan ends: a scan of all key groups holds a
+chunk of each.
+"""
 
 _MOST_SPARE = 4
 """The emptied column families that are kept for the next families."""
@@ -88,7 +101,8 @@ class Rocks:
     """An `Engine` on RocksDB in a folder of its own.
 
     Raises:
-        StateCorruptError: the folder cannot be read. It may be deleted: a changelog restores it.
+        StateCorruptError: the folder cannot be read. It may be deleted: a changelog
+        restores it.
         StateLockedError: another process has it open.
     """
 
@@ -108,7 +122,8 @@ class Rocks:
             raise self._damaged((folder / _DAMAGED).read_text(errors="replace"))
         known = (folder / "CURRENT").exists()
         if known and not any(folder.glob("*.log")):
-            # RocksDB always has one. Without it, it opens families of different moments, and says nothing.
+            # RocksDB always has one. Without it, it opens families of different
+            # moments, and says nothing.
             raise self._damaged("its write-ahead log, *.log, is missing")
         try:
             names = Rdict.list_cf(path, options()) if known else [_DEFAULT]
@@ -163,9 +178,9 @@ class Rocks:
                 self._spare.append(column)
             else:
                 del self._handles[column.name]
-                with suppress(
-                    Exception
-                ):  # a remaining row is written again before another family takes this name
+                with suppress(Exception):
+                    # a remaining row is written again before another family takes this
+                    # name
                     self._db.delete(column.name.encode())
                 with suppress(
                     Exception
@@ -198,9 +213,12 @@ class Rocks:
     def scans(
         self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False
     ) -> list[Rows]:
-        """Return the current rows within each of these bounds, all of one moment: they share an iterator."""
-        # An iterator for each range, with options and a place among the cursors, costs six times a seek (7 us). The
-        # lower bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
+        """Return the current rows within each of these bounds, all of one moment: they
+        share an iterator.
+        """
+        # An iterator for each range, with options and a place among the cursors, costs
+        # six times a seek (7 us). The lower bounds are checked here: rocksdict 0.3.29
+        # sets the upper bound in `set_iterate_lower_bound` (seen).
         until = ReadOptions()
         ends = [end for _, end in bounds]
         if ends and None not in ends:
@@ -230,8 +248,8 @@ class Rocks:
         with self._lock:
             self._check_open()
             try:
-                # Earlier writes are on disk before the files are: after a crash of the machine, the files must not be
-                # there alone.
+                # Earlier writes are on disk before the files are: after a crash of the
+                # machine, the files must not be there alone.
                 self._db.flush_wal(True)
             except Exception as error:
                 raise self._error(error) from error
@@ -245,7 +263,9 @@ class Rocks:
                 ) from error
 
     def count(self, family: str) -> int:
-        """Return the approximate number of keys of a family: overwritten keys count repeatedly until compaction."""
+        """Return the approximate number of keys of a family: overwritten keys count
+        repeatedly until compaction.
+        """
         with self._lock:
             self._check_open()
             return (
@@ -299,7 +319,8 @@ class Rocks:
             for name in chain([family], (f"{family}+{n}" for n in count(1)))
             if name not in taken
         )
-        # A column family is on disk at once, so the name of its family is written first: an older name may be there.
+        # A column family is on disk at once, so the name of its family is written
+        # first: an older name may be there.
         self._db.put(name.encode(), family.encode())
         self._db.flush_wal(True)
         rdict = self._db.create_column_family(name, options())
@@ -321,11 +342,9 @@ class Rocks:
         self._db.write(batch)
 
     def _add(self, batch: WriteBatch, change: Change) -> None:
-        put, delete, handle = (
-            batch.put,
-            batch.delete,
-            self._handles[self._columns[change.family].name],
-        )
+        put = batch.put
+        delete = batch.delete
+        handle = self._handles[self._columns[change.family].name]
         for start, end in change.vanishing:
             self._vanish(batch, change.family, start, end)
         for key, value in zip(change.keys, change.values, strict=True):
@@ -352,7 +371,8 @@ class Rocks:
     def _rows(
         self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
+        # In chunks: between them only the cursor holds the iterator, so that `close`
+        # can take it away.
         for size in chain((2, 8, 32), repeat(256)):
             chunk, more = self._chunk(cursor, start, end, reverse, size)
             yield from chunk
@@ -366,7 +386,9 @@ class Rocks:
     def _chunk(
         self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool, size: int
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return the first rows, `size` at most and at least one if there is any, and whether there are more."""
+        """Return the first rows, `size` at most and at least one if there is any, and
+        whether there are more.
+        """
         chunk: list[tuple[bytes, bytes]] = []
         room = _CHUNK_BYTES
         with self._lock:
@@ -413,7 +435,8 @@ class Rocks:
             opening and ("No such file" in text or text.startswith("Invalid argument"))
         ):
             if not opening:
-                # opening reads only some blocks: the mark makes the next start delete the folder
+                # opening reads only some blocks: the mark makes the next start delete
+                # the folder
                 with suppress(OSError):
                     (self._folder / _DAMAGED).write_text(text)
             return self._damaged(text)
@@ -454,13 +477,17 @@ def _seek_before(iterator: RdictIter, end: bytes | None) -> None:
 
 
 class _Cursor:
-    """An iterator that `close` can take away: RocksDB does not close while a reader holds one."""
+    """An iterator that `close` can take away: RocksDB does not close while a reader
+    holds one.
+    """
 
     __slots__ = ("__weakref__", "_bounds", "iterator")
 
     def __init__(self, iterator: RdictIter, bounds: ReadOptions) -> None:
         self.iterator: RdictIter | None = iterator
-        self._bounds = bounds  # RocksDB reads the upper bound from it while it iterates, and rocksdict does not keep it (seen)
+        # RocksDB reads the upper bound from it while it iterates, and rocksdict does
+        # not keep it (seen)
+        self._bounds = bounds
 
 
 @cache
@@ -474,7 +501,8 @@ def _write_buffers() -> WriteBufferManager:
 
 
 def options() -> Options:
-    """Return the options of databases and sorted files: small in memory, quick to open, safe when the process dies.
+    """Return the options of databases and sorted files: small in memory, quick to open,
+    safe when the process dies.
 
     The databases of a process share the cache and the write buffer budget.
     """
@@ -482,8 +510,8 @@ def options() -> Options:
     table.set_block_cache(_block_cache())
     table.set_bloom_filter(10, False)
     table.set_cache_index_and_filter_blocks(True)
-    # As one block, the filter of two million rows is larger than a shard of the cache (1 MiB), and was read again for
-    # each look-up: 280 us instead of 2 (measured).
+    # As one block, the filter of two million rows is larger than a shard of the cache
+    # (1 MiB), and was read again for each look-up: 280 us instead of 2 (measured).
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)

@@ -4,9 +4,10 @@
     slices = writer.export(database, spec, partition, key_range)
     publish(url, Manifest(...))                           once, when all slices are written: it is used from then on
 
-Invariant: readers see a snapshot only when its manifest is complete and CURRENT names it. Attempts that die or run
-twice leave files that no manifest names; `sweep` removes them.
-Turned down: one file for all slices of a store (a range of eight would download the other seven).
+Invariant: readers see a snapshot only when its manifest is complete and CURRENT names
+it. Attempts that die or run twice leave files that no manifest names; `sweep` removes
+them. Turned down: one file for all slices of a store (a range of eight would download
+the other seven).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OURS = re.compile(
     r"[^/]+/(.+\.sst|manifest\.json|\.manifest\.json-[0-9a-f]{32})|\.CURRENT-[0-9a-f]{32}"
 )
-"""The files of an application that `sweep` may delete; those with a dot in front were left by a crash."""
+"""The files of an application that `sweep` may delete; those with a dot in front were
+left by a crash.
+"""
 
 
 def new_run() -> str:
@@ -50,7 +53,8 @@ def new_run() -> str:
 
 
 class SnapshotWriter:
-    """Writes slices of a run. Its arguments are strings, so that a Spark task can make its own.
+    """Writes slices of a run. Its arguments are strings, so that a Spark task can make
+    its own.
 
     Raises:
         SnapshotError: the run has an illegal name, or the storage cannot be used.
@@ -68,10 +72,11 @@ class SnapshotWriter:
     def export(
         self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange
     ) -> list[Slice]:
-        """Write the rows of a store and key range in a database, as of now; return the slices with their checkpoints.
+        """Write the rows of a store and key range in a database, as of now; return the
+        slices with their checkpoints.
 
-        Key groups without a checkpoint are left out: their changelog offset is unknown. No thread may write these
-        groups meanwhile.
+        Key groups without a checkpoint are left out: their changelog offset is unknown.
+        No thread may write these groups meanwhile.
         """
         runs = database.checkpoints(spec.name).within(layout.groups_of(key_range))
         return [
@@ -86,9 +91,11 @@ class SnapshotWriter:
         at: Checkpoint,
         families: Iterable[tuple[str, Rows]],
     ) -> Slice:
-        """Write the key groups first..last of a checkpoint, which must lie in one slice (see `cut`); return the slice.
+        """Write the key groups first..last of a checkpoint, which must lie in one slice
+        (see `cut`); return the slice.
 
-        Shape: for each family its rows, ascending by database key; `layout` has families, keys and values.
+        Shape: for each family its rows, ascending by database key; `layout` has
+        families, keys and values.
         """
         files = tuple(
             file
@@ -107,7 +114,8 @@ class SnapshotWriter:
             written = write_sst(local, rows)
             if written is None:
                 return None
-            # Unique for each attempt: an attempt that was given up may still be writing.
+            # Unique for each attempt: an attempt that was given up may still be
+            # writing.
             name = f"{self._run}/{store}/{partition}/{at.first:03}-{at.last:03}-{uuid.uuid4().hex}.sst"
             file = File(
                 family,
@@ -144,10 +152,12 @@ def current_run(url: str, application: str) -> str | None:
 
 
 def load(url: str, application: str, run: str | None = None) -> Manifest | None:
-    """Return the manifest of a run, by default the published one; None if none is published.
+    """Return the manifest of a run, by default the published one; None if none is
+    published.
 
     Raises:
-        DamagedManifestError: it is damaged, or that of another run or application; names it.
+        DamagedManifestError: it is damaged, or that of another run or application;
+        names it.
         SnapshotError: it is missing, or of a newer format; names it.
     """
     wanted = run or current_run(url, application)
@@ -201,8 +211,8 @@ def fetch(
 
     Raises:
         GivenUpError: `heard` raised it.
-        SnapshotError: it is missing, or its bytes are not those that were written. RocksDB itself reads past a flipped
-            byte without an error (seen).
+        SnapshotError: it is missing, or its bytes are not those that were written.
+            RocksDB itself reads past a flipped byte without an error (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
     where = f'"{application}/{file.name}" at {storage.url}'
@@ -223,10 +233,11 @@ def fetch(
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
-    """Yield every file and its fault, empty if there is none: in its bytes, its number of keys, or any key.
+    """Yield every file and its fault, empty if there is none: in its bytes, its number
+    of keys, or any key.
 
-    `coopstreams snapshots verify` prints them. A task that restores a file checks only the bytes: the rest follows from
-    them.
+    `coopstreams snapshots verify` prints them. A task that restores a file checks only
+    the bytes: the rest follows from them.
     """
     storage = Storage(url)
     for name, store in manifest.stores.items():
@@ -264,11 +275,14 @@ def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
 def sweep(
     url: str, application: str, *, keep: int = 1, doing: bool = True
 ) -> list[str]:
-    """Delete the unpublished runs except the newest `keep`, and files that no manifest names; return the names.
+    """Delete the unpublished runs except the newest `keep`, and files that no manifest
+    names; return the names.
 
-    Files named by a kept manifest stay, whatever run they are of. A run without a manifest may still be at work: it
-    stays if it is newer than the published one. A run whose manifest is damaged is not kept, also if it is the
-    published one; a warning names it. Other files than those of snapshots stay. `doing` False: only return the names.
+    Files named by a kept manifest stay, whatever run they are of. A run without a
+    manifest may still be at work: it stays if it is newer than the published one. A run
+    whose manifest is damaged is not kept, also if it is the published one; a warning
+    names it. Other files than those of snapshots stay. `doing` False: only return the
+    names.
     """
     storage = Storage(url)
     counts = current_run(url, application)
@@ -298,7 +312,8 @@ def sweep(
 
 
 def _checked(application: str) -> str:
-    """Return the id if it names one folder of the storage: an empty one would name the folders of all applications.
+    """Return the id if it names one folder of the storage: an empty one would name the
+    folders of all applications.
 
     Raises:
         SnapshotError: it is not legal as an application id.

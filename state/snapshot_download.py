@@ -1,14 +1,16 @@
-"""Downloads state from a snapshot into a database, on threads of its own; the caller polls `look`.
+"""Downloads state from a snapshot into a database, on threads of its own; the caller
+polls `look`.
 
     choosing     reads the manifest and selects the slices that fit
     fetching     fetches slices, several at a time, and checks each
     ingesting    puts the files into the database, with the checkpoints at which the changelog continues
     ended        the changelog supplies the rest; or the download was given up
 
-Invariant: a download that was given up touches no database and leaves no file. Giving up never waits for the network.
-Invariant: a storage that is silent for a minute is called off: the slices that have come are used, and the changelog
-supplies the rest.
-Turned down: ingesting over existing rows (a file's rows would win over newer ones).
+Invariant: a download that was given up touches no database and leaves no file. Giving
+up never waits for the network.
+Invariant: a storage that is silent for a minute is called off: the slices that have
+come are used, and the changelog supplies the rest. Turned down: ingesting over existing
+rows (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Slices that are fetched at the same time: an object store answers slowly, but many requests at once."""
+"""Slices that are fetched at the same time: an object store answers slowly, but many
+requests at once.
+"""
 PATIENCE_S = 60.0
-"""How long a storage may be silent. Drivers may have shorter time-outs; a mounted folder may have none."""
+"""How long a storage may be silent. Drivers may have shorter time-outs; a mounted
+folder may have none.
+"""
 
 
 class DownloadStage(Enum):
@@ -56,7 +62,8 @@ class DownloadStage(Enum):
 class DownloadProgress:
     """How far the download of a store's slices is.
 
-    Units: bytes, bytes per second, seconds; `eta_s` None: not known yet. `total_bytes` is 0 until slices are chosen.
+    Units: bytes, bytes per second, seconds; `eta_s` None: not known yet. `total_bytes`
+    is 0 until slices are chosen.
     """
 
     store: str
@@ -81,7 +88,8 @@ class Flag(Protocol):
 
 
 class Downloads:
-    """The threads of all downloads of one instance, and the time of their last progress.
+    """The threads of all downloads of one instance, and the time of their last
+    progress.
 
     `ended` is set when a download has ended; the thread that waits for it clears it.
     """
@@ -110,7 +118,8 @@ class Downloads:
 
 
 class SnapshotDownload:
-    """The download of some key groups (ascending) of one store for one task. It begins at once.
+    """The download of some key groups (ascending) of one store for one task. It begins
+    at once.
 
     One thread calls `look` and `give_up`; `progress` any thread.
     """
@@ -162,8 +171,8 @@ class SnapshotDownload:
         )
 
     def look(self) -> bool:
-        """Return whether the download has ended, with all fetched rows in the database. Cancel it if the storage is
-        silent.
+        """Return whether the download has ended, with all fetched rows in the database.
+        Cancel it if the storage is silent.
 
         Raises:
             StateError: the database cannot take the files.
@@ -188,10 +197,9 @@ class SnapshotDownload:
     def progress(self) -> DownloadProgress:
         """Return how far the download is."""
         with self._lock:
-            fetched, total = (
-                min(self._bytes, self._total),
-                self._total,
-            )  # a retried file counts twice
+            # a retried file counts twice
+            fetched = min(self._bytes, self._total)
+            total = self._total
         seconds = self._downloads.clock() - self._began
         rate = fetched / seconds if seconds > 0 else 0.0
         return DownloadProgress(
@@ -283,7 +291,9 @@ class SnapshotDownload:
             error = caught
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._lock:
-            self._error, self._touching, self._stage = error, False, DownloadStage.ENDED
+            self._error = error
+            self._touching = False
+            self._stage = DownloadStage.ENDED
             self._lock.notify_all()
 
     def _bring_in(self) -> None:
@@ -319,7 +329,8 @@ class SnapshotDownload:
         except BaseException as error:
             log.debug("%s: failed", self._where, exc_info=True)
             with self._lock:
-                self._error, self._stage = error, DownloadStage.ENDED
+                self._error = error
+                self._stage = DownloadStage.ENDED
         finally:
             with self._lock:
                 ended = self._stage is DownloadStage.ENDED

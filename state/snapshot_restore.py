@@ -1,13 +1,14 @@
-"""Restores state from a published snapshot where one fits; the changelog supplies the rest.
+"""Restores state from a published snapshot where one fits; the changelog supplies the
+rest.
 
     choose   selects the slices that fit: a pure function of manifest and changelog
     fetch    copies the files of a slice to this machine and checks them
 
 `snapshot_download` does both on its own threads, and ingests the files into a database.
 
-Invariant: a snapshot is a cache. If anything is wrong with it (a flipped byte, a missing file, another topic, a newer
-format, a storage that does not answer), a warning is logged and the changelog is read instead. Unchecked bytes are
-never returned.
+Invariant: a snapshot is a cache. If anything is wrong with it (a flipped byte, a
+missing file, another topic, a newer format, a storage that does not answer), a warning
+is logged and the changelog is read instead. Unchecked bytes are never returned.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
 def choose(
     store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds
 ) -> tuple[list[Slice], str]:
-    """Return the slices to take, each cut to the wanted key groups, and a reason why others cannot be taken, or empty.
+    """Return the slices to take, each cut to the wanted key groups, and a reason why
+    others cannot be taken, or empty.
 
-    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may come in several parts.
+    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may
+    come in several parts.
     """
     wanted = set(groups)
     taken: list[Slice] = []
@@ -92,10 +95,11 @@ def choose(
 
 
 class Snapshots:
-    """The published snapshot of an application, for the restores of one instance. Any thread.
+    """The published snapshot of an application, for the restores of one instance. Any
+    thread.
 
-    `folder` holds files until they are in a database; on the database's disk they are moved, not copied. Making a
-    `Snapshots` empties it.
+    `folder` holds files until they are in a database; on the database's disk they are
+    moved, not copied. Making a `Snapshots` empties it.
     """
 
     def __init__(self, url: str, application: str, folder: Path) -> None:
@@ -115,7 +119,9 @@ class Snapshots:
         bounds: Bounds,
         where: str,
     ) -> list[Slice]:
-        """Return the published slices to take for these key groups (ascending); log why others do not fit."""
+        """Return the published slices to take for these key groups (ascending); log why
+        others do not fit.
+        """
         try:
             manifest = _twice(self._current)
         except SnapshotError as error:
@@ -139,11 +145,12 @@ class Snapshots:
         return slices
 
     def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
-        """Return the files of a slice, with rows of its groups only: a file at the edge of a range is rewritten.
+        """Return the files of a slice, with rows of its groups only: a file at the edge
+        of a range is rewritten.
 
         Raises:
-            GivenUpError: `heard` raised it.
-            SnapshotError, StateError, OSError: a file is missing or damaged, the storage does not answer, or the disk
+            GivenUpError: `heard` raised it. SnapshotError, StateError, OSError: a file
+            is missing or damaged, the storage does not answer, or the disk
                 is full.
         """
         storage = Storage(self._url)
@@ -178,7 +185,9 @@ class Snapshots:
 
 
 def _twice(ask: Callable[[], T]) -> T:
-    """Return an answer of the storage, asking once more if it fails: reading the changelog instead costs far more."""
+    """Return an answer of the storage, asking once more if it fails: reading the
+    changelog instead costs far more.
+    """
     try:
         return ask()
     except GivenUpError:

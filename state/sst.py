@@ -1,6 +1,8 @@
-"""RocksDB's sorted files: they carry state from one database to another without writing it row by row.
+"""RocksDB's sorted files: they carry state from one database to another without writing
+it row by row.
 
-Invariant: a written file is complete; rows out of order are an error, never a wrong file.
+Invariant: a written file is complete; rows out of order are an error, never a wrong
+file.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from coopstreams.topology.errors import (
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A written file: the number of its rows, and its first and last key (both inclusive)."""
+    """A written file: the number of its rows, and its first and last key (both
+    inclusive).
+    """
 
     entries: int
     first_key: bytes
@@ -33,7 +37,8 @@ class WrittenFile:
 
 
 def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
-    """Write rows to a file. Without rows, write no file and return None: RocksDB takes no empty file.
+    """Write rows to a file. Without rows, write no file and return None: RocksDB takes
+    no empty file.
 
     Raises:
         SnapshotError: the keys do not ascend strictly, or the disk is full.
@@ -61,7 +66,8 @@ def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
 
 
 def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a file, ascending. The file stays. It is copied beside itself, where there is space for state.
+    """Yield the rows of a file, ascending. The file stays. It is copied beside itself,
+    where there is space for state.
 
     Raises:
         SnapshotError: it is not a file of RocksDB, or there is no space for its copy.

@@ -1,11 +1,12 @@
-"""The storage of snapshots: a folder, or a bucket, named by an fsspec URL. Only this module imports fsspec.
+"""The storage of snapshots: a folder, or a bucket, named by an fsspec URL. Only this
+module imports fsspec.
 
-Names are relative to the storage and have `/` between their parts. Credentials come from where the fsspec driver looks
-for them (environment, profile), never from a name.
+Names are relative to the storage and have `/` between their parts. Credentials come
+from where the fsspec driver looks for them (environment, profile), never from a name.
 
-Invariant: a name shows all of its bytes or nothing. A local file is written under another name and renamed; an object
-store ensures it itself.
-Turned down: a path of our own for local folders (two ways to do everything, one of them less tested).
+Invariant: a name shows all of its bytes or nothing. A local file is written under
+another name and renamed; an object store ensures it itself. Turned down: a path of our
+own for local folders (two ways to do everything, one of them less tested).
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
-"""Protocols without folders, where creating the first folder would create the bucket: that is left to the operator."""
+"""Protocols without folders, where creating the first folder would create the bucket:
+that is left to the operator.
+"""
 
 _CHUNK = 1 << 20
 
 Heard: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes of each chunk that has come. Raises `GivenUpError` if the rest is not wanted."""
+"""Called with the number of bytes of each chunk that has come. Raises `GivenUpError` if
+the rest is not wanted.
+"""
 
 
 class GivenUpError(SnapshotError):
@@ -40,7 +45,8 @@ class Storage:
     """A folder or bucket. Any thread; another process makes its own from the `url`.
 
     Raises:
-        SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or the storage does not answer.
+        SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or
+        the storage does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -73,7 +79,9 @@ class Storage:
 
     @property
     def absent(self) -> bool:
-        """Whether it is a folder of this host that does not exist. The first write would make it."""
+        """Whether it is a folder of this host that does not exist. The first write
+        would make it.
+        """
         return self._local and not Path(self._root).is_dir()
 
     def read(self, name: str) -> bytes | None:
@@ -99,7 +107,9 @@ class Storage:
             raise self._error("write", name, error) from error
 
     def upload(self, file: Path, name: str) -> None:
-        """Copy a local file to an unused name. Readers may see part of it during the upload."""
+        """Copy a local file to an unused name. Readers may see part of it during the
+        upload.
+        """
         path = self._path(name)
         try:
             self._make_folder(path)
@@ -108,13 +118,16 @@ class Storage:
             raise self._error("write", name, error) from error
 
     def download(self, name: str, file: Path, heard: Heard = nobody) -> bool:
-        """Copy the bytes under a name to a local file; return False if there is no such name.
+        """Copy the bytes under a name to a local file; return False if there is no such
+        name.
 
         Raises:
             GivenUpError: `heard` raised it; part of the file may be there.
         """
         try:
-            if self._local:  # fsspec does not report progress for local files, and a mounted folder may be remote
+            # fsspec does not report progress for local files, and a mounted folder may
+            # be remote
+            if self._local:
                 _copy(Path(self._path(name)), file, heard)
             else:
                 self._files.get_file(

@@ -1,12 +1,16 @@
-"""A key-value store of one task: live objects in a write buffer, over the bytes in the database.
+"""A key-value store of one task: live objects in a write buffer, over the bytes in the
+database.
 
-A key is read and deserialised once; operators then change the object in place. A commit freezes the dirty entries: it
-serialises them. They are written to the database after the commit has succeeded.
+A key is read and deserialised once; operators then change the object in place. A commit
+freezes the dirty entries: it serialises them. They are written to the database after
+the commit has succeeded.
 
-Invariant: reads see the buffer over the database, and between two commits only the buffer changes.
-Invariant: a key has one entry, in `entries`, so that all changes go to the entry that will be written.
-Turned down: a sorted buffer (a sorted container slows every write; a scan sorts what it needs), and the exact size of
-live objects (Python does not tell it): the buffer is bounded by the number of entries times their average size.
+Invariant: reads see the buffer over the database, and between two commits only the
+buffer changes.
+Invariant: a key has one entry, in `entries`, so that all changes go to the entry that
+will be written. Turned down: a sorted buffer (a sorted container slows every write; a
+scan sorts what it needs), and the exact size of live objects (Python does not tell it):
+the buffer is bounded by the number of entries times their average size.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ from coopstreams.topology.serde import reason, within
 from coopstreams.topology.stores import SUBSCRIBER_BYTES, Entry, StoreSpec
 
 ENTRY_BYTES = 200
-"""The memory of a buffered entry without key and value: the entry, its slots in two dicts, the object headers."""
+"""The memory of a buffered entry without key and value: the entry, its slots in two
+dicts, the object headers.
+"""
 LIVE_FACTOR = 4
 """The memory of a buffered value, as object and as bytes, per serialised byte."""
 NO_TIMESTAMP = -1
@@ -39,13 +45,19 @@ NO_TIMESTAMP = -1
 _SAMPLE = 64
 _AT = attrgetter("at")
 _FEW_ROWS = 1000
-"""How many rows of a plain key the buffer keeps at once: a seek costs as much as ten look-ups."""
+"""How many rows of a plain key the buffer keeps at once: a seek costs as much as ten
+look-ups.
+"""
 _MOST_WHOLE = 10_000
-"""Of how many plain keys it is known that their rows are in the buffer: those without rows take memory, too."""
+"""Of how many plain keys it is known that their rows are in the buffer: those without
+rows take memory, too.
+"""
 
 
 class PlacedEntry(Entry):
-    """An entry that keeps its database key, so that a key is hashed once and not with every commit."""
+    """An entry that keeps its database key, so that a key is hashed once and not with
+    every commit.
+    """
 
     __slots__ = ("at",)
 
@@ -62,9 +74,11 @@ class PlacedEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ChangelogBatch:
-    """Columns for the changelog of a store: one record for each key, ordered by database key.
+    """Columns for the changelog of a store: one record for each key, ordered by
+    database key.
 
-    Shape: keys are changelog keys (window stores: with the sequence number); the value None is a tombstone.
+    Shape: keys are changelog keys (window stores: with the sequence number); the value
+    None is a tombstone.
     """
 
     store: str
@@ -80,10 +94,12 @@ _Columns: TypeAlias = tuple[
 
 
 class Table:
-    """A `TableStore` of kind `key_value`, for some key groups of a database. One thread.
+    """A `TableStore` of kind `key_value`, for some key groups of a database. One
+    thread.
 
     Raises:
-        SerdeError: a value cannot be serialised, or bytes of the database cannot be deserialised; names the store.
+        SerdeError: a value cannot be serialised, or bytes of the database cannot be
+        deserialised; names the store.
         StateError: a key belongs to another task.
     """
 
@@ -93,7 +109,9 @@ class Table:
         self.guard: AbstractContextManager[Any] = database.guard
         self.entries: dict[bytes, Entry] = {}
         self.frozen: list[Change] = []
-        """The frozen changes of the interval, which the next commit writes to the database."""
+        """The frozen changes of the interval, which the next commit writes to the
+        database.
+        """
         self._database = database
         self._groups = groups
         self._first, self._last = groups
@@ -111,7 +129,8 @@ class Table:
         self._open()
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+        """Return the entry of a key from the buffer or the database, and keep it in
+        `entries`.
 
         The entry has the value None if there is no such key.
         """
@@ -122,22 +141,28 @@ class Table:
         return entry
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        """Mark an entry as changed since the last commit: one of `entries`, or one that
+        `scan` has just yielded.
+        """
         entry.dirty = True
         self._dirty[key] = entry
         if key not in self.entries:  # an entry that `scan` yielded is not in `entries`
             self._keep(key, entry)
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return the entries that changed since the last commit, in the order of their first change."""
+        """Return the entries that changed since the last commit, in the order of their
+        first change.
+        """
         return list(self._dirty.items())
 
     def scan(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, the buffer's over the database's.
+        """Yield the live entries with start <= key < end in key order, the buffer's
+        over the database's.
 
-        Keys added during the iteration are left out; changes of the other entries are seen.
+        Keys added during the iteration are left out; changes of the other entries are
+        seen.
         """
         entries = self._buffered()
         buffered = iter(
@@ -166,13 +191,16 @@ class Table:
         """Do nothing: the rows of a key-value store do not expire."""
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries, which are then clean, and return them for the changelog; None if there are none.
+        """Serialise the dirty entries, which are then clean, and return them for the
+        changelog; None if there are none.
 
-        A key that was added and deleted since the last commit is left out. Rows are read back if their serde asks for
-        it: one that cannot be read would stop each later start.
+        A key that was added and deleted since the last commit is left out. Rows are
+        read back if their serde asks for it: one that cannot be read would stop each
+        later start.
 
         Raises:
-            SerdeError: a value cannot be serialised. The task's interval is void: `discard`.
+            SerdeError: a value cannot be serialised. The task's interval is void:
+            `discard`.
         """
         if not self._dirty:
             return None
@@ -204,7 +232,9 @@ class Table:
 
     @property
     def observed(self) -> int:
-        """The window start that the store has observed; a key-value store observes none."""
+        """The window start that the store has observed; a key-value store observes
+        none.
+        """
         return NOTHING_OBSERVED
 
     @property
@@ -213,7 +243,9 @@ class Table:
         return int(len(self.entries) * (ENTRY_BYTES + LIVE_FACTOR * self._average))
 
     def weigh(self) -> None:
-        """Update the average size with the entry that changed last, so that `size_bytes` follows growing values."""
+        """Update the average size with the entry that changed last, so that
+        `size_bytes` follows growing values.
+        """
         newest = next(reversed(self._dirty), None)
         if newest is None or (value := self._dirty[newest].value) is None:
             return
@@ -222,7 +254,9 @@ class Table:
             self._average += (size - self._average) / 8 if self._average else size
 
     def trim(self, share: float) -> None:
-        """Remove clean entries until this share of the buffer is left; those of the latest commit go last."""
+        """Remove clean entries until this share of the buffer is left; those of the
+        latest commit go last.
+        """
         excess = len(self.entries) - int(len(self.entries) * share)
         for key in self._latest:
             entry = self.entries.pop(key, None)
@@ -287,18 +321,25 @@ class Table:
     def _serialised(self, entries: list[PlacedEntry]) -> _Columns:
         """Return the columns of changed entries, which are then clean.
 
-        One pass does all the work on an entry, because fetching it into the CPU cache costs more than the work.
+        One pass does all the work on an entry, because fetching it into the CPU cache
+        costs more than the work.
         """
-        encode, read_back, pack = self._encode, self._read_back, TIMESTAMP.pack
+        encode = self._encode
+        read_back = self._read_back
+        pack = TIMESTAMP.pack
         columns: _Columns = [], [], [], []
         places, rows, values, timestamps = columns
-        add_place, add_row = places.append, rows.append
-        add_value, add_timestamp = values.append, timestamps.append
+        add_place = places.append
+        add_row = rows.append
+        add_value = values.append
+        add_timestamp = timestamps.append
         entry = entries[0]
         try:
             for entry in entries:
                 entry.dirty = False
-                value, row, stored = entry.value, None, None
+                value = entry.value
+                row = None
+                stored = None
                 if value is not None:
                     row = pack(entry.timestamp) + encode(value)
                     stored = row[
@@ -342,10 +383,12 @@ class Table:
 
 
 class SubscriberTable(Table):
-    """A `TableStore` with the rows of many subscribers for each plain key; keys are `subscriber_key(...)`. One thread.
+    """A `TableStore` with the rows of many subscribers for each plain key; keys are
+    `subscriber_key(...)`. One thread.
 
-    Turned down: one row for all subscribers of a key (that of 60,000 orders from one country is larger than a record of
-    a changelog may be, and each of them would write it anew).
+    Turned down: one row for all subscribers of a key (that of 60,000 orders from one
+    country is larger than a record of a changelog may be, and each of them would write
+    it anew).
     """
 
     _of: dict[bytes, set[bytes]]
@@ -354,7 +397,8 @@ class SubscriberTable(Table):
     """Plain keys whose rows are all in `entries`."""
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+        """Return the entry of a key from the buffer or the database, and keep it in
+        `entries`.
 
         The entry has the value None if there is no such key.
         """
@@ -367,10 +411,8 @@ class SubscriberTable(Table):
     def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live rows of a plain key, in no order; change none meanwhile."""
         if key not in self._whole:
-            length, found = (
-                len(key) + SUBSCRIBER_BYTES,
-                self._database.beginning_with(self.spec.name, key),
-            )
+            length = len(key) + SUBSCRIBER_BYTES
+            found = self._database.beginning_with(self.spec.name, key)
             stored = (
                 row
                 for row in found
@@ -389,7 +431,8 @@ class SubscriberTable(Table):
 
     def _open(self) -> None:
         super()._open()
-        self._of, self._whole = {}, set()
+        self._of = {}
+        self._whole = set()
 
     def _keep(self, key: bytes, entry: Entry) -> None:
         super()._keep(key, entry)

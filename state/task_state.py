@@ -1,14 +1,16 @@
-"""The state of one task: its stores behind their buffers, and the two ways in which an interval ends.
+"""The state of one task: its stores behind their buffers, and the two ways in which an
+interval ends.
 
     changes   serialises the dirty entries, once: for the changelogs, and kept for the database
     commit    writes these same bytes, and with the last of them the changelog offsets that they stand for
     discard   clears the buffers; the database was not touched
 
-Invariant: the database gets the same changes as the changelogs, after them: it may be behind its changelog, never
-ahead.
-Invariant: a checkpoint names the changelog from which the store was restored. If that topic is recreated meanwhile, the
-new one has another topic id, and no restore continues from offsets of the old one.
-Turned down: writing the database during the interval (an abort would have to wipe it).
+Invariant: the database gets the same changes as the changelogs, after them: it may be
+behind its changelog, never ahead.
+Invariant: a checkpoint names the changelog from which the store was restored. If that
+topic is recreated meanwhile, the new one has another topic id, and no restore continues
+from offsets of the old one. Turned down: writing the database during the interval (an
+abort would have to wipe it).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _KINDS: Mapping[StoreKind, type[Table]] = {
 
 
 class TaskState:
-    """The stores of a task over the database that it shares with its siblings, after the restore. One thread.
+    """The stores of a task over the database that it shares with its siblings, after
+    the restore. One thread.
 
     Units: `cache_bytes` bounds the buffers of all its stores together, approximately.
     """
@@ -89,25 +92,31 @@ class TaskState:
         return self._tables
 
     def begin(self, times: Mapping[str, int]) -> None:
-        """Begin at these stream times of the stores, before a program is bound: no window of them starts later."""
+        """Begin at these stream times of the stores, before a program is bound: no
+        window of them starts later.
+        """
         for name, table in self._tables.items():
             table.begin(times[name])
 
     @property
     def full(self) -> bool:
-        """Whether the buffers exceed the budget even without the clean entries: commit now.
+        """Whether the buffers exceed the budget even without the clean entries: commit
+        now.
 
-        Ask between batches only: a removed entry is another object when it is loaded again.
+        Ask between batches only: a removed entry is another object when it is loaded
+        again.
         """
         for table in self._tables.values():
             table.weigh()
         return self._make_room()
 
     def changes(self) -> list[ChangelogBatch]:
-        """Return the serialised changes since the last call, one batch for each store with changes and a changelog.
+        """Return the serialised changes since the last call, one batch for each store
+        with changes and a changelog.
 
         Raises:
-            SerdeError: a value cannot be serialised; names store and key. The interval is void: `discard`.
+            SerdeError: a value cannot be serialised; names store and key. The interval
+            is void: `discard`.
         """
         batches = [table.freeze() for table in self._tables.values()]
         return [
@@ -122,15 +131,20 @@ class TaskState:
         positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS,
         true_ms: int = NEVER_TRUE,
     ) -> None:
-        """Write everything that `changes` returned since the last commit, and with the last of it these checkpoints.
+        """Write everything that `changes` returned since the last commit, and with the
+        last of it these checkpoints.
 
-        Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left
-        out keeps its checkpoint; a store without changelog has none. `positions`, for stores that hold their source
-        topic: the topic's offset below which all records of a range are done, for the ranges of the task.
-        Units: `true_ms` is a time at which no other member could write for this task: before the commit was requested.
+        Shape: checkpoints by store: the changelog offset below which all records of
+        this task lie. A store that is left out keeps its checkpoint; a store without
+        changelog has none. `positions`, for stores that hold their source
+        topic: the topic's offset below which all records of a range are done, for the
+        ranges of the task.
+        Units: `true_ms` is a time at which no other member could write for this task:
+        before the commit was requested.
 
         Raises:
-            StateError: no checkpoint was written. The task cannot be used any more: open it again from the log.
+            StateError: no checkpoint was written. The task cannot be used any more:
+            open it again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
         stands = self._checkpoints(checkpoints, positions)
@@ -152,13 +166,15 @@ class TaskState:
         self._make_room()
 
     def confirm(self, true_ms: int) -> None:
-        """Confirm that the database's state is true at this time: no other member could write for the task until then.
+        """Confirm that the database's state is true at this time: no other member could
+        write for the task until then.
 
-        Without it, a task without changes would look like one that was away, which may have missed tombstones that
-        compaction removed.
+        Without it, a task without changes would look like one that was away, which may
+        have missed tombstones that compaction removed.
 
         Raises:
-            StateError: nothing was written. The task cannot be used any more: open it again from the log.
+            StateError: nothing was written. The task cannot be used any more: open it
+            again from the log.
         """
         stands = {
             name: self._database.checkpoints(name).within(self._groups)
@@ -207,9 +223,11 @@ class TaskState:
         }
 
     def _observed(self, told: Collection[str]) -> dict[str, list[Checkpoint]]:
-        """Return the checkpoints of the other window stores, with what these have observed since.
+        """Return the checkpoints of the other window stores, with what these have
+        observed since.
 
-        A segment is dropped once it has expired for all key groups, also for those without records.
+        A segment is dropped once it has expired for all key groups, also for those
+        without records.
         """
         return {
             name: [
@@ -223,7 +241,9 @@ class TaskState:
         }
 
     def _topic_id(self, store: str) -> str:
-        """Return the id of the changelog from which a store was restored; none if its key groups do not agree."""
+        """Return the id of the changelog from which a store was restored; none if its
+        key groups do not agree.
+        """
         ids = {
             run.topic_id
             for run in self._database.checkpoints(store).within(self._groups)
@@ -231,12 +251,16 @@ class TaskState:
         return ids.pop() if len(ids) == 1 else NO_TOPIC
 
     def _make_room(self) -> bool:
-        """If the buffers exceed the budget, remove clean entries down to half of it; return whether that failed."""
+        """If the buffers exceed the budget, remove clean entries down to half of it;
+        return whether that failed.
+        """
         size = self._size_bytes()
         if size <= self._budget:
             return False
         if any(table.frozen for table in self._tables.values()):
-            return True  # frozen entries are in no database yet, so none may be removed before the commit
+            # frozen entries are in no database yet, so none may be removed before the
+            # commit
+            return True
         for table in self._tables.values():
             table.trim(self._budget / 2 / size)
         return self._size_bytes() > self._budget / 2

@@ -1,10 +1,11 @@
-"""Views of a store for queries: committed state of owned key ranges, in key order. Read-only, any thread.
+"""Views of a store for queries: committed state of owned key ranges, in key order.
+Read-only, any thread.
 
-Invariant: a scan sees one moment, between two commits of each task, however long it is read.
-Invariant: a view returns nothing outside the ranges. The caller checks after the read whether the ranges are still
-owned.
-Turned down: reading through the write buffers (a query would see changes that an abort discards, and would need a lock
-on the hot path).
+Invariant: a scan sees one moment, between two commits of each task, however long it is
+read.
+Invariant: a view returns nothing outside the ranges. The caller checks after the read
+whether the ranges are still owned. Turned down: reading through the write buffers (a
+query would see changes that an abort discards, and would need a lock on the hot path).
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class KeyRangeView:
         return key_group(key_hash(key)) in self._groups
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a store key; None if there is no such row, or if it is not owned."""
+        """Return value and timestamp of a store key; None if there is no such row, or
+        if it is not owned.
+        """
         plain = layout.plain_key(self.spec, key)
         if not self.owns(plain):
             return None
@@ -92,13 +95,15 @@ class KeyRangeView:
         prefix: bytes | None = None,
         reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last and the prefix, in key order; lazily.
+        """Return the entries with first <= key <= last and the prefix, in key order;
+        lazily.
 
         Raises:
             ValueError: `first` comes after `last`.
         """
         check_range(first, last)
-        start, end = first, None if last is None else layout.after(last)
+        start = first
+        end = None if last is None else layout.after(last)
         if prefix:
             start = prefix if start is None else max(start, prefix)
             behind = layout.prefix_end(prefix)
@@ -106,9 +111,11 @@ class KeyRangeView:
         return self._rows(start, end, reverse=reverse)
 
     def fetch(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Window]:
-        """Return the windows of a key with from_ms <= start <= to_ms, in the order of their starts; lazily.
+        """Return the windows of a key with from_ms <= start <= to_ms, in the order of
+        their starts; lazily.
 
-        Those of a versions store are the versions of a row that have ended, and their starts are the ends.
+        Those of a versions store are the versions of a row that have ended, and their
+        starts are the ends.
 
         Raises:
             ValueError: neither a window nor a versions store.
@@ -116,7 +123,8 @@ class KeyRangeView:
         if self.spec.kind not in ("window", "versions"):
             raise ValueError(f'"{self.spec.name}" is not a window store')
         group = key_group(key_hash(key))
-        from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, _LATEST)
+        from_ms = max(from_ms, self._horizons()[group], 0)
+        to_ms = min(to_ms, _LATEST)
         if from_ms > to_ms or group not in self._groups:
             return iter(())
         rows = self._database.windows_of(self.spec.name, key, from_ms, to_ms)
@@ -125,7 +133,8 @@ class KeyRangeView:
         )
 
     def sessions(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Session]:
-        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), ordered by end; lazily.
+        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive),
+        ordered by end; lazily.
 
         Raises:
             ValueError: not a session store.
@@ -141,7 +150,9 @@ class KeyRangeView:
         return (session for session in found if session.start <= to_ms)
 
     def latest_ms(self) -> int:
-        """Return a time behind which there is no window and no session; less than 0: there is none."""
+        """Return a time behind which there is no window and no session; less than 0:
+        there is none.
+        """
         return min(self._database.latest_ms(self.spec.name), _LATEST)
 
     def approximate_count(self) -> int:
@@ -156,11 +167,9 @@ class KeyRangeView:
         )
         if self.spec.kind not in layout.SEGMENTED:
             return (StoredRow(key, *layout.unpack(data)) for key, data in rows)
-        horizons, kind, suffix = (
-            self._horizons(),
-            self.spec.kind,
-            layout.suffix_bytes(self.spec),
-        )
+        horizons = self._horizons()
+        kind = self.spec.kind
+        suffix = layout.suffix_bytes(self.spec)
         if len(set(horizons)) == 1:
             horizon = horizons[0]
             return (
@@ -175,7 +184,9 @@ class KeyRangeView:
         )
 
     def _horizons(self) -> list[int]:
-        """Return the first visible window start of each key group: siblings may have observed different ones."""
+        """Return the first visible window start of each key group: siblings may have
+        observed different ones.
+        """
         horizons = [_EVER] * GROUPS
         for run in self._database.checkpoints(self.spec.name):
             if run.observed != NOTHING_OBSERVED:
@@ -204,7 +215,8 @@ class GlobalView:
         prefix: bytes | None = None,
         reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last and the prefix, in key order, as of one moment.
+        """Return the entries with first <= key <= last and the prefix, in key order, as
+        of one moment.
 
         Raises:
             ValueError: `first` comes after `last`.
@@ -229,7 +241,9 @@ class GlobalView:
 
 @lru_cache(maxsize=1024)
 def _groups_of(ranges: tuple[KeyRange, ...]) -> frozenset[int]:
-    """Return the key groups of some ranges. Kept: a view is made for each batch of queries, and reads a key or two."""
+    """Return the key groups of some ranges. Kept: a view is made for each batch of
+    queries, and reads a key or two.
+    """
     return frozenset(
         group for owned in ranges for group in layout.groups_of(owned).numbers
     )

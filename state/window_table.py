@@ -1,20 +1,25 @@
-"""Stores of one task whose keys end with a time: windows, sessions, and the versions of rows that have ended.
+"""Stores of one task whose keys end with a time: windows, sessions, and the versions of
+rows that have ended.
 
 Windows and sessions are spread over time segments, and old ones expire.
 
-The visible windows depend on stream time alone, not on the records written. The store observes the start of the newest
-window that the partition's stream time has begun, and shows windows with `start >= observed - retention + 1`. Kafka
-Streams observes the largest start that was put. Both are equal when the newest record was put; but a task with part of
-the keys does not see that record, and the result must not depend on the number of ranges.
+The visible windows depend on stream time alone, not on the records written. The store
+observes the start of the newest window that the partition's stream time has begun, and
+shows windows with `start >= observed - retention + 1`. Kafka Streams observes the
+largest start that was put. Both are equal when the newest record was put; but a task
+with part of the keys does not see that record, and the result must not depend on the
+number of ranges.
 
-Where the records of a key begin windows (sliding windows, user-defined windows), stream time does not determine which
-windows have begun. There the largest start counts that any task over the database has put, once the observing task's
-own stream time has reached it. No window starts later than stream time, so the puts of a task that is ahead do not
-count too early.
+Where the records of a key begin windows (sliding windows, user-defined windows), stream
+time does not determine which windows have begun. There the largest start counts that
+any task over the database has put, once the observing task's own stream time has
+reached it. No window starts later than stream time, so the puts of a task that is ahead
+do not count too early.
 
-Invariant: an expired window is neither loaded, scanned nor written to the database. If it was dirty, the next commit
-still forwards and logs it: its last update is a result like any other.
-Turned down: observing stream time itself (a window would expire up to a window's length earlier than in Kafka Streams).
+Invariant: an expired window is neither loaded, scanned nor written to the database. If
+it was dirty, the next commit still forwards and logs it: its last update is a result
+like any other. Turned down: observing stream time itself (a window would expire up to a
+window's length earlier than in Kafka Streams).
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ from coopstreams.topology.stores import Entry, StoreSpec
 _EVER = -(1 << 63)
 _NEVER = 1 << 63
 TIME_BYTES = 240
-"""What a time takes at which buffered entries are: windows share theirs, nearly each session has one of its own."""
+"""What a time takes at which buffered entries are: windows share theirs, nearly each
+session has one of its own.
+"""
 KNOWN_BYTES = 60
 """What a time takes in the times of a key. A key with a long history has thousands."""
 
@@ -50,8 +57,8 @@ KNOWN_BYTES = 60
 class _Times:
     """The times of a plain key's windows: the ends of their store keys, in order.
 
-    Invariant: it has the visible windows that changed since the last commit, and all visible windows of the database
-    from the time `read` on.
+    Invariant: it has the visible windows that changed since the last commit, and all
+    visible windows of the database from the time `read` on.
     """
 
     known: list[bytes] = field(default_factory=list)
@@ -59,10 +66,14 @@ class _Times:
 
 
 class TimedTable(Table):
-    """A `TableStore` whose keys end with a time, and which finds the rows of a plain key by it. One thread."""
+    """A `TableStore` whose keys end with a time, and which finds the rows of a plain
+    key by it. One thread.
+    """
 
     _of_key: dict[bytes, _Times] | None
-    """The times by plain key, of keys fetched or changed since the last commit. None before the first fetch."""
+    """The times by plain key, of keys fetched or changed since the last commit. None
+    before the first fetch.
+    """
     _known = 0
     """How many times `_of_key` has."""
     _horizon = _EVER
@@ -71,12 +82,15 @@ class TimedTable(Table):
     def put(self, key: bytes, value: object, timestamp: int) -> None:
         """Set the value of a key; None deletes it."""
         entry = self.entries.get(key) or self.load(key)
-        entry.value, entry.timestamp = value, timestamp
+        entry.value = value
+        entry.timestamp = timestamp
         if not entry.dirty:
             self.touch(key, entry)
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
-        """Return the rows of a plain key with first <= time <= last, in the order of their times."""
+        """Return the rows of a plain key with first <= time <= last, in the order of
+        their times.
+        """
         first = max(first, self._horizon, 0)
         times = self._times(key, first).known
         rows = [
@@ -119,7 +133,8 @@ class TimedTable(Table):
         if first < times.read:
             rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
             stored = [row[-self._suffix :] for row, _ in rows]
-            known, before = times.known, len(times.known)
+            known = times.known
+            before = len(times.known)
             at = (
                 before
                 if times.read == _NEVER
@@ -134,14 +149,18 @@ class TimedTable(Table):
 
     def _note_dirty(self) -> None:
         """Begin the times by plain key anew, with those of the changed rows."""
-        self._of_key, self._known = {}, 0
+        self._of_key = {}
+        self._known = 0
         for changed in self._dirty:
             self._note(changed)
 
     def _note(self, key: bytes) -> None:
-        """Add a changed window, which may not be in the database yet, to the times of its key."""
+        """Add a changed window, which may not be in the database yet, to the times of
+        its key.
+        """
         assert self._of_key is not None
-        plain, time = key[: -self._suffix], key[-self._suffix :]
+        plain = key[: -self._suffix]
+        time = key[-self._suffix :]
         times = self._of_key.get(plain)
         if times is None:
             times = self._of_key[plain] = _Times()
@@ -152,10 +171,12 @@ class TimedTable(Table):
 
 
 class VersionTable(TimedTable):
-    """A `VersionTableStore`: a `TableStore` of kind `versions`; keys are `window_key(...)` of ends. One thread.
+    """A `VersionTableStore`: a `TableStore` of kind `versions`; keys are
+    `window_key(...)` of ends. One thread.
 
-    Invariant: what has ended is deleted only if it was old at the last commit. At-least-once, the changelog may be
-    ahead of the positions, and records that are repeated ask for what was still young then.
+    Invariant: what has ended is deleted only if it was old at the last commit.
+    At-least-once, the changelog may be ahead of the positions, and records that are
+    repeated ask for what was still young then.
     """
 
     old_ms: int
@@ -163,13 +184,17 @@ class VersionTable(TimedTable):
     _old_at_commit: int
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        """Mark an entry as changed since the last commit: one of `entries`, or one that
+        `scan` has just yielded.
+        """
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key with this time or a later one, None if there is none."""
+        """Return the first row of a plain key with this time or a later one, None if
+        there is none.
+        """
         time = max(time, 0)
         times = self._times(key, time).known
         for at in range(bisect_left(times, TIMESTAMP.pack(time)), len(times)):
@@ -180,7 +205,9 @@ class VersionTable(TimedTable):
         return None
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that were old at the last commit. Their values are not read."""
+        """Delete the committed rows of a plain key that were old at the last commit.
+        Their values are not read.
+        """
         if self._old_at_commit >= 0:
             for row, data in list(
                 self._database.windows_of(self.spec.name, key, 0, self._old_at_commit)
@@ -201,17 +228,23 @@ class VersionTable(TimedTable):
 
     def _open(self) -> None:
         super()._open()
-        self._of_key, self._known = None, 0
+        self._of_key = None
+        self._known = 0
         self.old_ms = self._old_at_commit = NOTHING_OBSERVED
 
 
 class WindowTable(TimedTable):
-    """A `WindowTableStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
+    """A `WindowTableStore`: a `TableStore` of kind `window`; keys are
+    `window_key(...)`. One thread.
+    """
 
     _newest: int
-    """The latest time that this task has put, if puts decide which windows are visible."""
+    """The latest time that this task has put, if puts decide which windows are visible.
+    """
     _newest_of_all: list[int]
-    """The latest time that any task over the database has put: one cell, written under the `guard`."""
+    """The latest time that any task over the database has put: one cell, written under
+    the `guard`.
+    """
     _began: int = _NEVER
     """The stream time of the operator when the task began."""
 
@@ -239,7 +272,9 @@ class WindowTable(TimedTable):
         return entry
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        """Mark an entry as changed since the last commit: one of `entries`, or one that
+        `scan` has just yielded.
+        """
         super().touch(key, entry)
         if self._of_key is not None:
             self._note(key)
@@ -272,8 +307,9 @@ class WindowTable(TimedTable):
     def begin(self, stream_time: int) -> None:
         """Begin at this stream time of the operator: no window starts later.
 
-        A restore gives key groups without windows the observed start of other groups. These may have belonged to a task
-        that was ahead, and the remaining records of this task would find their windows expired.
+        A restore gives key groups without windows the observed start of other groups.
+        These may have belonged to a task that was ahead, and the remaining records of
+        this task would find their windows expired.
         """
         self._began = stream_time
         self._open()
@@ -290,7 +326,9 @@ class WindowTable(TimedTable):
 
     @property
     def observed(self) -> int:
-        """The start of the newest window that has begun, as the store knows; it decides which windows expire."""
+        """The start of the newest window that has begun, as the store knows; it decides
+        which windows expire.
+        """
         return self._observed
 
     def _open(self) -> None:
@@ -299,7 +337,8 @@ class WindowTable(TimedTable):
         self._starts: list[int] = []
         self._observed = NOTHING_OBSERVED
         self._newest = NOTHING_OBSERVED
-        self._of_key, self._known = None, 0
+        self._of_key = None
+        self._known = 0
         self._horizon = _EVER
         self._oldest = 0
         self._observe(
@@ -334,7 +373,9 @@ class WindowTable(TimedTable):
             del self._by_start[start]
 
     def _sweep(self) -> None:
-        """Remove getters and times of expired windows, which are kept beside the buffer."""
+        """Remove getters and times of expired windows, which are kept beside the
+        buffer.
+        """
         self._oldest = self._horizon // self._segment_ms
         self._getters = {
             segment: getter
@@ -372,7 +413,8 @@ class WindowTable(TimedTable):
         for place, row in zip(places, rows, strict=True):
             found = of_time.get(place[time_in])
             if found is None:
-                time, found = layout.time_of(self.spec.kind, place), ([], [])
+                time = layout.time_of(self.spec.kind, place)
+                found = ([], [])
                 if time >= self._horizon:
                     found = segments.setdefault(time // self._segment_ms, found)
                 of_time[place[time_in]] = found
@@ -389,10 +431,14 @@ class WindowTable(TimedTable):
 
 
 class SessionTable(WindowTable):
-    """A `SessionStore`: a `TableStore` of kind `session`; keys are `session_key(...)`. One thread."""
+    """A `SessionStore`: a `TableStore` of kind `session`; keys are `session_key(...)`.
+    One thread.
+    """
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
-        """Set the value of a session; None deletes it, and look-ups do not find it again."""
+        """Set the value of a session; None deletes it, and look-ups do not find it
+        again.
+        """
         super().put(key, value, timestamp)
         if self._of_key is not None:
             self._note(
@@ -406,12 +452,12 @@ class SessionTable(WindowTable):
     def sessions(
         self, key: bytes, earliest_end: int, latest_start: int
     ) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
+        """Return the sessions of a plain key with earliest_end <= end and start <=
+        latest_start, ordered by end.
+        """
         earliest_end = max(earliest_end, self._horizon, 0)
-        times, latest = (
-            self._times(key, earliest_end).known,
-            TIMESTAMP.pack(max(latest_start, 0)),
-        )
+        times = self._times(key, earliest_end).known
+        latest = TIMESTAMP.pack(max(latest_start, 0))
         rows = [
             key + time
             for time in times[bisect_left(times, TIMESTAMP.pack(earliest_end)) :]

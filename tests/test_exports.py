@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def loaded_after(statement: str) -> set[str]:
-    """Return the top-level modules that a fresh interpreter has loaded after the statement."""
+    """Return the top-level modules that a fresh interpreter has loaded after the
+    statement.
+    """
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -9,7 +9,9 @@ ROOMS = ("state", "topology")
 
 
 def folder_of(package: str) -> Path:
-    """Return the real folder of a package, by the longest entry of the package-dir table."""
+    """Return the real folder of a package, by the longest entry of the package-dir
+    table.
+    """
     parts = package.split(".")
     for length in range(len(parts), 0, -1):
         if place := TABLE["package-dir"].get(".".join(parts[:length])):

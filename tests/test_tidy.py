@@ -36,8 +36,8 @@ IN_A_CYCLE = {
         "windowed",
     )
 }
-"""The types of the DSL: a method of one returns another, and their annotations name it. docs/architecture.md says why;
-none may come in.
+"""The types of the DSL: a method of one returns another, and their annotations name it.
+docs/architecture.md says why; none may come in.
 """
 
 MAY_IMPORT = {
@@ -155,7 +155,8 @@ def module_name(path: str) -> str:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports: at the top, in functions and for type checking.
+    """Return the modules that each module imports: at the top, in functions and for
+    type checking.
 
     Packages are left out: an `__init__` re-exports.
     """
@@ -263,7 +264,9 @@ def test_a_library_stays_behind_its_adapter() -> None:
 
 
 def asked_of_the_system(path: str) -> Iterator[str]:
-    """Yield the modules of time, threads and randomness that a module imports instead of using its `Host`."""
+    """Yield the modules of time, threads and randomness that a module imports instead
+    of using its `Host`.
+    """
     yield from {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading":
@@ -274,7 +277,9 @@ def asked_of_the_system(path: str) -> Iterator[str]:
 
 
 def test_only_the_host_is_asked_for_time_threads_and_chance() -> None:
-    """So a simulation controls them: see `coopstreams/common/host.py`. Locks held without waiting are exempt."""
+    """So a simulation controls them: see `coopstreams/common/host.py`. Locks held
+    without waiting are exempt.
+    """
     hosted = [
         path
         for path in LIBRARY
@@ -317,7 +322,9 @@ def test_topology_is_pure() -> None:
 
 
 def test_types_are_made_ready_for_msgspec_while_modules_load() -> None:
-    """Where two threads are the first to decode a type, at the same time, msgspec 0.22 ends the process: segfault."""
+    """Where two threads are the first to decode a type, at the same time, msgspec 0.22
+    ends the process: segfault.
+    """
     late = [
         f"{path}:{call.lineno}"
         for path in LIBRARY

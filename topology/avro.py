@@ -1,7 +1,9 @@
-"""`serdes.avro`: Avro records in the wire format of a schema registry, as dicts or as objects of a class.
+"""`serdes.avro`: Avro records in the wire format of a schema registry, as dicts or as
+objects of a class.
 
-fastavro writes 1.5 as the long 1, and any value as a boolean. What it would write as another value is refused before.
-Turned down: its own validation (three times as slow as the writing).
+fastavro writes 1.5 as the long 1, and any value as a boolean. What it would write as
+another value is refused before. Turned down: its own validation (three times as slow as
+the writing).
 Source: Apache Avro 1.12, binary encoding and schema resolution, by fastavro.
 """
 
@@ -49,10 +51,11 @@ def avro(schema: AvroSchema) -> Serde[Any]: ...
 @overload
 def avro(schema: AvroSchema, type_: type[T]) -> Serde[T]: ...
 def avro(schema: AvroSchema, type_: Any = None) -> Serde[Any]:
-    """Return the serde of values that are written with an Avro schema, and read from any version that it can read.
+    """Return the serde of values that are written with an Avro schema, and read from
+    any version that it can read.
 
-    Without a type, a record is a dict. `type_`: a class with the schema's fields that msgspec knows: dataclass, Struct,
-    TypedDict. Equal arguments give the same serde.
+    Without a type, a record is a dict. `type_`: a class with the schema's fields that
+    msgspec knows: dataclass, Struct, TypedDict. Equal arguments give the same serde.
 
     Raises:
         SerdeError: fastavro is not installed, or this is no Avro schema.
@@ -145,7 +148,11 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
     has_map = _has_map(schema)  # other serializers write its entries in any order
     if has_map:
-        write_sorted, write = write, lambda value: write_sorted(_sorted(value))
+        write_sorted = write
+
+        def write(value: Any) -> bytes:
+            return write_sorted(_sorted(value))
+
     codec = Codec(
         name,
         Schema(text, "AVRO"),
@@ -180,7 +187,8 @@ def _json_reader(schema: Any) -> Callable[[bytes], Any]:
 
 
 def _check_of(schema: Any, named: dict[str, Check]) -> Check | None:
-    """Return the check of a schema's values; None: fastavro refuses what does not fit, as in unions.
+    """Return the check of a schema's values; None: fastavro refuses what does not fit,
+    as in unions.
 
     `named`: the checks of records by their names, which a schema within may repeat.
     """
@@ -247,7 +255,8 @@ def _whole_check(kind: str) -> Check:
     end = 1 << _WHOLE[kind]
 
     def check(value: Any) -> None:
-        # Dates and times of logical types are no numbers: fastavro makes numbers of them.
+        # Dates and times of logical types are no numbers: fastavro makes numbers of
+        # them.
         if type(value) is int or isinstance(value, Number):
             number: Any = value
             if int(number) != number or not -end <= number < end:
@@ -281,7 +290,9 @@ def _has_map(schema: Any) -> bool:
 
 
 def _sorted(value: Any) -> Any:
-    """Return a value with the entries of dicts in the order of their keys, in which Avro writes those of a map."""
+    """Return a value with the entries of dicts in the order of their keys, in which
+    Avro writes those of a map.
+    """
     if isinstance(value, dict):
         return {name: _sorted(value[name]) for name in sorted(value)}
     if isinstance(value, list):

@@ -1,17 +1,22 @@
-"""Records of Avro, refused before they are read: those nested too deeply, and those of more values than bytes explain.
+"""Records of Avro, refused before they are read: those nested too deeply, and those of
+more values than bytes explain.
 
-fastavro reads each level of a value on the stack of C, and the process ends by SIGSEGV where that is full *(measured:
-5,000 levels in 5 kB)*. Items without bytes (null, a record without fields) cost only their number: ten bytes are 50
-million items. Fields that the reader skips are read in the same way, so the writer's schema suffices for both.
+fastavro reads each level of a value on the stack of C, and the process ends by SIGSEGV
+where that is full *(measured: 5,000 levels in 5 kB)*. Items without bytes (null, a
+record without fields) cost only their number: ten bytes are 50 million items. Fields
+that the reader skips are read in the same way, so the writer's schema suffices for
+both.
 
-Most schemas allow neither. `_reach` proves it from the schema: its values have no more levels than the limit, and no
-more values than the limit and so many for each byte. Records of the others, which contain themselves or have items
-without bytes, are passed over once before they are read: levels and items are counted, nothing is converted.
+Most schemas allow neither. `_reach` proves it from the schema: its values have no more
+levels than the limit, and no more values than the limit and so many for each byte.
+Records of the others, which contain themselves or have items without bytes, are passed
+over once before they are read: levels and items are counted, nothing is converted.
 
-Invariant: what is read has at most `LEVELS` levels, at most `VALUES` values and `VALUES_PER_BYTE` for each byte, and at
-most `VALUES` of types without bytes.
-Turned down: fastavro's reader in Python for schemas that contain themselves, which raises RecursionError instead: it
-takes ten times as long, is private, and has no limit for items. The pass for all schemas: it doubles the time.
+Invariant: what is read has at most `LEVELS` levels, at most `VALUES` values and
+`VALUES_PER_BYTE` for each byte, and at most `VALUES` of types without bytes. Turned
+down: fastavro's reader in Python for schemas that contain themselves, which raises
+RecursionError instead: it takes ten times as long, is private, and has no limit for
+items. The pass for all schemas: it doubles the time.
 Source: Apache Avro 1.12, "Binary encoding".
 """
 
@@ -27,7 +32,8 @@ from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.limits import LEVELS, VALUES, VALUES_PER_BYTE
 
 Step: TypeAlias = Callable[[bytes, int, int, list[int]], int]
-"""(record, where a value begins, the levels that are left, the values that are left) -> where it ends.
+"""(record, where a value begins, the levels that are left, the values that are left) ->
+where it ends.
 
 The values that are left: of all, and of those of types without bytes.
 """
@@ -39,10 +45,11 @@ _LONG_BYTES = 32_768
 
 
 class _Reach(NamedTuple):
-    """What the values of a schema can be at most. Infinite: it follows from no schema, so records have to be looked at.
+    """What the values of a schema can be at most. Infinite: it follows from no schema,
+    so records have to be looked at.
 
-    `levels`: of records, arrays and maps within each other. `excess`: the values, less `VALUES_PER_BYTE` for each byte
-    that they are written in.
+    `levels`: of records, arrays and maps within each other. `excess`: the values, less
+    `VALUES_PER_BYTE` for each byte that they are written in.
     """
 
     levels: float
@@ -53,9 +60,11 @@ _UNKNOWN = _Reach(inf, inf)
 
 
 class Gradual(BytesIO):
-    """A long record. Each read is a call of Python, where the interpreter may change to another thread.
+    """A long record. Each read is a call of Python, where the interpreter may change to
+    another thread.
 
-    fastavro itself never lets others run within a record, and takes a second for a megabyte of small parts.
+    fastavro itself never lets others run within a record, and takes a second for a
+    megabyte of small parts.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -72,7 +81,8 @@ def source_of(data: bytes) -> BytesIO:
 
 
 def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
-    """Return the check of records that were written with a schema, from a place on; None: the schema suffices.
+    """Return the check of records that were written with a schema, from a place on;
+    None: the schema suffices.
 
     Shape: `schema` is one that `fastavro.parse_schema` returns.
     """
@@ -97,7 +107,9 @@ def check_of(schema: Any) -> Callable[[bytes, int], None] | None:
 def _reach(
     schema: Any, named: Named, known: dict[str, _Reach], levels_left: int
 ) -> _Reach:
-    """Return what the values of a schema can be. `known`: of names; unknown while they are looked at."""
+    """Return what the values of a schema can be. `known`: of names; unknown while they
+    are looked at.
+    """
     if not levels_left:
         return _UNKNOWN
     schema = definition(schema, named)
@@ -135,7 +147,8 @@ def _reach(
 
 
 def _empty_records(named: Named) -> frozenset[str]:
-    """Return the names of records whose values have no byte: nulls, and such records, are all that they have.
+    """Return the names of records whose values have no byte: nulls, and such records,
+    are all that they have.
 
     fastavro makes such values without a read, so no other thread runs.
     """
@@ -168,7 +181,9 @@ def _of_bytes(least: int) -> int:
 
 
 class _Types(NamedTuple):
-    """What the names in a schema stand for: their definitions, which of them have no bytes, and their steps."""
+    """What the names in a schema stand for: their definitions, which of them have no
+    bytes, and their steps.
+    """
 
     named: Named
     empty: frozenset[str]
@@ -237,7 +252,9 @@ def _union_step(branches: list[Step]) -> Step:
 
 
 def _items_step(item: Step, counted: int, key: Step | None = None) -> Step:
-    """Return the step over the blocks of an array, or of a map, whose items have keys. `counted`: 1 for items without bytes."""
+    """Return the step over the blocks of an array, or of a map, whose items have keys.
+    `counted`: 1 for items without bytes.
+    """
 
     def step(data: bytes, at: int, levels_left: int, values_left: list[int]) -> int:
         if not levels_left:

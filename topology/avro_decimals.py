@@ -1,11 +1,13 @@
 """Decimals of Avro, refused by their length before they are converted.
 
-fastavro converts bytes to a decimal, and a decimal to bytes, in time in the square of its digits *(measured: 100 kB take
-4 s, 900 kB 165 s; no other thread runs meanwhile)*. It finds the functions of a logical type by its name, in tables that
-are open to others. So decimals get a name of ours in the schemas that fastavro is given, whose functions look at the
-length first. What else uses fastavro in this process keeps its own.
+fastavro converts bytes to a decimal, and a decimal to bytes, in time in the square of
+its digits *(measured: 100 kB take 4 s, 900 kB 165 s; no other thread runs meanwhile)*.
+It finds the functions of a logical type by its name, in tables that are open to others.
+So decimals get a name of ours in the schemas that fastavro is given, whose functions
+look at the length first. What else uses fastavro in this process keeps its own.
 
-Turned down: a limit from the precision in the schema. The schema of a hostile writer has any precision.
+Turned down: a limit from the precision in the schema. The schema of a hostile writer
+has any precision.
 Source: fastavro, "Custom Logical Types"; Apache Avro 1.12, "Decimal".
 """
 
@@ -22,7 +24,9 @@ from coopstreams.topology.limits import DECIMAL_BYTES, DECIMAL_DIGITS
 
 
 def with_bounded_decimals(schema: Any) -> Any:
-    """Return an Avro schema, as JSON, whose decimals are read and written within the limits."""
+    """Return an Avro schema, as JSON, whose decimals are read and written within the
+    limits.
+    """
     _register()
     return _bounded(schema)
 

@@ -1,10 +1,13 @@
-"""Options of asynchronous calls (`map_values_async` and its variants): how they are made and retried.
+"""Options of asynchronous calls (`map_values_async` and its variants): how they are
+made and retried.
 
-    orders.map_values_async(price_of, value=serdes.json, max_in_flight=500, timeout=timedelta(seconds=2),
-                            retry=Retry(times=3, on=(ConnectionError, TimeoutError)))
+    orders.map_values_async(price_of, value=serdes.json, max_in_flight=500,
+                            timeout=timedelta(seconds=2), retry=Retry(times=3,
+                            on=(ConnectionError, TimeoutError)))
 
-Calls run beside the stream thread, many at a time. Their results pass through the program in the order of the
-partition, so the nodes below get the same records as from a synchronous function.
+Calls run beside the stream thread, many at a time. Their results pass through the
+program in the order of the partition, so the nodes below get the same records as from a
+synchronous function.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ CallOrder: TypeAlias = Literal["key", "partition", "none"]
 class Retry:
     """Which failed calls are retried, how often, and after which pauses.
 
-    Shape: `times` does not count the first call. `on`: the exceptions after which a call is made again; a time-out is a
-    `TimeoutError`. The first pause is `backoff`, each next one twice as long, at most `longest`; each is shortened at
-    random by up to `jitter` of itself, so that callers that failed together do not retry together.
+    Shape: `times` does not count the first call. `on`: the exceptions after which a
+    call is made again; a time-out is a `TimeoutError`. The first pause is `backoff`,
+    each next one twice as long, at most `longest`; each is shortened at random by up to
+    `jitter` of itself, so that callers that failed together do not retry together.
 
     Raises:
         TopologyError: an invalid number or duration.
@@ -66,10 +70,8 @@ class Retry:
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Return the pause before the next call. `chance`: a random number from 0 to 1."""
-        backoff_ms, longest_ms = (
-            checked_ms(self.backoff, "backoff"),
-            checked_ms(self.longest, "longest"),
-        )
+        backoff_ms = checked_ms(self.backoff, "backoff")
+        longest_ms = checked_ms(self.longest, "longest")
         return (
             min(backoff_ms << min(failed - 1, 30), longest_ms)
             / 1000
@@ -81,8 +83,9 @@ class Retry:
 class CircuitBreaker:
     """Decides when calls pause because the service behind them fails.
 
-    Shape: after `failures` attempts in a row that failed with one of `on`, whichever records they were for, no attempt
-    is begun for `pause`; then one is. If it succeeds, calls continue; if it fails, they wait for another `pause`.
+    Shape: after `failures` attempts in a row that failed with one of `on`, whichever
+    records they were for, no attempt is begun for `pause`; then one is. If it succeeds,
+    calls continue; if it fails, they wait for another `pause`.
 
     Raises:
         TopologyError: an invalid number or duration.
@@ -107,7 +110,9 @@ class CircuitBreaker:
 
 
 def _check_exceptions(where: str, on: object) -> None:
-    """Check that `on` is a tuple of exception classes: type checkers are not the only callers."""
+    """Check that `on` is a tuple of exception classes: type checkers are not the only
+    callers.
+    """
     if not isinstance(on, tuple) or not all(
         isinstance(each, type) and issubclass(each, Exception) for each in on
     ):
@@ -127,10 +132,12 @@ Executor: TypeAlias = Literal["thread", "process"]
 class CallOptions(TypedDict, total=False):
     """How `map_values_async` and its variants make their calls.
 
-    Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
-    is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are retried; without it, none.
-    `dead_letters`: a topic for the records whose calls fail for good; without it, the processing handler decides.
-    `breaker`: when calls pause because many fail; without it, never. `executor`: see `Executor`; "thread" unless given.
+    Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`;
+    "key" unless given. `timeout` is that of one attempt: 30 seconds, None for no limit.
+    `retry`: which failed calls are retried; without it, none. `dead_letters`: a topic
+    for the records whose calls fail for good; without it, the processing handler
+    decides. `breaker`: when calls pause because many fail; without it, never.
+    `executor`: see `Executor`; "thread" unless given.
     """
 
     max_in_flight: int
@@ -143,10 +150,12 @@ class CallOptions(TypedDict, total=False):
 
 
 class BatchOptions(CallOptions, total=False):
-    """How `map_batches` makes its calls: as `CallOptions`, of up to `max_records` (500) records at a time.
+    """How `map_batches` makes its calls: as `CallOptions`, of up to `max_records` (500)
+    records at a time.
 
-    A batch goes out when it is full, or when its first record has waited for `max_wait` (10 ms). `max_in_flight`
-    counts batches: 1 unless given. `arrow`: the function takes Arrow columns instead of a list, and may return them.
+    A batch goes out when it is full, or when its first record has waited for `max_wait`
+    (10 ms). `max_in_flight` counts batches: 1 unless given. `arrow`: the function takes
+    Arrow columns instead of a list, and may return them.
     """
 
     max_records: int
@@ -158,8 +167,9 @@ class BatchOptions(CallOptions, total=False):
 class Calling:
     """How the calls of one node are made.
 
-    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise `executor` says where it
-    runs. `together`: it is given lists, or with `arrow` columns, of up to `max_records`; otherwise a record at a time.
+    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop;
+    otherwise `executor` says where it runs. `together`: it is given lists, or with
+    `arrow` columns, of up to `max_records`; otherwise a record at a time.
     """
 
     max_in_flight: int
@@ -182,11 +192,14 @@ def calling(
     """Return how a node calls its function.
 
     Raises:
-        TopologyError: an unknown option, or an invalid one; it names the method `where`.
+        TopologyError: an unknown option, or an invalid one; it names the method
+        `where`.
     """
     _check_known(where, options, CallOptions)
-    most, order = options.get("max_in_flight", 100), options.get("order", "key")
-    retry, breaker = options.get("retry"), options.get("breaker")
+    most = options.get("max_in_flight", 100)
+    order = options.get("order", "key")
+    retry = options.get("retry")
+    breaker = options.get("breaker")
     timeout = options.get("timeout", timedelta(seconds=30))
     if type(most) is not int or most < 1:
         raise TopologyError(
@@ -236,7 +249,8 @@ def batching(
     """Return how a node calls a function that takes batches.
 
     Raises:
-        TopologyError: an unknown option, an invalid one, or `arrow` without pyarrow; it names the method `where`.
+        TopologyError: an unknown option, an invalid one, or `arrow` without pyarrow; it
+        names the method `where`.
     """
     _check_known(where, options, BatchOptions)
     if arrow := options.get("arrow", False):
@@ -246,10 +260,8 @@ def batching(
             raise TopologyError(
                 f"{where}: arrow=True needs pyarrow ({error}): pip install pyarrow"
             ) from error
-    most, wait = (
-        options.get("max_records", 500),
-        options.get("max_wait", timedelta(milliseconds=10)),
-    )
+    most = options.get("max_records", 500)
+    wait = options.get("max_wait", timedelta(milliseconds=10))
     if type(most) is not int or most < 1:
         raise TopologyError(
             f"{where}: max_records must be a whole number from 1 on, not {most!r}"
@@ -296,13 +308,17 @@ def _check_known(
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return whether calling it gives a coroutine: `async def`, or an object whose `__call__` is one."""
+    """Return whether calling it gives a coroutine: `async def`, or an object whose
+    `__call__` is one.
+    """
     call = getattr(type(function), "__call__", None)  # noqa: B004 the method itself is looked at
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def listed(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
-    """Call a function; return its results as a list. The code of a generator runs here, not where results are taken."""
+    """Call a function; return its results as a list. The code of a generator runs here,
+    not where results are taken.
+    """
     return list(function(*arguments))
 
 
@@ -314,7 +330,9 @@ async def listed_later(
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function for messages, with its file and line if it is written in Python."""
+    """Return the name of a function for messages, with its file and line if it is
+    written in Python.
+    """
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
     return (

@@ -9,5 +9,7 @@ _CREDENTIALS = re.compile(r"(\w+://|^)\S*@")
 
 
 def without_credentials(address: str) -> str:
-    """Return an address as errors and logs show it: what stands before its `@` is hidden."""
+    """Return an address as errors and logs show it: what stands before its `@` is
+    hidden.
+    """
     return _CREDENTIALS.sub(r"\1[hidden]@", address)

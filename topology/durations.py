@@ -1,10 +1,10 @@
 """Durations: a `timedelta`, or 0.
 
-Windows also take their length in units, `TimeWindows(hours=1)`. Internally, durations are whole milliseconds, in names
-that end in `_ms`.
+Windows also take their length in units, `TimeWindows(hours=1)`. Internally, durations
+are whole milliseconds, in names that end in `_ms`.
 
-Invariant: no number without a unit except 0.
-Turned down: plain numbers as milliseconds, as in Kafka's settings: the reader of `grace=30` cannot tell the unit.
+Invariant: no number without a unit except 0. Turned down: plain numbers as
+milliseconds, as in Kafka's settings: the reader of `grace=30` cannot tell the unit.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def duration_ms(duration: Duration, what: str) -> int:
     """Return a duration in milliseconds.
 
     Raises:
-        TopologyError: a number without a unit, something else than a duration, or a fraction of a millisecond; `what`
-            names the argument.
+        TopologyError: a number without a unit, something else than a duration, or a
+            fraction of a millisecond; `what` names the argument.
     """
     if isinstance(duration, timedelta):
         if duration % _MILLISECOND:
@@ -77,11 +77,13 @@ def length_ms(
     least: int = 0,
     **units: Unpack[Units],
 ) -> int:
-    """Return the length of windows in milliseconds, from a duration or from units, not below `least`.
+    """Return the length of windows in milliseconds, from a duration or from units, not
+    below `least`.
 
     Raises:
-        TopologyError: neither or both are given, an unknown unit, something else than a duration, or a length below
-            `least`. `windows` and `what` name class and argument.
+        TopologyError: neither or both are given, an unknown unit, something else than a
+            duration, or a length below `least`. `windows` and `what` name class and
+            argument.
     """
     words = ", ".join(f"{unit}=" for unit in Units.__annotations__)
     if unknown := units.keys() - Units.__annotations__.keys():

@@ -50,11 +50,14 @@ class ConfigError(CoopStreamsError):
 
 
 class TopologyError(CoopStreamsError):
-    """The topology cannot run as written. Raised while it is built, before any connection."""
+    """The topology cannot run as written. Raised while it is built, before any
+    connection.
+    """
 
 
 class TopologyChangedError(TopologyError):
-    """A version of the topology would silently lose, mix or misread state or records that the version before it left.
+    """A version of the topology would silently lose, mix or misread state or records
+    that the version before it left.
 
     The message names them, and the cures.
     """
@@ -65,7 +68,9 @@ class SerdeError(CoopStreamsError):
 
 
 class ProcessingError(CoopStreamsError):
-    """A record could not be processed and the handler answered `fail`. Names task, topic, partition and offset."""
+    """A record could not be processed and the handler answered `fail`. Names task,
+    topic, partition and offset.
+    """
 
 
 class InvalidTimestampError(ProcessingError):
@@ -81,7 +86,9 @@ class InvalidTimestampError(ProcessingError):
 
 
 class LogError(CoopStreamsError):
-    """Kafka (or the in-memory log) refused something. `retryable`: the same call may succeed later, unchanged."""
+    """Kafka (or the in-memory log) refused something. `retryable`: the same call may
+    succeed later, unchanged.
+    """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
@@ -93,11 +100,15 @@ class UnknownTopicError(LogError):
 
 
 class OffsetOutOfRangeError(LogError):
-    """The log no longer has this position: retention deleted it, or the topic was deleted and created again."""
+    """The log no longer has this position: retention deleted it, or the topic was
+    deleted and created again.
+    """
 
 
 class AccessDeniedError(LogError):
-    """Kafka refuses this process's login, or one of its requests: the message names user, mechanism and ACL."""
+    """Kafka refuses this process's login, or one of its requests: the message names
+    user, mechanism and ACL.
+    """
 
 
 class DeliveryError(LogError):
@@ -105,18 +116,24 @@ class DeliveryError(LogError):
 
 
 class RefusedError(DeliveryError):
-    """The broker refused a batch for its content: a timestamp, a size or a key that the topic does not allow."""
+    """The broker refused a batch for its content: a timestamp, a size or a key that the
+    topic does not allow.
+    """
 
 
 class SinkUnavailableError(LogError):
-    """An external sink is unreachable. Its stored position says whether the records under way are applied."""
+    """An external sink is unreachable. Its stored position says whether the records
+    under way are applied.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
 
 
 class FencedError(LogError):
-    """A newer producer or a newer generation took over. Abort, discard what is uncommitted, open again from the log."""
+    """A newer producer or a newer generation took over. Abort, discard what is
+    uncommitted, open again from the log.
+    """
 
 
 class GroupError(CoopStreamsError):
@@ -124,7 +141,9 @@ class GroupError(CoopStreamsError):
 
 
 class ApplicationStoppedError(GroupError):
-    """An instance met an error and had all instances of the application stop. Names the instance and the reason."""
+    """An instance met an error and had all instances of the application stop. Names the
+    instance and the reason.
+    """
 
 
 class MembershipLostError(GroupError):
@@ -132,7 +151,9 @@ class MembershipLostError(GroupError):
 
 
 class CommitConflictError(GroupError):
-    """A commit expected another committed offset than there is. Nothing was committed; look at `committed`."""
+    """A commit expected another committed offset than there is. Nothing was committed;
+    look at `committed`.
+    """
 
 
 class AssignmentError(GroupError):
@@ -140,10 +161,11 @@ class AssignmentError(GroupError):
 
 
 class IndividualCommitError(CoopStreamsError):
-    """Sharing a partition by key range, or committing out of order, is not allowed or not possible.
+    """Sharing a partition by key range, or committing out of order, is not allowed or
+    not possible.
 
-    Shape: `code` is the proposal's error code. It is for programs and logs and never goes over the wire: Apache Kafka
-    uses 88 to 92 for other errors.
+    Shape: `code` is the proposal's error code. It is for programs and logs and never
+    goes over the wire: Apache Kafka uses 88 to 92 for other errors.
     """
 
     code = -1
@@ -152,14 +174,16 @@ class IndividualCommitError(CoopStreamsError):
 class IndividualCommitNotAllowedError(IndividualCommitError):
     """Individual commits are turned off.
 
-    Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer, `allow.individual.commit`.
+    Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer,
+    `allow.individual.commit`.
     """
 
     code = 88
 
 
 class TopicRangeFetchNotAllowedError(IndividualCommitError):
-    """The topic keeps the order within its partitions, so they cannot be read by key range.
+    """The topic keeps the order within its partitions, so they cannot be read by key
+    range.
 
     Cure: `coopstreams policy set accept.range.fetch=true --topic TOPIC`.
     """
@@ -177,7 +201,9 @@ class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
 
 
 class IndividualCommitTooOldError(IndividualCommitError):
-    """A commit lies below the stable offset, where everything is committed. Go on from `last_stable_offset`."""
+    """A commit lies below the stable offset, where everything is committed. Go on from
+    `last_stable_offset`.
+    """
 
     code = 91
 
@@ -196,7 +222,9 @@ class MaxIndividualCommitReachedError(IndividualCommitError):
 
 
 class DevError(CoopStreamsError):
-    """Java, the development Kafka, or the data of the examples could not be had. Names the reason and the cure."""
+    """Java, the development Kafka, or the data of the examples could not be had. Names
+    the reason and the cure.
+    """
 
 
 class StateError(CoopStreamsError):
@@ -204,11 +232,15 @@ class StateError(CoopStreamsError):
 
 
 class StateLockedError(StateError):
-    """The folder is in use by another process. Stop it, or give this one another instance number or `state.dir`."""
+    """The folder is in use by another process. Stop it, or give this one another
+    instance number or `state.dir`.
+    """
 
 
 class StateCorruptError(StateError):
-    """The folder cannot be used as it is; the message says whether deleting it is safe (a changelog restores it)."""
+    """The folder cannot be used as it is; the message says whether deleting it is safe
+    (a changelog restores it).
+    """
 
 
 class SnapshotError(StateError):
@@ -221,9 +253,9 @@ class SnapshotError(StateError):
 class QueryError(CoopStreamsError):
     """An interactive query that cannot be answered now.
 
-    Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable` and `retry_after_ms` tell a client
-    whether and when to ask again; `details` are further fields of the body (the owner's url, the epoch of a "not
-    found").
+    Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable`
+    and `retry_after_ms` tell a client whether and when to ask again; `details` are
+    further fields of the body (the owner's url, the epoch of a "not found").
     """
 
     def __init__(

@@ -1,13 +1,15 @@
-"""`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate on one.
+"""`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate
+on one.
 
-Fields and conditions are functions, called like any other, and also expressions: a native plan of a backfill translates
-them to Spark SQL instead of calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to
-translate them all, and enough for the usual program, a filter in front of an aggregation.
+Fields and conditions are functions, called like any other, and also expressions: a
+native plan of a backfill translates them to Spark SQL instead of calling them. The
+operators are comparisons with constants, `&`, `|` and `~`: few enough to translate them
+all, and enough for the usual program, a filter in front of an aggregation.
 
-Invariant: an expression is immutable and pure.
-Turned down: arithmetic, functions, comparisons of two fields (a second language beside Python, of which a backfill
-could translate little). `and`, `or`, `not` and `if` raise: Python calls `bool()` on their operands at build time, which
-loses the expression.
+Invariant: an expression is immutable and pure. Turned down: arithmetic, functions,
+comparisons of two fields (a second language beside Python, of which a backfill could
+translate little). `and`, `or`, `not` and `if` raise: Python calls `bool()` on their
+operands at build time, which loses the expression.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _COMPARE: Final[Mapping[Comparing, Callable[[Any, Any], Any]]] = {
 
 
 class Condition:
-    """A predicate: a function of `(value)` or `(key, value)` that reads only the last argument.
+    """A predicate: a function of `(value)` or `(key, value)` that reads only the last
+    argument.
 
     `one & other` and `one | other` short-circuit as `and` and `or` do; `~one` negates.
     """
@@ -38,7 +41,9 @@ class Condition:
     __slots__ = ()
 
     def __call__(self, *record: Any) -> Any:
-        """Return the value of the condition for the last argument; only its truth matters."""
+        """Return the value of the condition for the last argument; only its truth
+        matters.
+        """
         raise NotImplementedError
 
     def __and__(self, other: Condition) -> Both:
@@ -59,15 +64,19 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class field(Condition):  # noqa: N801 used as a function
-    """Return the part of a value that has this name: `map_values(field("amount"))`, `select_key(field("carrier"))`.
+    """Return the part of a value that has this name: `map_values(field("amount"))`,
+    `select_key(field("carrier"))`.
 
-    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. Used as
-    a condition by itself, it tests whether the part is truthy.
+    Compared with a constant it is a condition: `filter((field("amount") > 100) &
+    (field("country") == "DE"))`. Used as a condition by itself, it tests whether the
+    part is truthy.
 
-    Shape: called with `(value)` or `(key, value)`; the part is a dict's item, or the attribute of a typed value.
+    Shape: called with `(value)` or `(key, value)`; the part is a dict's item, or the
+    attribute of a typed value.
 
     Raises:
-        KeyError, AttributeError: the value has no such part, which fails the record, as in any user function.
+        KeyError, AttributeError: the value has no such part, which fails the record, as
+        in any user function.
     """
 
     name: str
@@ -161,7 +170,9 @@ class Both(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Either(Condition):
-    """Whether at least one condition is true; the second is not called if the first is true."""
+    """Whether at least one condition is true; the second is not called if the first is
+    true.
+    """
 
     one: Condition
     other: Condition

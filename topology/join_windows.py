@@ -1,6 +1,7 @@
 """Join windows: which records of two streams are near enough in time to be joined.
 
-A left record is joined with the right records for which `left - before <= right <= left + after`, both ends inclusive.
+A left record is joined with the right records for which `left - before <= right <= left
++ after`, both ends inclusive.
 
 Invariant: `before + after >= 0`: the window does not end before it begins.
 Turned down: Kafka Streams' default grace of 24 hours (see `windows`).
@@ -23,20 +24,25 @@ from coopstreams.topology.errors import TopologyError
 
 @dataclass(frozen=True, slots=True, init=False)
 class JoinWindows:
-    """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of its own.
+    """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives
+    one side a length of its own.
 
-    Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one.
-    With `eager`, left and outer joins forward a record without a match at once, and its matches later, as Kafka
-    Streams' deprecated `JoinWindows.of`.
+    Either may be negative: `before=timedelta(seconds=-3)` takes right records from
+    three seconds after the left one. With `eager`, left and outer joins forward a
+    record without a match at once, and its matches later, as Kafka Streams' deprecated
+    `JoinWindows.of`.
 
-    Units: durations are timedeltas; `difference=` gives the length instead of `minutes=` and the like.
+    Units: durations are timedeltas; `difference=` gives the length instead of
+    `minutes=` and the like.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
     """
 
     before_ms: int
     after_ms: int
     grace_ms: int
-    """How long after a window's end, in stream time, a record without a match waits for one; 0 by default."""
+    """How long after a window's end, in stream time, a record without a match waits for
+    one; 0 by default.
+    """
     eager: bool
 
     def __init__(

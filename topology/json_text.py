@@ -1,12 +1,13 @@
-"""JSON that somebody else wrote is read so that other threads wait no longer than its bytes explain.
+"""JSON that somebody else wrote is read so that other threads wait no longer than its
+bytes explain.
 
-A megabyte of `[]` is 350,000 lists, made in one call that keeps the interpreter. Before Python 3.12 the
-garbage collector runs within that call, again and again, over the lists that it has made so far: four
-fifths of the time *(measured: 245 ms, and 53 ms without it)*. None of them can be garbage yet. So texts
-above `LONG_BYTES` are read without it.
+A megabyte of `[]` is 350,000 lists, made in one call that keeps the interpreter. Before
+Python 3.12 the garbage collector runs within that call, again and again, over the lists
+that it has made so far: four fifths of the time *(measured: 245 ms, and 53 ms without
+it)*. None of them can be garbage yet. So texts above `LONG_BYTES` are read without it.
 
-Turned down: a limit of the objects in a text. It refuses polygons and sparse matrices that are right, and
-what it allows still has the collector within the call.
+Turned down: a limit of the objects in a text. It refuses polygons and sparse matrices
+that are right, and what it allows still has the collector within the call.
 Source: CPython issue 97922, "Run the GC only on eval breaker".
 """
 
@@ -28,10 +29,13 @@ LONG_BYTES = 65_536
 
 
 def read_long(read: Callable[[Text], T], text: Text) -> T:
-    """Return what a function reads from a text, if it is long without the garbage collector within."""
+    """Return what a function reads from a text, if it is long without the garbage
+    collector within.
+    """
     if len(text) <= LONG_BYTES or not gc.isenabled():
         return read(text)
-    # Only who has disabled it enables it again: a thread that comes between reads with it, or without.
+    # Only who has disabled it enables it again: a thread that comes between reads with
+    # it, or without.
     gc.disable()
     try:
         return read(text)

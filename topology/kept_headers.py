@@ -1,13 +1,16 @@
-"""Headers kept in a store: the serde of rows that have the headers of the record that wrote them.
+"""Headers kept in a store: the serde of rows that have the headers of the record that
+wrote them.
 
-They are in front of the value, in the store and in the changelog. So restores, snapshots, backfills and queries move
-them with the rows, without further code.
+They are in front of the value, in the store and in the changelog. So restores,
+snapshots, backfills and queries move them with the rows, without further code.
 
-A record that is held back (`suppress`, a join with grace) keeps in the same way where it was read, if a processor may
-ask for it: in a last header, which is taken off when the record goes on.
+A record that is held back (`suppress`, a join with grace) keeps in the same way where
+it was read, if a processor may ask for it: in a last header, which is taken off when
+the record goes on.
 
-Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers and writers would carry one more
-column for each row, and the database would need a second layout.
+Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers
+and writers would carry one more column for each row, and the database would need a
+second layout.
 Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
 """
 
@@ -79,11 +82,14 @@ def placed_headers(process: Bound) -> Headers | None:
 def as_read(
     process: Bound, headers: Headers | None, call: Callable[[], object]
 ) -> None:
-    """Make a call under these headers, as if the record that was held had just been read."""
+    """Make a call under these headers, as if the record that was held had just been
+    read.
+    """
     before = process.place
     process.place = UNKNOWN
     last = headers[-1] if headers else None
-    # A producer may write a header of this name, too: what is no place is one of its headers.
+    # A producer may write a header of this name, too: what is no place is one of its
+    # headers.
     if last and last[0] == _PLACE and (place := _A_PLACE.fullmatch(last[1] or b"")):
         process.place = (place[1].decode(), int(place[2]), int(place[3]))
         headers = headers and headers[:-1]
@@ -103,8 +109,9 @@ _LEAST_BYTES = 8
 def with_headers(inner: Serde[Any]) -> KeptHeaders:
     """Return the serde of rows that have headers.
 
-    Shape: the number of headers (4 bytes big-endian); of each the length of its name (4), the name, the length of its
-    value (4; -1 for null), the value; then the row's value.
+    Shape: the number of headers (4 bytes big-endian); of each the length of its name
+    (4), the name, the length of its value (4; -1 for null), the value; then the row's
+    value.
     """
 
     def encode(row: Headed) -> bytes:

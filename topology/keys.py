@@ -1,12 +1,14 @@
 """Where a key belongs: its partition (Kafka's), key hash, key group and key range.
 
-Partition and key hash come from two different hash functions. The partition is Kafka's murmur2, so that Java producers
-and consumers agree with us. Key ranges are cut from xxh64 with a seed, halved: with murmur2 again, `hash % n` inside
-one partition would leave ranges empty. Spark's `xxhash64(binary)` is bit-identical to xxh64 with this seed, so Spark
-can cut ranges natively.
+Partition and key hash come from two different hash functions. The partition is Kafka's
+murmur2, so that Java producers and consumers agree with us. Key ranges are cut from
+xxh64 with a seed, halved: with murmur2 again, `hash % n` inside one partition would
+leave ranges empty. Spark's `xxhash64(binary)` is bit-identical to xxh64 with this seed,
+so Spark can cut ranges natively.
 
-Invariant: both functions are frozen; `tests/topology/test_keys.py` has the published vectors.
-Turned down: `hash % n` for ranges (a range would not be contiguous, and a split would move every key).
+Invariant: both functions are frozen; `tests/topology/test_keys.py` has the published
+vectors. Turned down: `hash % n` for ranges (a range would not be contiguous, and a
+split would move every key).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MAX_HASH = (1 << HASH_BITS) - 1
 """The largest key hash: Java's Long.MAX_VALUE, as in the proposal."""
 
 GROUPS = 256
-"""The number of key groups: equal slices of the hash space, the grain at which tasks split."""
+"""The number of key groups: equal slices of the hash space, the grain at which tasks
+split.
+"""
 
 _GROUP_SHIFT = HASH_BITS - 8
 _SEED = 42
@@ -41,12 +45,16 @@ def key_hash(key: bytes) -> int:
 
 
 def offset_hash(offset: int) -> int:
-    """Return the key hash of a record without a key: the hash of its offset, deterministic and evenly spread."""
+    """Return the key hash of a record without a key: the hash of its offset,
+    deterministic and evenly spread.
+    """
     return xxh64_intdigest(offset.to_bytes(8, "big"), _SEED) >> 1
 
 
 def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int]:
-    """Return the key hash of each record; for a record without a key, the hash of its offset."""
+    """Return the key hash of each record; for a record without a key, the hash of its
+    offset.
+    """
     try:
         return [xxh64_intdigest(key, _SEED) >> 1 for key in keys]  # type: ignore[arg-type]
     except (
@@ -89,13 +97,16 @@ def murmur2(data: bytes) -> int:
 def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition that the Java client's default partitioner picks for a key.
 
-    Source: Kafka `BuiltInPartitioner.partitionForKey`: murmur2, sign bit cleared, modulo the partition count.
+    Source: Kafka `BuiltInPartitioner.partitionForKey`: murmur2, sign bit cleared,
+    modulo the partition count.
     """
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 class KeyGroups(NamedTuple):
-    """A run of key groups, as state is kept, restored and shipped. Shape: both ends inclusive."""
+    """A run of key groups, as state is kept, restored and shipped. Shape: both ends
+    inclusive.
+    """
 
     first: int
     last: int
@@ -117,7 +128,8 @@ ALL_GROUPS = KeyGroups(0, GROUPS - 1)
 class KeyRange:
     """A run of the hash space that one shared task owns.
 
-    Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks are cut at key groups.
+    Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks are
+    cut at key groups.
     """
 
     MAX: ClassVar[int] = MAX_HASH
@@ -139,7 +151,8 @@ class KeyRange:
 
     @staticmethod
     def split(parts: int) -> list[KeyRange]:
-        """Return the whole hash space in `parts` contiguous ranges of nearly equal size, cut at key groups.
+        """Return the whole hash space in `parts` contiguous ranges of nearly equal
+        size, cut at key groups.
 
         Raises:
             ValueError: there are fewer key groups than parts. Ask for at most 256.
@@ -153,7 +166,9 @@ class KeyRange:
 
     @property
     def groups(self) -> KeyGroups:
-        """The key groups of which the range has any hash; all hashes of them if it `is_cut_at_groups`."""
+        """The key groups of which the range has any hash; all hashes of them if it
+        `is_cut_at_groups`.
+        """
         return KeyGroups(key_group(self.start), key_group(self.end))
 
     @property
@@ -163,7 +178,9 @@ class KeyRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole hash space: the range of a task that owns its partition alone."""
+        """Whether this is the whole hash space: the range of a task that owns its
+        partition alone.
+        """
         return self.start == 0 and self.end == MAX_HASH
 
     def __contains__(self, hash_: int) -> bool:
@@ -179,12 +196,14 @@ class KeyRange:
 
     def intersect(self, other: KeyRange) -> KeyRange | None:
         """Return the hashes that both ranges have in common, None if there are none."""
-        start, end = max(self.start, other.start), min(self.end, other.end)
+        start = max(self.start, other.start)
+        end = min(self.end, other.end)
         return KeyRange(start, end) if start <= end else None
 
     def minus(self, others: Iterable[KeyRange]) -> list[KeyRange]:
         """Return this range without the others: contiguous ranges, ascending."""
-        left, at = [], self.start
+        left = []
+        at = self.start
         for other in sorted(others):
             if other.end < at or other.start > self.end:
                 continue
@@ -196,7 +215,9 @@ class KeyRange:
         return left
 
     def __str__(self) -> str:
-        """Return the key groups if the range is cut at them (`0..127`), else the hashes."""
+        """Return the key groups if the range is cut at them (`0..127`), else the
+        hashes.
+        """
         if self.is_cut_at_groups:
             return str(self.groups)
         return f"{self.start}..{self.end}"
@@ -210,7 +231,8 @@ def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
     """Check that the ranges tile the whole hash space.
 
     Raises:
-        AssignmentError: two ranges overlap, or a hash belongs to no range; names the place.
+        AssignmentError: two ranges overlap, or a hash belongs to no range; names the
+        place.
     """
     at = 0
     for key_range in sorted(ranges):

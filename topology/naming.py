@@ -1,13 +1,15 @@
 """Names that appear in Kafka: of nodes, stores and internal topics.
 
-Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, so a store
-whose name changes is empty. Generated names carry a counter, which counts as in Kafka Streams: one for each node, given
-name or generated; one for each generated store name; three for each repartition, used or not. So a topology ported from
-Java keeps its topics. An operator inserted before others renames them: give a name to everything that must live long.
+Names are the contract between two versions of a program:
+`<application>-<store>-changelog` holds a store, so a store whose name changes is empty.
+Generated names carry a counter, which counts as in Kafka Streams: one for each node,
+given name or generated; one for each generated store name; three for each repartition,
+used or not. So a topology ported from Java keeps its topics. An operator inserted
+before others renames them: give a name to everything that must live long.
 
 Invariant: a name is legal in Kafka and used once.
-Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`, `MaterializedInternal`,
-`Named.validate`.
+Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`,
+`MaterializedInternal`, `Named.validate`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ MAX_NAME_LENGTH = 249
 COMMIT_TOPIC = "__individual_commit_offsets"
 """The topic in which every group keeps the progress of its key ranges."""
 MARKS = "-backfill-"
-"""Separates the application id and the run in the name of a backfill's topic of marks."""
+"""Separates the application id and the run in the name of a backfill's topic of marks.
+"""
 REBUILD = "-rebuild"
-"""The end of the names of rebuilds from the source. They keep no application from starting, as other runs do."""
+"""The end of the names of rebuilds from the source. They keep no application from
+starting, as other runs do.
+"""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 _RUN = r"\d{8}T\d{12}-[0-9a-f]{8}"  # as `new_run` of state/snapshot.py names them
@@ -35,7 +40,8 @@ def check_name(name: str, what: str) -> str:
     """Return the name if it may be part of a topic name.
 
     Raises:
-        TopologyError: it is empty, too long, or has other characters than ASCII letters, digits, '.', '_' and '-'.
+        TopologyError: it is empty, too long, or has other characters than ASCII
+        letters, digits, '.', '_' and '-'.
     """
     if not isinstance(name, str):
         raise TopologyError(f"{what} must be a string, not {name!r}")
@@ -59,7 +65,8 @@ class Names:
         self._stores: set[str] = set()
 
     def node(self, prefix: str, given: str | None = None, suffix: str = "") -> str:
-        """Return the name of a new node: the given name and the suffix, or one such as `KSTREAM-FILTER-0000000003`.
+        """Return the name of a new node: the given name and the suffix, or one such as
+        `KSTREAM-FILTER-0000000003`.
 
         Counts one in both cases.
         """
@@ -82,7 +89,8 @@ class Names:
         return name
 
     def store(self, prefix: str, given: str | None = None) -> str:
-        """Return the name of a new store: the given one, or one such as `KSTREAM-AGGREGATE-STATE-STORE-0000000003`.
+        """Return the name of a new store: the given one, or one such as
+        `KSTREAM-AGGREGATE-STATE-STORE-0000000003`.
 
         Counts one only if it generates the name.
 
@@ -108,7 +116,9 @@ class Names:
         return name
 
     def repartition(self, prefix: str) -> tuple[str, str, str]:
-        """Return the names of a repartition's filter, sink and source, without reserving them. Counts three."""
+        """Return the names of a repartition's filter, sink and source, without
+        reserving them. Counts three.
+        """
         sink, drop, source = (
             self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE")
         )
@@ -129,7 +139,9 @@ def repartition_topic(prefix: str) -> str:
 
 
 def past_name(store: str) -> str:
-    """Return the name of the store that keeps the versions of a store's rows that have ended."""
+    """Return the name of the store that keeps the versions of a store's rows that have
+    ended.
+    """
     return f"{store}-history"
 
 
@@ -148,7 +160,9 @@ def changelog_topic(application_id: str, store: str) -> str:
 
 
 def topology_topic(application_id: str) -> str:
-    """Return the name of the topic that holds the version of the topology that an application ran last."""
+    """Return the name of the topic that holds the version of the topology that an
+    application ran last.
+    """
     return internal_topic(application_id, "topology")
 
 
@@ -158,7 +172,9 @@ def marks_topic(application_id: str, run: str) -> str:
 
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
-    """Return the runs of an application's unpublished backfills, oldest first: each run has a topic of marks."""
+    """Return the runs of an application's unpublished backfills, oldest first: each run
+    has a topic of marks.
+    """
     runs = (
         topic.removeprefix(marks_topic(application_id, ""))
         for topic in marks_topics(application_id, topics)
@@ -167,7 +183,9 @@ def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
 
 
 def marks_topics(application_id: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics of marks of an application's backfills and rebuilds that are under way, or were given up."""
+    """Return the topics of marks of an application's backfills and rebuilds that are
+    under way, or were given up.
+    """
     form = re.compile(
         re.escape(marks_topic(application_id, "")) + f"{_RUN}({REBUILD})?"
     )

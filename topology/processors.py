@@ -1,4 +1,5 @@
-"""The Processor API: a user's object that takes the records, with stores of its own and punctuations.
+"""The Processor API: a user's object that takes the records, with stores of its own and
+punctuations.
 
     class Alarm(Processor[str, float, str, str]):
         def init(self, context: ProcessorContext[str, str]) -> None:
@@ -14,19 +15,22 @@
             for key, value in self.worst.all():
                 self.context.forward(Record(key, f"{value} at worst", now_ms))
 
-    worst = key_value_store("worst", key=..., value=...)
-    builder.stream("in", ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
+    worst = key_value_store("worst", key=..., value=...) builder.stream("in",
+    ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
 
-`process_async` gives records to a function instead, beside the stream thread, with a `CallContext`:
+`process_async` gives records to a function instead, beside the stream thread, with a
+`CallContext`:
 
-    async def assess(record: Record[str, float], context: CallContext[str, float]) -> None:
+    async def assess(record: Record[str, float], context: CallContext[str, float]) ->
+    None:
         worst = context.store("worst")
         if (risk := await asked(record.value)) > (worst.get() or 0):
             worst.put(risk)
             context.forward(record.with_value(risk))
 
-Invariant: a processor belongs to one task, and to its thread. A function of `process_async` changes nothing itself: its
-puts and forwarded records are recorded, and applied on the task's thread at the record's turn.
+Invariant: a processor belongs to one task, and to its thread. A function of
+`process_async` changes nothing itself: its puts and forwarded records are recorded, and
+applied on the task's thread at the record's turn.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
 """
 
@@ -53,7 +57,9 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 PunctuationType = Literal["stream_time", "wall_clock"]
-"""The clock of a punctuation: the task's stream time, which its records advance, or the wall clock."""
+"""The clock of a punctuation: the task's stream time, which its records advance, or the
+wall clock.
+"""
 
 
 class RecordMetadata(NamedTuple):
@@ -72,10 +78,13 @@ class Punctuation(Protocol):
 
 
 class ProcessorContext(Protocol[K2, V2]):
-    """The environment of a processor. K2 and V2 are the types of the records that it forwards."""
+    """The environment of a processor. K2 and V2 are the types of the records that it
+    forwards.
+    """
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the nodes below, or to the one with the `name=` `to`; return when they have processed it.
+        """Pass a record on to the nodes below, or to the one with the `name=` `to`;
+        return when they have processed it.
 
         Their errors pass through this call and end the batch: do not catch them.
 
@@ -85,7 +94,8 @@ class ProcessorContext(Protocol[K2, V2]):
         """
 
     def store(self, name: str) -> Any:
-        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`.
+        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`,
+        `SessionStore` or `VersionedStore`.
 
         Annotate the variable with its type.
 
@@ -101,13 +111,15 @@ class ProcessorContext(Protocol[K2, V2]):
     ) -> Punctuation:
         """Call `function(now_ms)` at each interval from now on.
 
-        Shape: the grid starts at 0 (stream time) or now (wall clock). If the clock jumps over several grid points, the
-        function is called once.
+        Shape: the grid starts at 0 (stream time) or now (wall clock). If the clock
+        jumps over several grid points, the function is called once.
         """
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in, with the current one; -1 if none."""
+        """Return the largest timestamp of the records that the task has taken in, with
+        the current one; -1 if none.
+        """
         ...
 
     def wall_clock(self) -> int:
@@ -120,7 +132,9 @@ class ProcessorContext(Protocol[K2, V2]):
 
 
 class Put(NamedTuple):
-    """Recorded: the row of the record's key in a store gets this value; None deletes it."""
+    """Recorded: the row of the record's key in a store gets this value; None deletes
+    it.
+    """
 
     store: str
     value: Any
@@ -134,8 +148,9 @@ class Forward(NamedTuple):
 
 
 ProcessorWrapper: TypeAlias = Callable[[str, Callable[..., None]], Callable[..., None]]
-"""Given the name of a node and the function that processes a record there and in the nodes below, returns the function
-to call instead. It must call the given one once, with the arguments that it is given itself.
+"""Given the name of a node and the function that processes a record there and in the
+nodes below, returns the function to call instead. It must call the given one once, with
+the arguments that it is given itself.
 
 Source: Kafka Streams `ProcessorWrapper` (KIP-1112).
 """
@@ -152,7 +167,8 @@ class OwnRow(Generic[V]):
     """
 
     def __init__(self, context: CallContext[Any, Any], name: str) -> None:
-        self._context, self._name = context, name
+        self._context = context
+        self._name = name
 
     def get(self) -> V | None:
         """Return the value, None if there is none."""
@@ -178,9 +194,9 @@ class OwnRow(Generic[V]):
 class CallContext(Generic[K2, V2]):
     """The environment of one call of a function of `process_async`.
 
-    K2 and V2 are the types of the records that it forwards. Puts and forwarded records are recorded. They take effect
-    in order, after the call has succeeded and at the record's turn; if the call fails, none do. Each attempt starts
-    without them.
+    K2 and V2 are the types of the records that it forwards. Puts and forwarded records
+    are recorded. They take effect in order, after the call has succeeded and at the
+    record's turn; if the call fails, none do. Each attempt starts without them.
     """
 
     def __init__(
@@ -191,15 +207,20 @@ class CallContext(Generic[K2, V2]):
         below: Collection[str],
         node: str,
     ) -> None:
-        """`rows`: those of the record's key, by store. `below`: the nodes to which it may forward."""
+        """`rows`: those of the record's key, by store. `below`: the nodes to which it
+        may forward.
+        """
         self.metadata = where
         """Where the record was read: the same at each attempt, and after a crash."""
         self.rows = dict(rows)
-        self._timestamp, self._below, self._node = timestamp, below, node
+        self._timestamp = timestamp
+        self._below = below
+        self._node = node
         self._effects: list[Effect] | None = []
 
     def store(self, name: str) -> OwnRow[Any]:
-        """Return the row of the record's key in a store named in `stores=`. Annotate the variable with its type.
+        """Return the row of the record's key in a store named in `stores=`. Annotate
+        the variable with its type.
 
         Raises:
             TopologyError: the operator has no such store.
@@ -211,7 +232,8 @@ class CallContext(Generic[K2, V2]):
         return OwnRow(self, name)
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Have a record passed on to the nodes below, or to the one with the `name=` `to`.
+        """Have a record passed on to the nodes below, or to the one with the `name=`
+        `to`.
 
         Raises:
             ProcessingError: no node directly below has this name, or the call is over.
@@ -232,7 +254,8 @@ class CallContext(Generic[K2, V2]):
 
     def end(self) -> list[Effect]:
         """End the call; return the recorded effects."""
-        effects, self._effects = self._effects or [], None
+        effects = self._effects or []
+        self._effects = None
         return effects
 
     def _record(self, effect: Effect) -> None:
@@ -282,7 +305,9 @@ async def awaited(
 def called(
     function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]
 ) -> list[Effect]:
-    """Call a plain function of `process_async` once, on a thread or in a process; return the recorded effects."""
+    """Call a plain function of `process_async` once, on a thread or in a process;
+    return the recorded effects.
+    """
     record, context = visit.begun(rows)
     try:
         function(record, context)
@@ -321,14 +346,17 @@ def key_value_store(
     ttl: Duration | None = None,
     headers: bool = False,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a `KeyValueStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a
+    `KeyValueStore`.
 
-    Without `logged`, its rows are lost when the task moves. `store_type`: as in `Materialized`. `ttl`: so long after
-    its last `put`, in stream time, a row is no longer found; the processor is not told. `headers=True`: each row keeps
-    the headers of the record that wrote it, for `KeyValueStore.headers`, queries and the changelog.
+    Without `logged`, its rows are lost when the task moves. `store_type`: as in
+    `Materialized`. `ttl`: so long after its last `put`, in stream time, a row is no
+    longer found; the processor is not told. `headers=True`: each row keeps the headers
+    of the record that wrote it, for `KeyValueStore.headers`, queries and the changelog.
 
     Raises:
-        TopologyError: a time to live below 1 ms, no serde, or a name or store type that is not legal.
+        TopologyError: a time to live below 1 ms, no serde, or a name or store type that
+        is not legal.
     """
     _check(name, store_type, key, value)
     ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
@@ -354,14 +382,15 @@ def window_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a `WindowStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a
+    `WindowStore`.
 
-    A window can be read until a window is put that starts `retention` later. `size` is the length of a window, for
-    queries.
+    A window can be read until a window is put that starts `retention` later. `size` is
+    the length of a window, for queries.
 
     Raises:
-        TopologyError: a size below 1 ms, a retention below the size, no serde, or a name or store type that is not
-            legal.
+        TopologyError: a size below 1 ms, a retention below the size, no serde, or a
+            name or store type that is not legal.
     """
     _check(name, store_type, key, value)
     size_ms = duration_ms(size, f'store "{name}": size')
@@ -393,7 +422,8 @@ def session_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a `SessionStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a
+    `SessionStore`.
 
     A session can be read until a session is put that ends `retention` later.
     """
@@ -421,7 +451,8 @@ def versioned_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])`, which the processor gets as a `VersionedStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a
+    `VersionedStore`.
 
     `history`: how far back it keeps versions, in stream time.
     """

@@ -1,13 +1,15 @@
 """`serdes.protobuf`: messages of Protobuf in the wire format of a schema registry.
 
-Behind the id stand the indexes that lead to the message within its file, as zigzag varints; for the first message, one
-zero byte. A message of any version is read by its field numbers, so the writer's schema only identifies the message.
-Registries have the source text of a file, or its descriptor in base64. If neither can be read here, the indexes must
-equal ours.
+Behind the id stand the indexes that lead to the message within its file, as zigzag
+varints; for the first message, one zero byte. A message of any version is read by its
+field numbers, so the writer's schema only identifies the message. Registries have the
+source text of a file, or its descriptor in base64. If neither can be read here, the
+indexes must equal ours.
 
-Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys). A key
-with other bytes is refused where a topic is read: other serializers write maps in any order.
-Turned down: requesting descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
+Invariant: equal messages without unknown fields have equal bytes (maps are written in
+the order of their keys). A key with other bytes is refused where a topic is read: other
+serializers write maps in any order. Turned down: requesting descriptors
+(`format=serialized`): Apicurio 3.3 returns them as damaged text.
 Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 """
 
@@ -40,10 +42,12 @@ _KNOWN = "google/protobuf/"
 
 
 def protobuf(message: type[M]) -> Serde[M]:
-    """Return the serde of a message class that protoc has made. Equal arguments give the same serde.
+    """Return the serde of a message class that protoc has made. Equal arguments give
+    the same serde.
 
     Raises:
-        SerdeError: protobuf is not installed, this is no such class, or a file cannot be given to a registry.
+        SerdeError: protobuf is not installed, this is no such class, or a file cannot
+        be given to a registry.
     """
     made: Any = message
     return _protobuf(made)
@@ -64,12 +68,14 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
             f"serdes.protobuf: {message!r} is no message class, as protoc makes them"
         )
     parse: Callable[[bytes], Any] = message.FromString
-    name, schema = described.full_name, _schema_of(described.file)
+    name = described.full_name
+    schema = _schema_of(described.file)
     ours = [
         FileDescriptorProto.FromString(file.serialized_pb)
         for file in dict.fromkeys(_with_imports(described.file))
     ]
-    path, parts = path_to(ours[0], name), parts_of(ours, name)
+    path = path_to(ours[0], name)
+    parts = parts_of(ours, name)
     assert path is not None
 
     def write(value: Any) -> bytes:

@@ -1,6 +1,7 @@
 """Records as objects, for user functions that need more than key and value.
 
-Invariant: a record object is made for one call and not kept; batches are columns (see `columns`).
+Invariant: a record object is made for one call and not kept; batches are columns (see
+`columns`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ _LATEST_MS = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Record(Generic[K, V]):
-    """The input and output of a processor. Do not mutate a record, make another: `record.with_value(1)`.
+    """The input and output of a processor. Do not mutate a record, make another:
+    `record.with_value(1)`.
 
-    Units: `timestamp` in milliseconds. Null keys and values are None, whatever the type parameters are.
+    Units: `timestamp` in milliseconds. Null keys and values are None, whatever the type
+    parameters are.
     """
 
     key: K
@@ -52,7 +55,8 @@ class Record(Generic[K, V]):
 
 
 def check_writable(record: Record[Any, Any]) -> None:
-    """Check that Kafka can have the timestamp and the headers of a record that a user's function forwards.
+    """Check that Kafka can have the timestamp and the headers of a record that a user's
+    function forwards.
 
     Raises:
         TypeError: it cannot. Of a key or a value, the serde says so.
@@ -78,7 +82,8 @@ def check_writable(record: Record[Any, Any]) -> None:
             raise TypeError(
                 f'headers are a list of names and bytes, [("trace", b"1")], not {record.headers!r}'
             )
-        # confluent-kafka cuts a name at a NUL character, and crashes the process at a lone surrogate (2.16).
+        # confluent-kafka cuts a name at a NUL character, and crashes the process at a
+        # lone surrogate (2.16).
         if "\0" in header[0] or not all(
             _is_utf8(part) for part in header if isinstance(part, str)
         ):
@@ -96,10 +101,12 @@ def _is_utf8(text: str) -> bool:
 
 @dataclass(slots=True)  # not frozen: frozen costs 700 ns a record
 class TimestampedRecord(Generic[K, V]):
-    """The input of a timestamp extractor: `timestamp=lambda record: record.value.time_ms if record.value else None`.
+    """The input of a timestamp extractor: `timestamp=lambda record:
+    record.value.time_ms if record.value else None`.
 
-    Units: `timestamp` is the record's own, as written; `stream_time` is the largest of the partition so far (-1: none).
-    Both are in milliseconds. An extractor is asked of records without key or value, too.
+    Units: `timestamp` is the record's own, as written; `stream_time` is the largest of
+    the partition so far (-1: none). Both are in milliseconds. An extractor is asked of
+    records without key or value, too.
     """
 
     key: K | None

@@ -1,14 +1,18 @@
-"""The wire format of Confluent's serializers: a zero byte, the schema's id in 4 bytes big-endian, then the record.
+"""The wire format of Confluent's serializers: a zero byte, the schema's id in 4 bytes
+big-endian, then the record.
 
-A `Codec` writes with one schema, and reads values of any version of it: an unknown version is fetched from the registry
-once. It fetches its own id at the first value that it writes, or when an application starts.
+A `Codec` writes with one schema, and reads values of any version of it: an unknown
+version is fetched from the registry once. It fetches its own id at the first value that
+it writes, or when an application starts.
 
-A serde that no application has bound belongs to `IN_MEMORY`: so a topology can be tested without a registry.
+A serde that no application has bound belongs to `IN_MEMORY`: so a topology can be
+tested without a registry.
 
-Invariant: a codec writes one id as long as it is bound. So equal keys have equal bytes, and the hash of a key, by which
-partitions and ranges are chosen, does not depend on when it was written. A key with another id is refused where a topic
-is read (`check_key`), because it would be another key.
-Turned down: rewriting such keys when they are read (the producer has chosen the partition by the bytes it wrote).
+Invariant: a codec writes one id as long as it is bound. So equal keys have equal bytes,
+and the hash of a key, by which partitions and ranges are chosen, does not depend on
+when it was written. A key with another id is refused where a topic is read
+(`check_key`), because it would be another key. Turned down: rewriting such keys when
+they are read (the producer has chosen the partition by the bytes it wrote).
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ _HEAD = Struct(">bI")
 
 
 class RegistryUnavailableError(SerdeError):
-    """The schema registry does not answer, so bytes cannot be read yet: the same call may succeed later."""
+    """The schema registry does not answer, so bytes cannot be read yet: the same call
+    may succeed later.
+    """
 
 
 class RegistryNeededError(CoopStreamsError):
@@ -55,8 +61,8 @@ _PROMPT: ContextVar[_Asked | None] = ContextVar("prompt", default=None)
 def promptly(call: Callable[[], T]) -> T:
     """Return what the call returns; no serde asks a registry within it.
 
-    Whatever else the call returns or raises does not count then: it may have taken a key
-    for one that cannot be read.
+    Whatever else the call returns or raises does not count then: it may have taken a
+    key for one that cannot be read.
 
     Raises:
         RegistryNeededError: a serde would have asked one. Call again where it may wait.
@@ -77,7 +83,9 @@ def promptly(call: Callable[[], T]) -> T:
 
 
 def registry_is_away(error: BaseException | None) -> bool:
-    """Whether a record cannot be read, or written, because the schema registry does not answer."""
+    """Whether a record cannot be read, or written, because the schema registry does not
+    answer.
+    """
     return error is not None and (
         isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__)
     )
@@ -109,7 +117,9 @@ class SchemaRegistry(Protocol):
 
 
 class InMemoryRegistry:
-    """A registry in this process. Equal schemas have one id, whatever the subject. Nothing is incompatible."""
+    """A registry in this process. Equal schemas have one id, whatever the subject.
+    Nothing is incompatible.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[Schema, int] = {}
@@ -147,11 +157,13 @@ IN_MEMORY = InMemoryRegistry()
 class Codec:
     """Writes and reads records of one schema; all that depends on the registry is here.
 
-    `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
-    which is called with the whole record. `unreadable`: why this schema cannot read values of a writer's schema; empty
-    if it can. `name` is the schema's full name. `prefix` stands between the head and each record. `same`: whether a
-    schema says of the values what this one says. A subject has the text of whoever registered it first, perhaps with
-    comments and options, or without messages that have come since; its id is used then. None: users give the text.
+    `write` and `reader` are the format's: a record without the head, and the reader of
+    records of a writer's schema, which is called with the whole record. `unreadable`:
+    why this schema cannot read values of a writer's schema; empty if it can. `name` is
+    the schema's full name. `prefix` stands between the head and each record. `same`:
+    whether a schema says of the values what this one says. A subject has the text of
+    whoever registered it first, perhaps with comments and options, or without messages
+    that have come since; its id is used then. None: users give the text.
     """
 
     def __init__(
@@ -165,10 +177,14 @@ class Codec:
         prefix: bytes = b"",
         same: Callable[[Schema], bool] | None = None,
     ) -> None:
-        self.name, self.schema = name, schema
+        self.name = name
+        self.schema = schema
         self._same = same
-        self._unreadable, self._prefix = unreadable, prefix
-        self._write, self._reader, self._remade = write, reader, remade
+        self._unreadable = unreadable
+        self._prefix = prefix
+        self._write = write
+        self._reader = reader
+        self._remade = remade
         self._users: set[object] = set()
         self._registry: SchemaRegistry = IN_MEMORY
         self._subjects: tuple[str, ...] = ()
@@ -179,7 +195,9 @@ class Codec:
         return (self._head or self.pin()) + self._write(value)
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of bytes that were written with any schema that can be read as this one."""
+        """Return the value of bytes that were written with any schema that can be read
+        as this one.
+        """
         return (self._readers.get(data[:5]) or self._learn(data))(data)
 
     def why_unreadable(self, written: Schema) -> str:
@@ -203,7 +221,8 @@ class Codec:
             )
 
     def check_form(self, data: bytes | None) -> None:
-        """Check the same of a format that has several forms for equal values: it reads the key and writes it again.
+        """Check the same of a format that has several forms for equal values: it reads
+        the key and writes it again.
 
         Raises:
             SerdeError: it has another id, or another form.
@@ -217,7 +236,9 @@ class Codec:
             )
 
     def registered(self) -> Schema:
-        """Return the schema as its subjects have it: as it is here, or the latest version of one that says the same."""
+        """Return the schema as its subjects have it: as it is here, or the latest
+        version of one that says the same.
+        """
         if self._same is None or any(
             self._registry.lookup(subject, self.schema) is not None
             for subject in self._all()
@@ -231,10 +252,13 @@ class Codec:
         )
 
     def pin(self, *subjects: str) -> bytes:
-        """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
+        """Return the head of all records that it writes; fetch the id in its subjects
+        and these from the registry.
+        """
         self._may_ask()
         self._subjects = tuple(sorted({*self._subjects, *subjects}))
-        numbers, schema = [], self.registered()
+        numbers = []
+        schema = self.registered()
         for subject in self._all():
             number = self._registry.lookup(subject, schema)
             numbers.append(
@@ -249,8 +273,8 @@ class Codec:
     def bound(
         self, registry: SchemaRegistry, subjects: Iterable[str]
     ) -> Iterator[None]:
-        """Bind the codec to a registry for the block, and until it is bound to another; its id is the one in these
-        subjects.
+        """Bind the codec to a registry for the block, and until it is bound to another;
+        its id is the one in these subjects.
 
         Raises:
             ConfigError: an application in this process uses it with another registry.
@@ -274,7 +298,8 @@ class Codec:
         return (self._registry, self._subjects) == (registry, subjects)
 
     def _bind(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> None:
-        self._registry, self._subjects = registry, subjects
+        self._registry = registry
+        self._subjects = subjects
         self._head = b""
         self._readers: dict[bytes, Callable[[bytes], Any]] = {}
 
@@ -301,11 +326,15 @@ class Codec:
             raise RegistryNeededError(f"{self.name}: the schema registry must be asked")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments that recreate the codec; on Spark's workers it asks the same registry."""
+        """Pickle the arguments that recreate the codec; on Spark's workers it asks the
+        same registry.
+        """
         return _codec, self.remade()
 
     def remade(self) -> tuple[Any, ...]:
-        """Return the arguments with which `_serde` recreates the serde, bound to the same registry."""
+        """Return the arguments with which `_serde` recreates the serde, bound to the
+        same registry.
+        """
         return (
             *self._remade,
             None if self._registry is IN_MEMORY else (self._registry, self._subjects),
@@ -314,7 +343,8 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SchemaSerde(Serde[T]):
-    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys in the URL of a query.
+    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys
+    in the URL of a query.
 
     `of_class`: what two versions are compared by, if the schema is that of a class.
     """

@@ -1,11 +1,13 @@
-"""`Serde`: a name, and the functions by which values become bytes and come back. `serdes` has those built in.
+"""`Serde`: a name, and the functions by which values become bytes and come back.
+`serdes` has those built in.
 
-Encoders of JSON write NaN and infinities as `null`, and any value into a field of a class. Rows of stores are read back
-(`read_back`), because one that cannot be read stops each later start. Records of topics are read back where they
-contain `null` (`check_nulls`): the rest costs a search.
+Encoders of JSON write NaN and infinities as `null`, and any value into a field of a
+class. Rows of stores are read back (`read_back`), because one that cannot be read stops
+each later start. Records of topics are read back where they contain `null`
+(`check_nulls`): the rest costs a search.
 
-Turned down: reading back each record of a topic, which costs as much as reading it again. One that cannot be read is a
-failure that a handler decides about.
+Turned down: reading back each record of a topic, which costs as much as reading it
+again. One that cannot be read is a failure that a handler decides about.
 """
 
 from __future__ import annotations
@@ -31,36 +33,47 @@ _NULL = re.compile("Expected `(.+)`, got `null`")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Serde(Generic[T]):
-    """How values of one type become bytes and come back. `Serde("csv", encode, decode)` makes your own.
+    """How values of one type become bytes and come back. `Serde("csv", encode, decode)`
+    makes your own.
 
-    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves; they may raise
-    anything. `serialize` and `deserialize` raise only `SerdeError`. None of the four is ever given None. Two serdes are
-    equal if their names and functions are equal; between equal serdes, bytes pass through without being deserialised.
+    Shape: `encode` and `decode` are the bare functions, for loops that handle errors
+    themselves; they may raise anything. `serialize` and `deserialize` raise only
+    `SerdeError`. None of the four is ever given None. Two serdes are equal if their
+    names and functions are equal; between equal serdes, bytes pass through without
+    being deserialised.
     """
 
     name: str
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
     parts: tuple[Serde[Any], ...] = field(default=(), kw_only=True)
-    """The serdes that it contains: that of the key in a windowed key, of the rows in a list."""
-    check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
-    """Raises a `SerdeError` if `encode` writes other bytes for a key than those read from a topic: stores and
-    partitioners compare bytes, so it would be another key. None: no check is needed.
+    """The serdes that it contains: that of the key in a windowed key, of the rows in a
+    list.
     """
-    check_new_key: Callable[[bytes], None] | None = field(default=None, kw_only=True)
-    """Raises a ValueError for the bytes that `encode` has written for a key, if it writes other bytes for an equal one.
+    check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
+    """Raises a `SerdeError` if `encode` writes other bytes for a key than those read
+    from a topic: stores and partitioners compare bytes, so it would be another key.
     None: no check is needed.
     """
+    check_new_key: Callable[[bytes], None] | None = field(default=None, kw_only=True)
+    """Raises a ValueError for the bytes that `encode` has written for a key, if it
+    writes other bytes for an equal one. None: no check is needed.
+    """
     read_back: bool = field(default=False, kw_only=True)
-    """Whether `encode` may write what `decode` does not read. Stores then decode each row before it is committed."""
+    """Whether `encode` may write what `decode` does not read. Stores then decode each
+    row before it is committed.
+    """
     around: Callable[[Serde[Any]], Serde[T]] | None = field(default=None, kw_only=True)
-    """Returns the same serde of windowed keys around another one for the key; None: it is of no windowed keys."""
+    """Returns the same serde of windowed keys around another one for the key; None: it
+    is of no windowed keys.
+    """
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.
 
         Raises:
-            SerdeError: the serde cannot write the value. Convert the value, or name another serde where it is written.
+            SerdeError: the serde cannot write the value. Convert the value, or name
+            another serde where it is written.
         """
         try:
             data = self.encode(value)
@@ -75,8 +88,11 @@ class Serde(Generic[T]):
         return data
 
     def for_keys(self) -> Serde[T]:
-        """Return the serde by which keys are made: it does not write what `check_new_key` refuses."""
-        encode, check = self.encode, self.check_new_key
+        """Return the serde by which keys are made: it does not write what
+        `check_new_key` refuses.
+        """
+        encode = self.encode
+        check = self.check_new_key
         if check is None:
             return self
 
@@ -91,7 +107,8 @@ class Serde(Generic[T]):
         """Return the value that the bytes stand for.
 
         Raises:
-            SerdeError: the serde cannot read the bytes; the message shows the first of them.
+            SerdeError: the serde cannot read the bytes; the message shows the first of
+            them.
         """
         try:
             return self.decode(data)
@@ -127,7 +144,9 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
 def unwritable(
     serde: Serde[Any], value: object, error: Exception, topic: str | None
 ) -> Exception:
-    """Return the `SerdeError` that shows the value, and names the topic, instead of the encoder's own error."""
+    """Return the `SerdeError` that shows the value, and names the topic, instead of the
+    encoder's own error.
+    """
     try:
         serde.serialize(value)
     except SerdeError as better:
@@ -138,7 +157,9 @@ def unwritable(
 
 
 def reason(error: Exception) -> str:
-    """Return the text of an error of `encode` or `decode`; if JSON does not fit a class, also the likely cure."""
+    """Return the text of an error of `encode` or `decode`; if JSON does not fit a
+    class, also the likely cure.
+    """
     text = shortened(str(error.__cause__ or error) or type(error).__name__)
     if "missing required field" in text:
         return f"{text}: if the type got the field later, give it a default"
@@ -148,7 +169,9 @@ def reason(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text with its beginning and its end. Validators say the whole value, and then what is wrong with it."""
+    """Return a text with its beginning and its end. Validators say the whole value, and
+    then what is wrong with it.
+    """
     if len(text) <= MOST_SAID:
         return text
     half = MOST_SAID // 2
@@ -156,7 +179,9 @@ def shortened(text: str) -> str:
 
 
 def undefined(what: str, error: NameError) -> SerdeError:
-    """Return the error of a class with an annotation that cannot be evaluated: Python reports it late, or never."""
+    """Return the error of a class with an annotation that cannot be evaluated: Python
+    reports it late, or never.
+    """
     return SerdeError(
         f"{what}: an annotation in it cannot be read, {error}. Import it outside of `if TYPE_CHECKING:`; a class that "
         "others refer to is defined at the top of a module, before the serde is made."
@@ -186,7 +211,9 @@ def check_nulls(value: Any, data: bytes, decode: Callable[[bytes], Any]) -> None
 
 
 def varint(number: int) -> bytes:
-    """Return the bytes of a number from 0 on: seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Return the bytes of a number from 0 on: seven bits a byte, the lowest first; the
+    eighth says that more follow.
+    """
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -215,7 +242,9 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def wrong_length(length: int, left: int) -> ValueError:
-    """Return the error of bytes that say how long a part of them is, and are not that long."""
+    """Return the error of bytes that say how long a part of them is, and are not that
+    long.
+    """
     return ValueError(f"a part of {length} bytes, where {left} are left")
 
 

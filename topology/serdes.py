@@ -1,14 +1,15 @@
 """Serdes: how values become bytes and come back.
 
-A `Serde` is a name and two functions. Keys are hashed, routed and stored as bytes, so a serde must always write the
-same bytes for the same key. Null is not a value: the caller passes null through, and neither function is ever given
-None.
+A `Serde` is a name and two functions. Keys are hashed, routed and stored as bytes, so a
+serde must always write the same bytes for the same key. Null is not a value: the caller
+passes null through, and neither function is ever given None.
 
-Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit raise `SerdeError`; they never
-become other bytes.
-Turned down: choosing a serde by the type of a value at run time (one record in a million corrupts a topic), or by the
-annotations of a function (correcting one would change the bytes of a topic); a class instead of a serde (it does not
-name the format); comparing serdes by name (two teams call theirs "json").
+Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit
+raise `SerdeError`; they never become other bytes. Turned down: choosing a serde by the
+type of a value at run time (one record in a million corrupts a topic), or by the
+annotations of a function (correcting one would change the bytes of a topic); a class
+instead of a serde (it does not name the format); comparing serdes by name (two teams
+call theirs "json").
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Windowed(Generic[K]):
     ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that names our attributes, for the names of Kafka Streams' `Windowed`."""
+            """Raise an AttributeError that names our attributes, for the names of Kafka
+            Streams' `Windowed`.
+            """
             hint = (
                 ": a window is key, start_ms and end_ms, without a window() in between"
                 if name in ("window", "start", "end")
@@ -93,11 +96,13 @@ class Windowed(Generic[K]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Json(Serde[Any]):
-    """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed ones.
+    """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed
+    ones.
 
-    The JSON text `null` reads as None, and None is written as a null value: in a table, as a tombstone. NaN and
-    infinities are refused: JSON has no such numbers. Without a type, an integer of more than 64 bits reads as the
-    nearest float; `json(int)` and other types keep it.
+    The JSON text `null` reads as None, and None is written as a null value: in a table,
+    as a tombstone. NaN and infinities are refused: JSON has no such numbers. Without a
+    type, an integer of more than 64 bits reads as the nearest float; `json(int)` and
+    other types keep it.
     """
 
     @overload
@@ -105,14 +110,16 @@ class Json(Serde[Any]):
     @overload
     def __call__(self, type_: object) -> Serde[Any]: ...
     def __call__(self, type_: Any) -> Serde[Any]:
-        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union.
+        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict,
+        NamedTuple, list[...], a union.
 
-        Equal types give equal serdes. A value is checked against the whole type when it is read, and when a store
-        writes it. In a topic it is checked against its outer class, and for a None where the type has none.
+        Equal types give equal serdes. A value is checked against the whole type when it
+        is read, and when a store writes it. In a topic it is checked against its outer
+        class, and for a None where the type has none.
 
         Raises:
-            SerdeError: msgspec does not know the type, or a type within it. Use one it knows, or write a `Serde`. Or a
-                name in an annotation is not defined.
+            SerdeError: msgspec does not know the type, or a type within it. Use one it
+                knows, or write a `Serde`. Or a name in an annotation is not defined.
         """
         try:
             return _typed_json(type_)
@@ -134,15 +141,18 @@ class _Ends(Protocol):
 
 
 def windowed(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
-    """Return the serde of windowed keys: the key's bytes, then the window start as 8 bytes big-endian.
+    """Return the serde of windowed keys: the key's bytes, then the window start as 8
+    bytes big-endian.
 
-    Source: Kafka Streams `TimeWindowedSerializer`, which does not write the window size either.
+    Source: Kafka Streams `TimeWindowedSerializer`, which does not write the window size
+    either.
     """
     return _windowed(inner, size_ms)
 
 
 def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
-    """Return the serde of windowed keys whose windows may differ in length: `windows.end` gives the end.
+    """Return the serde of windowed keys whose windows may differ in length:
+    `windows.end` gives the end.
 
     Shape: the bytes are those of `windowed`.
     """
@@ -150,7 +160,8 @@ def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
 
 
 def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
-    """Return the serde of session keys: the key's bytes, then the end and the start, 8 bytes big-endian each.
+    """Return the serde of session keys: the key's bytes, then the end and the start, 8
+    bytes big-endian each.
 
     Source: Kafka Streams `SessionWindowedSerializer`.
     """
@@ -158,7 +169,8 @@ def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
 
 
 def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
-    """Return the serde of a table's update: the pair (new, old), one of which may be None.
+    """Return the serde of a table's update: the pair (new, old), one of which may be
+    None.
 
     Shape: new + 01, old + 00, or length of new (zigzag varint) + new + old + 02.
     Source: Kafka Streams `ChangedSerializer` (KIP-904).
@@ -167,8 +179,9 @@ def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
 
 
 def schemas_of(serde: Serde[Any]) -> list[Any]:
-    """Return the schemas that two versions of a program can be compared by, in the order of the serdes within: those of
-    the types that a serde reads from JSON, as `compared`, and those of a registry. A type with a hook has none.
+    """Return the schemas that two versions of a program can be compared by, in the
+    order of the serdes within: those of the types that a serde reads from JSON, as
+    `compared`, and those of a registry. A type with a hook has none.
     """
     schemas = []
     for part in within(serde):
@@ -204,7 +217,8 @@ def _float64(data: bytes) -> float:
     return _FLOAT64.unpack(data)[0]  # type: ignore[no-any-return]
 
 
-# Without these options, orjson writes a dataclass or a datetime, which then reads back as a dict or a string.
+# Without these options, orjson writes a dataclass or a datetime, which then reads back
+# as a dict or a string.
 _STRICT = (
     orjson.OPT_PASSTHROUGH_DATACLASS
     | orjson.OPT_PASSTHROUGH_DATETIME
@@ -343,7 +357,9 @@ def _in_front(
     behind: int,
     around: Callable[[Serde[Any]], Serde[Any]],
 ) -> Serde[Windowed[Any]]:
-    """Return the serde of keys with a window in so many bytes behind the key, which the key's own checks do not see."""
+    """Return the serde of keys with a window in so many bytes behind the key, which the
+    key's own checks do not see.
+    """
 
     def checked(check: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
         return (
@@ -352,7 +368,8 @@ def _in_front(
             else lambda data: check(None if data is None else data[:-behind])
         )
 
-    check_key, check_new_key = checked(key.check_key), checked(key.check_new_key)
+    check_key = checked(key.check_key)
+    check_new_key = checked(key.check_new_key)
     return Serde(
         name,
         encode,
@@ -396,8 +413,11 @@ def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
 
 
 def _type_name(type_: Any) -> str:
-    """Return a type's name without modules, so that it does not depend on the import path or the Python version."""
-    origin, inner = get_origin(type_), get_args(type_)
+    """Return a type's name without modules, so that it does not depend on the import
+    path or the Python version.
+    """
+    origin = get_origin(type_)
+    inner = get_args(type_)
     if type_ is ... or type_ is NoneType:
         return "..." if type_ is ... else "None"
     if origin in (Union, UnionType):
@@ -430,5 +450,7 @@ json: Json = Json("json", _json, read_json)
 if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Raise an AttributeError that says what to write, for the names of Kafka's `Serdes` and of Python's types."""
+        """Raise an AttributeError that says what to write, for the names of Kafka's
+        `Serdes` and of Python's types.
+        """
         raise missing(sys.modules[__name__], f"module {__name__!r}", name, SERDES)

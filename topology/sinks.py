@@ -1,17 +1,20 @@
-"""External sinks, to which the records of a stream are applied, each exactly once: the contract of `to_sink`.
+"""External sinks, to which the records of a stream are applied, each exactly once: the
+contract of `to_sink`.
 
-The records come from a repartition topic, which the application writes under its own guarantee. So every applied record
-is in the log, with its offset, and does not change: each session of a partition continues where the one before it
-ended. The sink keeps that position, in the same transaction as the changes by the records.
+The records come from a repartition topic, which the application writes under its own
+guarantee. So every applied record is in the log, with its offset, and does not change:
+each session of a partition continues where the one before it ended. The sink keeps that
+position, in the same transaction as the changes by the records.
 
     open    takes over a partition: the term goes up, and no earlier session can apply anything any more
     apply   records and position together, or nothing
 
-Invariant: the position of a partition is at or above the offset that the group has committed: the sink first, then the
-group. Records in between are applied, and left out when they are read again.
-Turned down: applying the outputs of a task directly. After a crash they are made again, perhaps differently (a clock, a
-random number, a record cache that is flushed at another moment), so a position in them would mean nothing; and new key
-ranges would need a position for each hash.
+Invariant: the position of a partition is at or above the offset that the group has
+committed: the sink first, then the group. Records in between are applied, and left out
+when they are read again. Turned down: applying the outputs of a task directly. After a
+crash they are made again, perhaps differently (a clock, a random number, a record cache
+that is flushed at another moment), so a position in them would mean nothing; and new
+key ranges would need a position for each hash.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ class SinkRecord:
 
 
 class Applied(NamedTuple):
-    """A record for the sink: its partition, its batch, its index in the batch, its key and value."""
+    """A record for the sink: its partition, its batch, its index in the batch, its key
+    and value.
+    """
 
     hand: tuple[TopicPartition, Columns, int]
     key: Any
@@ -44,7 +49,9 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkPartition:
-    """A partition of the topic that a sink reads. `topic_id` differs after the topic was recreated."""
+    """A partition of the topic that a sink reads. `topic_id` differs after the topic
+    was recreated.
+    """
 
     application: str
     sink: str
@@ -56,14 +63,17 @@ class SinkPartition:
 
 
 OnRefused: TypeAlias = Callable[[SinkRecord, Exception], None]
-"""Called with a record that cannot be applied. If it returns, the record is left out; if it raises, nothing counts."""
+"""Called with a record that cannot be applied. If it returns, the record is left out;
+if it raises, nothing counts.
+"""
 
 
 class SinkSession(Protocol):
     """One owner's time with a partition. One thread at a time.
 
     Raises (all methods):
-        SinkUnavailableError: the sink is unavailable, and the outcome of the last call unknown.
+        SinkUnavailableError: the sink is unavailable, and the outcome of the last call
+        unknown.
         FencedError: a later session has the partition.
     """
 
@@ -84,10 +94,12 @@ class SinkSession(Protocol):
         on_refused: OnRefused,
         settled: int,
     ) -> None:
-        """Make the changes by these records, and the position behind them, durable together.
+        """Make the changes by these records, and the position behind them, durable
+        together.
 
-        Records that the sink refuses for their content go to `on_refused` before anything is durable; their offsets are
-        kept in `refused`, together with the position, until an `apply` whose `settled` lies above them.
+        Records that the sink refuses for their content go to `on_refused` before
+        anything is durable; their offsets are kept in `refused`, together with the
+        position, until an `apply` whose `settled` lies above them.
         """
 
     def close(self) -> None:
@@ -100,10 +112,12 @@ class ExternalSink(Protocol):
     def open(self, partition: SinkPartition, begin: int | None) -> SinkSession:
         """Take over a partition, after all earlier sessions of it.
 
-        `begin`: the position of a partition that is new to the sink; None: it must know it.
+        `begin`: the position of a partition that is new to the sink; None: it must know
+        it.
 
         Raises:
             SinkUnavailableError: the sink is unavailable.
-            ConfigError: it cannot take the records, or does not know the partition, or knows it from another topic.
+            ConfigError: it cannot take the records, or does not know the partition, or
+            knows it from another topic.
         """
         ...

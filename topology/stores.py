@@ -1,7 +1,9 @@
-"""The stores as operators see them, and the specification from which the runtime makes them.
+"""The stores as operators see them, and the specification from which the runtime makes
+them.
 
-Operators work on live objects in a write buffer; a commit serialises them. Store keys are serialised already: they are
-the key bytes that Kafka carried, so the key hash of a store entry is the key hash of its record.
+Operators work on live objects in a write buffer; a commit serialises them. Store keys
+are serialised already: they are the key bytes that Kafka carried, so the key hash of a
+store entry is the key hash of its record.
 
 Invariant: the next commit writes every dirty entry to store and changelog, or none.
 """
@@ -38,15 +40,17 @@ _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 class StoreSpec:
     """What the runtime needs to know to make a store.
 
-    Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window" store they are
-    `window_key(...)`, in a "session" store `session_key(...)`; in a "buffer" store they are plain, window or session
-    keys whose last `suffix_bytes` are not part of the plain key, in a "subscribers" store `subscriber_key(...)`, and in
-    a "versions" store `window_key(...)` of the plain key and the version's end.
-    `row_key` is the serde of store keys, None where they are plain keys.
-    Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
-    end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at its
-    multiples, the newest one `lag_ms` before the newest record, so the visible windows follow stream time. With None,
-    they follow the windows that were put.
+    Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window"
+    store they are `window_key(...)`, in a "session" store `session_key(...)`; in a
+    "buffer" store they are plain, window or session keys whose last `suffix_bytes` are
+    not part of the plain key, in a "subscribers" store `subscriber_key(...)`, and in a
+    "versions" store `window_key(...)` of the plain key and the version's end. `row_key`
+    is the serde of store keys, None where they are plain keys.
+    Units: `retention_ms` is how long a window stays readable after stream time has
+    passed its start (sessions: its end). `window_ms` is the window size, None if
+    windows differ in size. With `step_ms`, windows start at its multiples, the newest
+    one `lag_ms` before the newest record, so the visible windows follow stream time.
+    With None, they follow the windows that were put.
     """
 
     name: str
@@ -60,19 +64,27 @@ class StoreSpec:
     step_ms: int | None = None
     lag_ms: int = 0
     history_ms: int | None = None
-    """For a versioned table: how far back it keeps versions. Values are lists of versions, see `versions`."""
+    """For a versioned table: how far back it keeps versions. Values are lists of
+    versions, see `versions`.
+    """
     logged: bool = True
-    """Whether the store has a changelog topic of its own, `<application id>-<name>-changelog`."""
+    """Whether the store has a changelog topic of its own, `<application
+    id>-<name>-changelog`.
+    """
     cached: bool = True
     """Whether the record cache, if it is on, holds back the updates of its table."""
     store_type: str | None = None
-    """The engine: `rocksDB`, `in_memory`, or `package.module:Class`. None: the setting `default.dsl.store`."""
+    """The engine: `rocksDB`, `in_memory`, or `package.module:Class`. None: the setting
+    `default.dsl.store`.
+    """
     source: str | None = None
-    """The source topic that serves as its changelog, None if it has its own. The store then holds what its task has
-    read of that topic. See `optimizing`.
+    """The source topic that serves as its changelog, None if it has its own. The store
+    then holds what its task has read of that topic. See `optimizing`.
     """
     ttl_ms: int | None = None
-    """How long after its timestamp a row of a "key_value" store expires, in stream time; None: never."""
+    """How long after its timestamp a row of a "key_value" store expires, in stream
+    time; None: never.
+    """
 
     @property
     def past(self) -> StoreSpec | None:
@@ -122,11 +134,14 @@ def check_store_type(store: str, value: str | None) -> None:
 
 
 class Entry:
-    """One row of a store as a live object; the operator that owns it mutates the value in place.
+    """One row of a store as a live object; the operator that owns it mutates the value
+    in place.
 
-    Shape: `value` None: there is no such key. `stored` is the serialised value as of the last commit (None: absent);
-    with the record cache on it is also the value that was forwarded last. `dirty`: changed since the last commit.
-    `headers`: with the record cache on, those of the record that changed the row last, until the row is forwarded.
+    Shape: `value` None: there is no such key. `stored` is the serialised value as of
+    the last commit (None: absent); with the record cache on it is also the value that
+    was forwarded last. `dirty`: changed since the last commit.
+    `headers`: with the record cache on, those of the record that changed the row last,
+    until the row is forwarded.
     """
 
     __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
@@ -140,52 +155,69 @@ class Entry:
 
 
 def as_written(row: Entry) -> bytes | None:
-    """Return the bytes that the store has of a row; None: it has changed since the last commit, or is absent."""
+    """Return the bytes that the store has of a row; None: it has changed since the last
+    commit, or is absent.
+    """
     return None if row.dirty else row.stored
 
 
 class TableStore(Protocol):
-    """The timestamped store of one task, behind its write buffer. Window stores use `window_key` bytes as keys.
+    """The timestamped store of one task, behind its write buffer. Window stores use
+    `window_key` bytes as keys.
 
-    The hot path: `entry = entries.get(key) or load(key)`; change `entry.value` and `entry.timestamp`; `if not
-    entry.dirty: touch(key, entry)`.
+    The hot path: `entry = entries.get(key) or load(key)`; change `entry.value` and
+    `entry.timestamp`; `if not entry.dirty: touch(key, entry)`.
     """
 
     spec: StoreSpec
     siblings: dict[str, Any]
-    """Named state shared by the operators of all tasks over the database. Hold the `guard`: their threads differ."""
+    """Named state shared by the operators of all tasks over the database. Hold the
+    `guard`: their threads differ.
+    """
     guard: AbstractContextManager[Any]
     entries: dict[bytes, Entry]
-    """The write buffer: entries that were loaded or changed lately. A missing key may still be in the database: `load`
-    it. The dict is never replaced, because compiled code holds its `get`.
+    """The write buffer: entries that were loaded or changed lately. A missing key may
+    still be in the database: `load` it. The dict is never replaced, because compiled
+    code holds its `get`.
     """
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+        """Return the entry of a key from the buffer or the database, and keep it in
+        `entries`.
 
         The entry has the value None if there is no such key.
         """
         ...
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry of `entries` as changed since the last commit, once, before or after its first change."""
+        """Mark an entry of `entries` as changed since the last commit, once, before or
+        after its first change.
+        """
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return the entries that changed since the last commit, in the order of their first change."""
+        """Return the entries that changed since the last commit, in the order of their
+        first change.
+        """
         ...
 
     def scan(
         self, start: bytes | None, end: bytes | None
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, the buffer's over the database's."""
+        """Yield the live entries with start <= key < end in key order, the buffer's
+        over the database's.
+        """
         ...
 
     def advance(self, stream_time: int) -> None:
-        """Raise the stream time: windows older than the retention become invisible; the next commit drops them."""
+        """Raise the stream time: windows older than the retention become invisible; the
+        next commit drops them.
+        """
 
 
 class ExpiringTableStore(TableStore, Protocol):
-    """A key-value store with a time to live (`ttl_ms`). After each change of a row, call `note`."""
+    """A key-value store with a time to live (`ttl_ms`). After each change of a row,
+    call `note`.
+    """
 
     due_ms: int
     """The stream time from which `expired` may have something to do."""
@@ -194,28 +226,38 @@ class ExpiringTableStore(TableStore, Protocol):
         """Note the timestamp of a row that was changed."""
 
     def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
-        """Delete the rows that have expired; return their keys, values, and when they expired, the earliest first."""
+        """Delete the rows that have expired; return their keys, values, and when they
+        expired, the earliest first.
+        """
         ...
 
 
 class WindowTableStore(TableStore, Protocol):
-    """A window store that finds the windows of a key by time. Change it only with `put`."""
+    """A window store that finds the windows of a key by time. Change it only with
+    `put`.
+    """
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
         """Set the value of a window key; None deletes it."""
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
+        """Return the windows of a plain key with first <= start <= last, in the order
+        of their starts.
+        """
         ...
 
     @property
     def observed(self) -> int:
-        """The stream time by which windows expire, raised by `advance`; -1 before its first call."""
+        """The stream time by which windows expire, raised by `advance`; -1 before its
+        first call.
+        """
         ...
 
 
 class VersionTableStore(TableStore, Protocol):
-    """A store of the versions of rows that have ended, by their ends. Change it only with `put` and `forget`."""
+    """A store of the versions of rows that have ended, by their ends. Change it only
+    with `put` and `forget`.
+    """
 
     old_ms: int
     """What ends at this time or before is old. The operator raises it."""
@@ -224,15 +266,21 @@ class VersionTableStore(TableStore, Protocol):
         """Set the value of a version's key; None deletes it."""
 
     def first_from(self, key: bytes, time: int) -> tuple[bytes, Entry] | None:
-        """Return the first row of a plain key with this end or a later one, None if there is none."""
+        """Return the first row of a plain key with this end or a later one, None if
+        there is none.
+        """
         ...
 
     def forget(self, key: bytes) -> None:
-        """Delete the committed rows of a plain key that are old, unless repeated records may ask for them."""
+        """Delete the committed rows of a plain key that are old, unless repeated
+        records may ask for them.
+        """
 
 
 class SessionTableStore(TableStore, Protocol):
-    """A session store that finds the sessions of a key by time. Change it only with `put`."""
+    """A session store that finds the sessions of a key by time. Change it only with
+    `put`.
+    """
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
         """Set the value of a session key; None deletes it."""
@@ -240,7 +288,9 @@ class SessionTableStore(TableStore, Protocol):
     def sessions(
         self, key: bytes, earliest_end: int, latest_start: int
     ) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
+        """Return the sessions of a plain key with earliest_end <= end and start <=
+        latest_start, ordered by end.
+        """
         ...
 
 
@@ -264,8 +314,8 @@ def check_range(first: bytes | None, last: bytes | None, *asked: object) -> None
 def window_key(key: bytes, start_ms: int) -> bytes:
     """Return the window store key of a key's window.
 
-    Shape: the serialised key, then the start as 8 bytes big-endian, as Kafka Streams' `TimeWindowedSerializer` writes
-    it.
+    Shape: the serialised key, then the start as 8 bytes big-endian, as Kafka Streams'
+    `TimeWindowedSerializer` writes it.
     """
     return key + start_ms.to_bytes(8, "big", signed=True)
 
@@ -278,8 +328,8 @@ def split_window_key(data: bytes) -> tuple[bytes, int]:
 def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
     """Return the session store key of a key's session.
 
-    Shape: the serialised key, then the end and the start, 8 bytes big-endian each, as Kafka Streams'
-    `SessionWindowedSerializer` writes it.
+    Shape: the serialised key, then the end and the start, 8 bytes big-endian each, as
+    Kafka Streams' `SessionWindowedSerializer` writes it.
     """
     return (
         key
@@ -291,7 +341,8 @@ def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
 def subscriber_key(key: bytes, subscriber: bytes) -> bytes:
     """Return the store key of a subscriber's row.
 
-    Shape: the serialised key, then 8 bytes of the subscriber's hash. Subscribers whose hashes are equal share the row.
+    Shape: the serialised key, then 8 bytes of the subscriber's hash. Subscribers whose
+    hashes are equal share the row.
     """
     return key + xxh3_64_digest(subscriber)
 

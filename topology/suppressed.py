@@ -1,5 +1,5 @@
-"""Options of `suppress`, which decide when it emits a table's updates: `until_window_closes()`, or
-`until_time_limit(timedelta(minutes=5))`.
+"""Options of `suppress`, which decide when it emits a table's updates:
+`until_window_closes()`, or `until_time_limit(timedelta(minutes=5))`.
 
 Source: Kafka Streams `Suppressed` (KIP-328).
 """
@@ -23,8 +23,8 @@ WhenFull = Literal["emit_early", "shut_down"]
 class Suppressed:
     """How long `KTable.suppress` holds updates. Made by the functions below.
 
-    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes` limit the updates that each task
-    holds; None: no limit.
+    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes` limit
+    the updates that each task holds; None: no limit.
     """
 
     wait_ms: int | None
@@ -38,8 +38,9 @@ def until_window_closes(
 ) -> Suppressed:
     """Forward each window once, when it is closed: end + grace <= stream time.
 
-    For windowed tables. Deletions are not forwarded. `max_records` and `max_bytes` (of keys and values) limit the
-    updates that each task holds; above them the application stops.
+    For windowed tables. Deletions are not forwarded. `max_records` and `max_bytes` (of
+    keys and values) limit the updates that each task holds; above them the application
+    stops.
     """
     return _suppressed(None, max_records, max_bytes, "shut_down", "until_window_closes")
 
@@ -51,10 +52,12 @@ def until_time_limit(
     max_bytes: int | None = None,
     when_full: WhenFull = "emit_early",
 ) -> Suppressed:
-    """Forward the latest update of a row when `limit` has passed, in stream time, since the first one that was held.
+    """Forward the latest update of a row when `limit` has passed, in stream time, since
+    the first one that was held.
 
-    `max_records` and `max_bytes` (of keys and values) limit the updates that each task holds; above them the earliest
-    are forwarded at once (`emit_early`), or the application stops (`shut_down`).
+    `max_records` and `max_bytes` (of keys and values) limit the updates that each task
+    holds; above them the earliest are forwarded at once (`emit_early`), or the
+    application stops (`shut_down`).
     """
     return _suppressed(
         checked_ms(limit, "until_time_limit: the limit"),
@@ -87,8 +90,9 @@ def _suppressed(
 class SuppressedUpdate(NamedTuple):
     """An update in the buffer of a suppression.
 
-    Shape: `place` is the time that orders the buffer; `before` is the value that was forwarded last for the row, None
-    if there was none or if no operator below needs old values.
+    Shape: `place` is the time that orders the buffer; `before` is the value that was
+    forwarded last for the row, None if there was none or if no operator below needs old
+    values.
     """
 
     place: int

@@ -12,7 +12,9 @@ class TaskId:
     """A shared task. Siblings differ in the key range only. Printed `0_3[0..127]`."""
 
     subtopology: int
-    """The number of the sub-topology; in a group of consumers, of a topic (`group_assignment.topic_number`)."""
+    """The number of the sub-topology; in a group of consumers, of a topic
+    (`group_assignment.topic_number`).
+    """
     partition: int
     key_range: KeyRange
 
@@ -20,7 +22,9 @@ class TaskId:
         return f"{self.subtopology}_{self.partition}[{self.key_range}]"
 
     def conflicts(self, other: TaskId) -> bool:
-        """Whether both own a common hash of the same partition and sub-topology, so that they must not run together."""
+        """Whether both own a common hash of the same partition and sub-topology, so
+        that they must not run together.
+        """
         return (
             self.subtopology == other.subtopology
             and self.partition == other.partition

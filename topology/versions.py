@@ -1,19 +1,21 @@
 """The versions of the rows of a versioned table, each a timestamp and a value.
 
-A row is its latest version. The versions before lie in a store of their own (`StoreSpec.past`), each under its key and
-its end: the timestamp of the next version. A version is valid from its timestamp until its end; a value None is a
-deletion. So an update writes two rows however long the history is. Versions that have ended before the history
-retention are not found, and are deleted with a later update of their row.
+A row is its latest version. The versions before lie in a store of their own
+(`StoreSpec.past`), each under its key and its end: the timestamp of the next version. A
+version is valid from its timestamp until its end; a value None is a deletion. So an
+update writes two rows however long the history is. Versions that have ended before the
+history retention are not found, and are deleted with a later update of their row.
 
-Invariant: the versions of a key have no gaps: each but the latest ends where the next begins. A second value with the
-same timestamp replaces the first.
-Invariant: a version that is committed keeps its bytes where it is moved: while a program runs whose class has fewer
-fields, what ends meanwhile loses none of the others.
-Turned down: all versions in one row (each update would write all again, and a row larger than a record of the changelog
-may be would end the application).
-Turned down: windows by the ends of versions (the brokers would delete their changelog by its clock: of a history that
-is read again, all of it).
-Source: Kafka Streams `RocksDBVersionedStore`, which has segments by the ends of versions, KIP-889, KIP-914.
+Invariant: the versions of a key have no gaps: each but the latest ends where the next
+begins. A second value with the same timestamp replaces the first.
+Invariant: a version that is committed keeps its bytes where it is moved: while a
+program runs whose class has fewer fields, what ends meanwhile loses none of the others.
+Turned down: all versions in one row (each update would write all again, and a row
+larger than a record of the changelog may be would end the application). Turned down:
+windows by the ends of versions (the brokers would delete their changelog by its clock:
+of a history that is read again, all of it).
+Source: Kafka Streams `RocksDBVersionedStore`, which has segments by the ends of
+versions, KIP-889, KIP-914.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Version: TypeAlias = tuple[int, Any]
 
 
 class Held(NamedTuple):
-    """A version and its validity: `since <= moment < until`; `until` is None for the latest version. Units: ms."""
+    """A version and its validity: `since <= moment < until`; `until` is None for the
+    latest version. Units: ms.
+    """
 
     since: int
     until: int | None
@@ -67,7 +71,9 @@ _HEAD = Struct(">qi")
 _DELETED = -1
 _NO_VERSIONS = "these are no versions, each with its timestamp and length"
 _FORGOTTEN = 8
-"""How often within a history the ended versions of a row are looked for: each look-up costs a seek."""
+"""How often within a history the ended versions of a row are looked for: each look-up
+costs a seek.
+"""
 
 
 def put_version(
@@ -79,12 +85,15 @@ def put_version(
     oldest: int,
     history_ms: int,
 ) -> bool:
-    """Insert a version into a row, which the caller touches, and return whether it is the latest.
+    """Insert a version into a row, which the caller touches, and return whether it is
+    the latest.
 
-    What has ended at `oldest` is old; some latest versions, eight within a history at most, delete that of their row.
+    What has ended at `oldest` is old; some latest versions, eight within a history at
+    most, delete that of their row.
 
-    Shape: `key` is the row's store key. The row's value is a list of one version; rows that were written before there
-    was a store for the past have all versions, and are brought into the new form.
+    Shape: `key` is the row's store key. The row's value is a list of one version; rows
+    that were written before there was a store for the past have all versions, and are
+    brought into the new form.
     """
     past.old_ms = max(past.old_ms, oldest)
     versions = row.value or [(timestamp, value)]
@@ -92,7 +101,8 @@ def put_version(
         _end(past, key, [version], following[0])
     latest = versions[-1]
     ended = _as_written(row) if len(versions) == 1 else [latest]
-    row.value, row.timestamp = ended, latest[0]
+    row.value = ended
+    row.timestamp = latest[0]
     if timestamp < latest[0]:
         _put_past(past, key, timestamp, value, latest[0])
         return False
@@ -101,17 +111,22 @@ def put_version(
         step_ms = max(history_ms // _FORGOTTEN, 1)
         if timestamp // step_ms > latest[0] // step_ms:
             past.forget(key)
-    row.value, row.timestamp = [(timestamp, value)], timestamp
+    row.value = [(timestamp, value)]
+    row.timestamp = timestamp
     return True
 
 
 def latest_value(versions: list[Version] | None) -> Any:
-    """Return the value of the latest version; None if there is no version or the latest is a deletion."""
+    """Return the value of the latest version; None if there is no version or the latest
+    is a deletion.
+    """
     return versions[-1][1] if versions else None
 
 
 def latest_as_written(row: Entry) -> bytes | None:
-    """Return the bytes that a row has of its latest version; None: it has changed since the last commit."""
+    """Return the bytes that a row has of its latest version; None: it has changed since
+    the last commit.
+    """
     versions = row.value
     data = versions.data if type(versions) is _Written else as_written(row)
     return data[_HEAD.size :] if data is not None and len(versions) == 1 else None
@@ -124,9 +139,11 @@ def version_at(
     timestamp: int,
     oldest: int,
 ) -> Version | None:
-    """Return the version of a row that was valid at a moment, None if there was none or it was a deletion.
+    """Return the version of a row that was valid at a moment, None if there was none or
+    it was a deletion.
 
-    A moment before `oldest` gives None, too, unless the latest version was valid then: the history may be incomplete.
+    A moment before `oldest` gives None, too, unless the latest version was valid then:
+    the history may be incomplete.
     """
     if not versions or (timestamp < oldest and timestamp < versions[-1][0]):
         return None
@@ -154,12 +171,15 @@ def value_at(
 def versions_within(
     versions: list[Version] | None, first: int, last: int, oldest: int
 ) -> list[Held] | None:
-    """Return those of a row's versions that were valid at some moment of first..last (inclusive), oldest first.
+    """Return those of a row's versions that were valid at some moment of first..last
+    (inclusive), oldest first.
 
-    Leaves out deletions and versions whose validity ended before `oldest`. None: the history does not reach back to
-    this time, because all of it is before `oldest` and the row has changed since.
+    Leaves out deletions and versions whose validity ended before `oldest`. None: the
+    history does not reach back to this time, because all of it is before `oldest` and
+    the row has changed since.
 
-    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which returns no versions where this returns None.
+    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which returns no versions
+    where this returns None.
     """
     if not versions:
         return []
@@ -182,7 +202,8 @@ def versions_within(
 def versions_of(inner: Serde[Any]) -> Histories:
     """Return the serde of histories.
 
-    Shape: for each version its timestamp (8 bytes big-endian), the length of its value (4; -1 for a deletion), value.
+    Shape: for each version its timestamp (8 bytes big-endian), the length of its value
+    (4; -1 for a deletion), value.
     """
 
     def encode(versions: list[Version]) -> bytes:
@@ -228,13 +249,15 @@ def _put_past(
     """Insert a version before the latest, which begins at `end`."""
     row = past.first_from(key, timestamp + 1)
     if row is not None:
-        following, (version,) = split_window_key(row[0])[1], row[1].value
+        following = split_window_key(row[0])[1]
+        (version,) = row[1].value
         if version[0] > timestamp:  # it is the first one that is known
             end = version[0]
         else:
             end = following
-            # At-least-once, a record may come again after a crash that left the first rows of its batch in the
-            # changelog. One that ends here is such a row, and newer than the version that was found.
+            # At-least-once, a record may come again after a crash that left the first
+            # rows of its batch in the changelog. One that ends here is such a row, and
+            # newer than the version that was found.
             if (
                 version[0] < timestamp
                 and past.load(window_key(key, timestamp)).value is None

@@ -1,13 +1,14 @@
 """Windows: which windows hold a timestamp, and when a window is closed.
 
-A `Windows` maps a timestamp to window starts, and a start to its end; operators and stores identify windows by these
-numbers alone. Where `SlidingWindows` and `SessionWindows` begin depends on the records of a key, so these classes have
-only the lengths, and the operators find the windows.
+A `Windows` maps a timestamp to window starts, and a start to its end; operators and
+stores identify windows by these numbers alone. Where `SlidingWindows` and
+`SessionWindows` begin depends on the records of a key, so these classes have only the
+lengths, and the operators find the windows.
 
-Invariant: every timestamp >= 0 lies in at least one window of a `TimeWindows`.
-Turned down: a default grace of 24 hours, as Kafka Streams' deprecated `TimeWindows.of` has it: results that wait a day
-surprise more than late records that are dropped. Without `grace=` there is none, as in Kafka Streams'
-`ofSizeWithNoGrace`.
+Invariant: every timestamp >= 0 lies in at least one window of a `TimeWindows`. Turned
+down: a default grace of 24 hours, as Kafka Streams' deprecated `TimeWindows.of` has it:
+results that wait a day surprise more than late records that are dropped. Without
+`grace=` there is none, as in Kafka Streams' `ofSizeWithNoGrace`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ FOREVER_MS = (1 << 63) - 1
 
 
 class Windows:
-    """The base class of windows. For your own, such as days of a time zone, override `starts` and `end`.
+    """The base class of windows. For your own, such as days of a time zone, override
+    `starts` and `end`.
 
-    Shape: `[start, end)`. `size_ms` is the length of the longest window; `grace_ms` is how long after its end, in
-    stream time, a window takes late records. Objects are constants of the program; use one object, or objects that are
-    equal, for the same windows. Of a dataclass, two versions of the program are compared by all fields.
+    Shape: `[start, end)`. `size_ms` is the length of the longest window; `grace_ms` is
+    how long after its end, in stream time, a window takes late records. Objects are
+    constants of the program; use one object, or objects that are equal, for the same
+    windows. Of a dataclass, two versions of the program are compared by all fields.
     """
 
     __slots__ = ()
@@ -37,7 +40,9 @@ class Windows:
     grace_ms: int
 
     def starts(self, timestamp: int) -> Sequence[int]:
-        """Return the starts of the windows that hold the timestamp, ascending and not negative."""
+        """Return the starts of the windows that hold the timestamp, ascending and not
+        negative.
+        """
         raise NotImplementedError
 
     def end(self, start_ms: int) -> int:
@@ -45,16 +50,20 @@ class Windows:
         raise NotImplementedError
 
     def is_closed(self, start_ms: int, stream_time: int) -> bool:
-        """Whether the window is closed and takes no more records: end + grace <= stream time."""
+        """Whether the window is closed and takes no more records: end + grace <= stream
+        time.
+        """
         return self.end(start_ms) + self.grace_ms <= stream_time
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class TimeWindows(Windows):
-    """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=timedelta(...)`.
+    """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or
+    `size=timedelta(...)`.
 
-    They are tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
-    advance=timedelta(minutes=5))`. They are aligned to the epoch.
+    They are tumbling (no gaps, no overlap), or hopping if they advance by less than
+    their size: `TimeWindows(hours=1, advance=timedelta(minutes=5))`. They are aligned
+    to the epoch.
 
     Units: durations are timedeltas, timestamps milliseconds since the epoch.
     Source: Kafka Streams `TimeWindows`.
@@ -63,7 +72,9 @@ class TimeWindows(Windows):
     size_ms: int
     advance_ms: int
     grace_ms: int
-    """How long after its end, in stream time, a window takes late records; 0 by default."""
+    """How long after its end, in stream time, a window takes late records; 0 by
+    default.
+    """
 
     def __init__(
         self,
@@ -109,7 +120,8 @@ class TimeWindows(Windows):
 
 @dataclass(frozen=True, slots=True, init=False)
 class UnlimitedWindows(Windows):
-    """One window that starts at `start_ms` (since the epoch) and never ends. Earlier records are in no window.
+    """One window that starts at `start_ms` (since the epoch) and never ends. Earlier
+    records are in no window.
 
     Source: Kafka Streams `UnlimitedWindows`.
     """
@@ -144,7 +156,8 @@ class UnlimitedWindows(Windows):
 
 @dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
-    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`.
+    """A window for each set of records of a key that lie at most `difference` apart:
+    `SlidingWindows(minutes=5)`.
 
     Shape: both ends of a window are inclusive.
     Source: Kafka Streams `SlidingWindows`.
@@ -174,7 +187,8 @@ class SlidingWindows:
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
-    """A session for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`.
+    """A session for each run of records of a key without a pause longer than `gap`:
+    `SessionWindows(minutes=30)`.
 
     Shape: both ends of a session are inclusive.
     Source: Kafka Streams `SessionWindows`.

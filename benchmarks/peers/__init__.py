@@ -1,8 +1,10 @@
-"""The same topologies in other frameworks, for a comparison in one run: `python -m benchmarks.peers` installs them.
+"""The same topologies in other frameworks, for a comparison in one run: `python -m
+benchmarks.peers` installs them.
 
-Each has a folder of its own in the cache, so none of their dependencies meets ours. They run with their defaults,
-except for equal work: they commit each second (exactly-once: each 100 ms), write logs of errors only, and keep state in
-RocksDB with a changelog where they can.
+Each has a folder of its own in the cache, so none of their dependencies meets ours.
+They run with their defaults, except for equal work: they commit each second
+(exactly-once: each 100 ms), write logs of errors only, and keep state in RocksDB with a
+changelog where they can.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from coopstreams.dev.cache import cache_folder
 
 HERE = Path(__file__).parent
 FILTERED = 0.79
-"""The share of records that pass the stateless case: amounts are 0 to 99, and 21 to 99 pass."""
+"""The share of records that pass the stateless case: amounts are 0 to 99, and 21 to 99
+pass.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,9 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        """The folder of the installation, with its versions in the name: another version is installed beside it."""
+        """The folder of the installation, with its versions in the name: another
+        version is installed beside it.
+        """
         return (
             cache_folder()
             / "peers"

@@ -1,8 +1,9 @@
-"""Installs the frameworks that `make bench` compares coopstreams with: `python -m benchmarks.peers [NAME …]`.
+"""Installs the frameworks that `make bench` compares coopstreams with: `python -m
+benchmarks.peers [NAME …]`.
 
-Kafka Streams comes from Maven and needs a JDK; the others come from PyPI, each into a virtual environment of its own.
-What is installed already stays. They are in the cache folder (COOPSTREAMS_CACHE); remove its folder `peers` to be rid
-of them.
+Kafka Streams comes from Maven and needs a JDK; the others come from PyPI, each into a
+virtual environment of its own. What is installed already stays. They are in the cache
+folder (COOPSTREAMS_CACHE); remove its folder `peers` to be rid of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The measured topologies in Bytewax: `bytewax_app.py CASE`. It commits no offsets, so its outputs are counted."""
+"""The measured topologies in Bytewax: `bytewax_app.py CASE`. It commits no offsets, so
+its outputs are counted.
+"""
 
 import os
 import sys

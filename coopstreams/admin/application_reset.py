@@ -1,23 +1,27 @@
-"""Resets an application: deletes its state and internal topics, and sets its offsets. Only while it has no members.
+"""Resets an application: deletes its state and internal topics, and sets its offsets.
+Only while it has no members.
 
     state       local state of this host, if its folder is named; deleted first, because it is only a cache
     changelogs  deleted; the next start creates them
     offsets     of the source topics: as chosen; of repartition topics: the beginning, because they are created again
     shares      the share group of sources with `order="none"`: deleted; it begins anew at auto.offset.reset
     topics      the other internal ones: deleted; the next start creates the repartition topics. Also deleted are the
-                marks of backfills and rebuilds that did not end, and, last, the record of the topology version that ran
-                last
+                marks of backfills and rebuilds that did not end, and, last, the record
+                of the topology version that ran last
 
-The version that ran last is reset with the given one: the next start may be of either, and would add to what is left.
+The version that ran last is reset with the given one: the next start may be of either,
+and would add to what is left.
 
-Invariant: only what one of both names is touched, and no other application (`instance.name_claims`). Output topics stay:
-results are written again.
-Invariant: a topic is deleted only while the group has no members, and only the one that was planned for
-(`log.precondition`): a reset that was suspended finds an application that has started meanwhile.
-Invariant: an interrupted reset is completed by repeating it. A start in between is refused, because that record names a
-changelog that is gone (`commit.deleted_changelogs`): it would process records into state that has them already.
-Turned down: deleting topics by the prefix of their names (they may belong to an application whose id begins with this
-one).
+Invariant: only what one of both names is touched, and no other application
+(`instance.name_claims`). Output topics stay: results are written again.
+Invariant: a topic is deleted only while the group has no members, and only the one that
+was planned for (`log.precondition`): a reset that was suspended finds an application
+that has started meanwhile.
+Invariant: an interrupted reset is completed by repeating it. A start in between is
+refused, because that record names a changelog that is gone
+(`commit.deleted_changelogs`): it would process records into state that has them
+already. Turned down: deleting topics by the prefix of their names (they may belong to
+an application whose id begins with this one).
 Source: Kafka Streams `StreamsResetter`.
 """
 
@@ -46,11 +50,12 @@ from coopstreams.topology.naming import marks_topics, topology_topic
 class Reset:
     """The plan of a reset.
 
-    Shape: `topics` are the other ones to be deleted, in this order. `sources` are the partitions whose offsets are to
-    be chosen, `begun_anew` those of topics that are deleted; `gone` are topics of that kind that another tool has
-    deleted, as Kafka Streams' reset does: the group may have individual commits of them. `left` look like internal
-    topics of the application, but neither version has them; they stay. So do `shared`: another application, by its id,
-    has them, too.
+    Shape: `topics` are the other ones to be deleted, in this order. `sources` are the
+    partitions whose offsets are to be chosen, `begun_anew` those of topics that are
+    deleted; `gone` are topics of that kind that another tool has deleted, as Kafka
+    Streams' reset does: the group may have individual commits of them. `left` look like
+    internal topics of the application, but neither version has them; they stay. So do
+    `shared`: another application, by its id, has them, too.
     """
 
     changelogs: tuple[str, ...]
@@ -60,7 +65,9 @@ class Reset:
     gone: tuple[str, ...]
     left: tuple[str, ...]
     share_group: str | None
-    """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
+    """The share group that deals records of sources with `order="none"`: to be deleted;
+    None: no source has it.
+    """
     shared: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,12 +77,15 @@ def plan_reset(
     last: Outline | None = None,
     claimed: Callable[[Collection[str]], Mapping[str, str]] = lambda _: {},
 ) -> Reset:
-    """Return the plan of a reset, given the partition counts of the existing topics. `last`: the version that ran last.
+    """Return the plan of a reset, given the partition counts of the existing topics.
+    `last`: the version that ran last.
 
-    `claimed`: returns those of these topics that another application has, with its id (`name_claims.claims`).
+    `claimed`: returns those of these topics that another application has, with its id
+    (`name_claims.claims`).
 
-    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets, and those that
-    a share group deals have none in the application's group.
+    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables
+    have no offsets, and those that a share group deals have none in the application's
+    group.
     """
 
     def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
@@ -144,7 +154,8 @@ def check_stopped(coordinator: GroupAdmin) -> None:
     """Check that the application does not run.
 
     Raises:
-        GroupError: it has members. Stop them; a dead member is removed after `session.timeout.ms`.
+        GroupError: it has members. Stop them; a dead member is removed after
+        `session.timeout.ms`.
     """
     if members_text := coordinator.describe().members_text:
         raise GroupError(
@@ -163,18 +174,21 @@ def carry_out(
     *,
     at_beginning: bool = False,
 ) -> None:
-    """Reset the application; `offsets` has all its source partitions, `folders` local state to delete.
+    """Reset the application; `offsets` has all its source partitions, `folders` local
+    state to delete.
 
     `delete_group`: deletes a share group (`log.kafka.share.delete_share_group`).
-    `at_beginning`: the offsets are those at which a group without offsets begins. Then a group that has never committed
-    stays without offsets: after a failed backfill, for example, only such a group can run one again.
+    `at_beginning`: the offsets are those at which a group without offsets begins. Then
+    a group that has never committed stays without offsets: after a failed backfill, for
+    example, only such a group can run one again.
 
     Raises:
-        GroupError: the group has members. Nothing is done; if they joined just now, local state and changelogs are
-            deleted.
+        GroupError: the group has members. Nothing is done; if they joined just now,
+            local state and changelogs are deleted.
         FencedError: the same, or a topic was made anew meanwhile: repeat the reset.
         StateLockedError: a process uses the local state. Stop it.
-        LogError: no answer in time, or refused: repeat the reset; the application does not start before that.
+        LogError: no answer in time, or refused: repeat the reset; the application does
+        not start before that.
     """
     check_stopped(coordinator)
     doomed = (*reset.changelogs, *reset.topics)

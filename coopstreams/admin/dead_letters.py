@@ -1,21 +1,26 @@
-"""Reads the records of a dead-letter topic, and replays them into the topics that they came from.
+"""Reads the records of a dead-letter topic, and replays them into the topics that they
+came from.
 
-A dead letter is the record that failed, as it was read, with headers that say why (`tasks.failures`). A replay writes
-it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
-group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
+A dead letter is the record that failed, as it was read, with headers that say why
+(`tasks.failures`). A replay writes it, without these headers, to the partition that it
+came from, and commits its position in the same transaction, for the group
+`<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or
+two run at once.
 
-A record that failed at two operators, or of whose values two failed, has two letters. It goes back once: a replay
-leaves out what it has written, and what those before it have written (`replays`). Two that run at once do not know of
-each other.
+A record that failed at two operators, or of whose values two failed, has two letters.
+It goes back once: a replay leaves out what it has written, and what those before it
+have written (`replays`). Two that run at once do not know of each other.
 
-A letter that cannot be written (its topic is gone, or refuses it) ends the replay with an error that names it. What is
-before it in its partition has gone back: the transaction in which it was met is done again, letter by letter.
+A letter that cannot be written (its topic is gone, or refuses it) ends the replay with
+an error that names it. What is before it in its partition has gone back: the
+transaction in which it was met is done again, letter by letter.
 
-Letters of what was held back (a row of the record cache, a window that closed) have no offset: they are no records of
-any topic. Written to one, such a letter would be a tombstone for its key. So a replay passes it.
+Letters of what was held back (a row of the record cache, a window that closed) have no
+offset: they are no records of any topic. Written to one, such a letter would be a
+tombstone for its key. So a replay passes it.
 
-Invariant: a replay ends. It does not read letters written after it began, because the replayed records may have caused
-them, nor those of transactions that were open then.
+Invariant: a replay ends. It does not read letters written after it began, because the
+replayed records may have caused them, nor those of transactions that were open then.
 """
 
 from __future__ import annotations
@@ -52,23 +57,26 @@ PREFIX = "__coopstreams.errors."
 AT_ONCE = 500
 """Letters in one transaction."""
 MOST_KNOWN = 100_000
-"""The latest records that replays have written of which further letters are known, and for each partition how far back
-from its position a replay looks for them.
+"""The latest records that replays have written of which further letters are known, and
+for each partition how far back from its position a replay looks for them.
 """
 
 
 _Record: TypeAlias = tuple[TopicPartition, int, int]
-"""A record: its partition and offset, and a hash of its content, because the topic may have been made anew."""
+"""A record: its partition and offset, and a hash of its content, because the topic may
+have been made anew.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A record of a dead-letter topic.
 
-    Shape: `headers` are the failed record's own; `why` has the texts of the others: `exception`, `message`, `phase`,
-    `node`, `topic`, `partition`, `task`, `offset`, `stacktrace`. It is empty if another program wrote the record.
-    Units: ms since the epoch; negative: the failed record had none, or, in letters of earlier versions, its extractor
-    failed.
+    Shape: `headers` are the failed record's own; `why` has the texts of the others:
+    `exception`, `message`, `phase`, `node`, `topic`, `partition`, `task`, `offset`,
+    `stacktrace`. It is empty if another program wrote the record.
+    Units: ms since the epoch; negative: the failed record had none, or, in letters of
+    earlier versions, its extractor failed.
     """
 
     at: TopicPartition
@@ -82,7 +90,8 @@ class DeadLetter:
     @property
     def source(self) -> TopicPartition | None:
         """The partition of the failed record; None: this is no dead letter."""
-        topic, partition = self.why.get("topic"), self.why.get("partition", "")
+        topic = self.why.get("topic")
+        partition = self.why.get("partition", "")
         return (
             TopicPartition(topic, int(partition))
             if topic and partition.isdecimal()
@@ -130,7 +139,9 @@ def _between(
     begins: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> Iterator[DeadLetter]:
-    """Yield the records from these offsets on, or from the first, up to the others, partition after partition."""
+    """Yield the records from these offsets on, or from the first, up to the others,
+    partition after partition.
+    """
     with closing(log.reader()) as reader:
         starts = {at: max(log.start_offset(at), begins.get(at, 0)) for at in ends}
         positions = {
@@ -182,7 +193,8 @@ def replay_group(topic: str) -> str:
 
 
 def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
-    """Return the last stable offset of each partition of a topic: what is above it may belong to open transactions.
+    """Return the last stable offset of each partition of a topic: what is above it may
+    belong to open transactions.
 
     Raises:
         UnknownTopicError: there is no such topic.
@@ -201,7 +213,8 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 class Replayed:
     """The counts of a replay so far.
 
-    `passed`: letters that were not wanted, or cannot go back, or whose record has gone back, and other records.
+    `passed`: letters that were not wanted, or cannot go back, or whose record has gone
+    back, and other records.
     """
 
     written: int = 0
@@ -213,7 +226,8 @@ class _RefusedLetterError(Exception):
 
     def __init__(self, letter: DeadLetter, why: str) -> None:
         super().__init__(f"{letter.at}@{letter.offset}: {why}")
-        self.letter, self.why = letter, why
+        self.letter = letter
+        self.why = why
 
 
 def replay(
@@ -224,15 +238,17 @@ def replay(
     to: str | None = None,
     on_progress: Callable[[Replayed], None] = lambda _: None,
 ) -> Replayed:
-    """Write a topic's dead letters, from the last replay's end on, back to where they came from, or to `to`.
+    """Write a topic's dead letters, from the last replay's end on, back to where they
+    came from, or to `to`.
 
-    Shape: `settings` in librdkafka's names: how to reach the brokers. Letters that are not `wanted` are skipped
-    for good: no later replay reads them. Another topic chooses the partition by the key.
+    Shape: `settings` in librdkafka's names: how to reach the brokers. Letters that are
+    not `wanted` are skipped for good: no later replay reads them. Another topic chooses
+    the partition by the key.
 
     Raises:
         UnknownTopicError: there is no such topic.
-        LogError: a topic that a letter came from is gone, or refuses it: the message names the letter, and what can be
-            done. The next replay goes on there.
+        LogError: a topic that a letter came from is gone, or refuses it: the message
+            names the letter, and what can be done. The next replay goes on there.
     """
     ends = {
         at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end
@@ -253,7 +269,9 @@ def replay(
         metadata: dict[Partition, str] = {
             at: metadata_of(each) for at, each in turns.items()
         }
-        done, known, most = Replayed(), _written_before(log, passed, turns), AT_ONCE
+        done = Replayed()
+        known = _written_before(log, passed, turns)
+        most = AT_ONCE
         writing = _Writing(
             log, transactional_producer(settings, consumer.transactional_id), to
         )
@@ -271,7 +289,8 @@ def replay(
                     metadata=metadata
                 )  # past the transaction markers at the end
                 continue
-            now, fresh = Replayed(done.written, done.passed), dict[_Record, None]()
+            now = Replayed(done.written, done.passed)
+            fresh = dict[_Record, None]()
             try:
                 with consumer.transaction(writing.producer, metadata=metadata):
                     for record in records:
@@ -297,12 +316,14 @@ def replay(
                 if len(records) == 1:
                     raise LogError(_cure(refused)) from refused
                 most = 1  # what is before this letter goes back: all are read again
-                # A producer whose records a broker has refused may fail at the next ones, too (seen: _STATE).
+                # A producer whose records a broker has refused may fail at the next
+                # ones, too (seen: _STATE).
                 writing.producer = transactional_producer(
                     settings, consumer.transactional_id
                 )
                 continue
-            done, known = now, dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
+            done = now
+            known = dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
             on_progress(done)
     return done
 
@@ -312,7 +333,9 @@ def _written_before(
     passed: Mapping[TopicPartition, OffsetAndRanges | None],
     turns: Mapping[TopicPartition, tuple[Turn, ...]],
 ) -> dict[_Record, None]:
-    """Return the records that replays have written, as far as the letters that they have passed are still there."""
+    """Return the records that replays have written, as far as the letters that they
+    have passed are still there.
+    """
     found: dict[_Record, None] = {}
     stands = {at: one for at, one in passed.items() if one is not None}
     ends = {at: max(part.end for part in one.key_ranges) for at, one in stands.items()}
@@ -347,7 +370,9 @@ def _letter(record: ConsumerRecord) -> DeadLetter:
 
 @dataclass(slots=True)
 class _Writing:
-    """Writes letters back with the producer of their transaction. `to`: another topic than they came from."""
+    """Writes letters back with the producer of their transaction. `to`: another topic
+    than they came from.
+    """
 
     log: KafkaLog
     producer: Any
@@ -377,7 +402,8 @@ class _Writing:
                 )
                 raise _RefusedLetterError(letter, there)
         headers: list[Any] = letter.headers
-        # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0 for "now".
+        # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0
+        # for "now".
         timestamp = 0 if letter.timestamp < 0 else max(1, letter.timestamp)
 
         def on_delivery(error: Any, _: Any) -> None:
@@ -417,7 +443,8 @@ class _Writing:
 
 
 def _cure(refused: _RefusedLetterError) -> str:
-    letter, group = refused.letter, replay_group(refused.letter.at.topic)
+    letter = refused.letter
+    group = replay_group(refused.letter.at.topic)
     return (
         f"the letter {letter.at}@{letter.offset} cannot go back to {letter.source}: {refused.why} What is before it "
         "has gone back. Mend that and replay again; or send letters elsewhere, with --to; or pass this one: "

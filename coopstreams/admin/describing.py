@@ -1,7 +1,9 @@
-"""Describes a group for administrators: members, owners of key ranges, positions, done runs above the stable offset.
+"""Describes a group for administrators: members, owners of key ranges, positions, done
+runs above the stable offset.
 
-It may be a group of cooperative consumers, or that of an application.
-Invariant: for each partition the key ranges shown tile the hash space, whatever is assigned and committed.
+It may be a group of cooperative consumers, or that of an application. Invariant: for
+each partition the key ranges shown tile the hash space, whatever is assigned and
+committed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class OwnedRange:
-    """A key range of a partition. `offset` None: nothing is committed; `member` None: no consumer has it now."""
+    """A key range of a partition. `offset` None: nothing is committed; `member` None:
+    no consumer has it now.
+    """
 
     key_range: KeyRange
     offset: int | None
@@ -39,7 +43,9 @@ class OwnedRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The progress of a group in a partition. Units: `lag` in records, from the stable offset to the end of the log."""
+    """The progress of a group in a partition. Units: `lag` in records, from the stable
+    offset to the end of the log.
+    """
 
     partition: TopicPartition
     committed: OffsetAndRanges | None
@@ -68,7 +74,9 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group. Shape: `state` is Kafka's word; `members_text` are the members in words, empty: there are none."""
+    """A group. Shape: `state` is Kafka's word; `members_text` are the members in words,
+    empty: there are none.
+    """
 
     state: str
     members: tuple[MemberReport, ...]
@@ -80,7 +88,8 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
     """Return the current state of a group.
 
     Raises:
-        LogError: refused, or an open transaction delays the answer; the message names it.
+        LogError: refused, or an open transaction delays the answer; the message names
+        it.
     """
     described = admin.describe()
     members = tuple(
@@ -147,7 +156,9 @@ def _member(
 def _owned(
     members: Iterable[MemberReport], topics: Iterable[str]
 ) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
-    """Return the owners of key ranges by partition, for groups of consumers: tasks of applications have no topic."""
+    """Return the owners of key ranges by partition, for groups of consumers: tasks of
+    applications have no topic.
+    """
     names = {topic_number(topic): topic for topic in topics}
     owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}
     for member in members:

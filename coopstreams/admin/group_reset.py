@@ -1,23 +1,27 @@
-"""Resets a group's positions to the beginning, the end, an offset or a time. Only while it has no members.
+"""Resets a group's positions to the beginning, the end, an offset or a time. Only while
+it has no members.
 
-A plain committed offset alone is not enough: individual commits of key ranges under a higher term still count
-(`commit/view.py`). So a reset is a commit for the whole hash space under a higher term:
+A plain committed offset alone is not enough: individual commits of key ranges under a
+higher term still count (`commit/view.py`). So a reset is a commit for the whole hash
+space under a higher term:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
     record  [whole]@term -> offset, without done runs; of a reset forwards, a record for each key range
     plain   the offset at the same term, for ordinary consumers and lag monitors; what fences of the group left in other
-            partitions of the commit topic, before their count was changed, becomes void (`Follower.check`)
+            partitions of the commit topic, before their count was changed, becomes void
+            (`Follower.check`)
 
-Both name the topic by its id, as every commit does: if it is made anew before the next start, that start is refused.
+Both name the topic by its id, as every commit does: if it is made anew before the next
+start, that start is refused.
 
-Damaged records of these partitions, which keep tasks from opening, are tombstoned along with it; those of a newer
-version are not touched.
+Damaged records of these partitions, which keep tasks from opening, are tombstoned along
+with it; those of a newer version are not touched.
 
-Invariant: the term is above that of every commit, and above the term that a process stalled while opening may have
-chosen.
-Invariant: after an interruption at any step, each position lies between the old and the new one; repeating the reset
-completes it.
-Turned down: deleting the individual commits (terms would begin at 1 again, and a stalled process of before would win).
+Invariant: the term is above that of every commit, and above the term that a process
+stalled while opening may have chosen.
+Invariant: after an interruption at any step, each position lies between the old and the
+new one; repeating the reset completes it. Turned down: deleting the individual commits
+(terms would begin at 1 again, and a stalled process of before would win).
 """
 
 from __future__ import annotations
@@ -65,19 +69,23 @@ def reset_offsets(
     gone: Collection[str] = (),
     forwards: bool = False,
 ) -> None:
-    """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
+    """Set the group's positions to these offsets, in all key ranges; it processes again
+    what it had done above them.
 
-    `unnamed`: the partitions whose topics are about to be made anew: their positions are those in the new topics.
-    `gone`: topics without partitions now, which are made anew as well: individual commits of them are reset. Kafka has
-    deleted the plain offsets with the topics, and takes none.
-    `forwards`: it does not process that again. Only key ranges that stand before an offset are put there; the metadata
-    of a consumer stays.
+    `unnamed`: the partitions whose topics are about to be made anew: their positions
+    are those in the new topics.
+    `gone`: topics without partitions now, which are made anew as well: individual
+    commits of them are reset. Kafka has deleted the plain offsets with the topics, and
+    takes none.
+    `forwards`: it does not process that again. Only key ranges that stand before an
+    offset are put there; the metadata of a consumer stays.
 
     Raises:
-        ConfigError: forwards, and what the group had done is not known, or was done in a topic that was made anew.
+        ConfigError: forwards, and what the group had done is not known, or was done in
+        a topic that was made anew.
         GroupError: the group has members. Stop them first.
-        LogError: refused, or no answer in time: try again. Or a newer version of coopstreams wrote a record: use that
-            version.
+        LogError: refused, or no answer in time: try again. Or a newer version of
+            coopstreams wrote a record: use that version.
     """
     with (
         closing(Follower(log, coordinator.group)) as follower,
@@ -86,7 +94,8 @@ def reset_offsets(
         coordinator.commit({follower.partition: (follower.tail, "")})
         catch_up(follower, check=False)
         left = {at for at in follower.sources() if at.topic in gone}
-        targets, unnamed = {**targets, **dict.fromkeys(left, 0)}, {*unnamed, *left}
+        targets = {**targets, **dict.fromkeys(left, 0)}
+        unnamed = {*unnamed, *left}
         if forwards:
             follower.check_readable()
         damaged = _damaged(follower, targets)
@@ -113,14 +122,16 @@ def reset_offsets(
             generation = MADE_ANEW if partition in unnamed else NO_GENERATION
             key = reset_key(coordinator.group, partition, next_term, generation)
             topic_id = ids.get(partition.topic, "")
-            segments, text = [Segment(WHOLE, offset)], ""
+            segments = [Segment(WHOLE, offset)]
+            text = ""
             if forwards:
                 segments = _forwards(follower, partition, committed, offset, topic_id)
                 live = follower.live(partition)
                 text = (
                     live[-1].metadata if live and live[-1].metadata != topic_id else ""
                 )
-            # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
+            # The form of a consumer's commit: an application takes the id from either
+            # form, a consumer from its own.
             metadata = consumer_metadata(topic_id, text) if topic_id else text
             for segment in segments:
                 writer.append(
@@ -130,7 +141,8 @@ def reset_offsets(
                     [time.time_ns() // 1_000_000],
                     partitions=follower.partition.partition,
                 )
-            low, beside = lowest(segments), key.term if forwards else 0
+            low = lowest(segments)
+            beside = key.term if forwards else 0
             mirrored = Committed(
                 low.position,
                 low.stream_time,
@@ -166,7 +178,9 @@ def _forwards(
     offset: int,
     topic_id: str,
 ) -> list[Segment]:
-    """Return the group's progress in a partition, with the key ranges that stand before an offset put there."""
+    """Return the group's progress in a partition, with the key ranges that stand before
+    an offset put there.
+    """
     check_beside(follower, {partition: committed})
     start = follower.open(partition, WHOLE, committed, Position(offset))
     check_named(follower.group, {partition: start}, {partition.topic: topic_id})
@@ -176,7 +190,8 @@ def _forwards(
 def _damaged(
     follower: Follower, targets: Collection[TopicPartition]
 ) -> dict[bytes, CommitKey | None]:
-    """Return the damaged records to delete: those of these partitions, and those without a readable partition (None).
+    """Return the damaged records to delete: those of these partitions, and those
+    without a readable partition (None).
 
     Raises:
         LogError: a newer version wrote one of them.
@@ -201,9 +216,11 @@ def reset_key(
     next_term: int,
     generation: int = NO_GENERATION,
 ) -> CommitKey:
-    """Return the commit key of a reset, for the whole hash space. `generation`: or `MADE_ANEW`.
+    """Return the commit key of a reset, for the whole hash space. `generation`: or
+    `MADE_ANEW`.
 
-    Its term is one above the next one, because an opener that has stalled may have chosen the next one.
+    Its term is one above the next one, because an opener that has stalled may have
+    chosen the next one.
     """
     return CommitKey(group, *partition, WHOLE, next_term + 1, generation)
 
@@ -211,7 +228,9 @@ def reset_key(
 def never_committed(
     log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]
 ) -> bool:
-    """Return whether the group has committed nothing in these partitions, neither plain nor individual offsets."""
+    """Return whether the group has committed nothing in these partitions, neither plain
+    nor individual offsets.
+    """
     if any(coordinator.committed(partitions).values()):
         return False
     with closing(Follower(log, coordinator.group)) as follower:

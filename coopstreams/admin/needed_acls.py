@@ -1,10 +1,12 @@
-"""The ACLs that an application needs: the general rules, and the list for one topology and its settings.
+"""The ACLs that an application needs: the general rules, and the list for one topology
+and its settings.
 
-`coopstreams acls` prints them, docs/operating.md has the rules as a table, and the tests with the secured broker run
-with exactly these.
+`coopstreams acls` prints them, docs/operating.md has the rules as a table, and the
+tests with the secured broker run with exactly these.
 
-Invariant: an application with these ACLs is refused nothing that it asks for, and each of them is needed.
-Turned down: ACLs on each internal topic by its name (a new version of the topology would need others before it starts).
+Invariant: an application with these ACLs is refused nothing that it asks for, and each
+of them is needed. Turned down: ACLs on each internal topic by its name (a new version
+of the topology would need others before it starts).
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Operations on a kind of resource; `name` may be a placeholder, for each name that the application has for it.
+    """Operations on a kind of resource; `name` may be a placeholder, for each name that
+    the application has for it.
 
-    `transactions`: under exactly-once only. `shared`: where a share group deals the records of a source only.
+    `transactions`: under exactly-once only. `shared`: where a share group deals the
+    records of a source only.
     """
 
     kind: str
@@ -79,7 +83,9 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
 
 
 def unknown(topology: Structure) -> list[str]:
-    """Return, in words, the topics without a listed ACL, because the topology does not name them."""
+    """Return, in words, the topics without a listed ACL, because the topology does not
+    name them.
+    """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     told = [
         f'"{node.name}" reads the topics that match {node.pattern.pattern}: allow Read and DescribeConfigs on each'
@@ -95,7 +101,9 @@ def unknown(topology: Structure) -> list[str]:
 
 
 def _written(topology: Structure, config: Config) -> tuple[str, ...]:
-    """Return the external topics that the application writes to, also those of time marks and dead letters."""
+    """Return the external topics that the application writes to, also those of time
+    marks and dead letters.
+    """
     return tuple(
         dict.fromkeys(
             [

@@ -1,15 +1,17 @@
-"""Makes snapshots from changelogs, without touching the application, which may run meanwhile.
+"""Makes snapshots from changelogs, without touching the application, which may run
+meanwhile.
 
     to_rebuild  the partitions of sub-topologies to rebuild, with their stores: a pure function
     Rebuilder   one of them: an empty database, the published snapshot into it, then the changelog's tail; slices out of
                 it
     assembled   the manifest: the new slices, and those of the published one that remain
 
-Invariant: a slice is the state at an offset X of its changelog, whoever writes meanwhile; a task that restores it
-replays from X.
-Invariant: the published manifest has the ids of the changelogs that were read: a changelog that was created again
-meanwhile does not get slices of the deleted one.
-Turned down: copying the files of a running instance (they hold all ranges, and a task needs only its own).
+Invariant: a slice is the state at an offset X of its changelog, whoever writes
+meanwhile; a task that restores it replays from X.
+Invariant: the published manifest has the ids of the changelogs that were read: a
+changelog that was created again meanwhile does not get slices of the deleted one.
+Turned down: copying the files of a running instance (they hold all ranges, and a task
+needs only its own).
 """
 
 from __future__ import annotations
@@ -56,15 +58,17 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a changelog may give no record before a rebuild fails: brokers are unreachable, or a transaction hangs."""
+"""How long a changelog may give no record before a rebuild fails: brokers are
+unreachable, or a transaction hangs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildScope:
     """The scope of a rebuild. None: all.
 
-    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole
-    slices.
+    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at
+    key groups, and widened to whole slices.
     """
 
     stores: Collection[str] | None = None
@@ -72,7 +76,9 @@ class RebuildScope:
     key_range: KeyRange = WHOLE
 
     def names(self, known: Mapping[str, StoreSpec]) -> Collection[str]:
-        """Return the names of the stores, of those that have a changelog; a versioned store comes with its past."""
+        """Return the names of the stores, of those that have a changelog; a versioned
+        store comes with its past.
+        """
         chosen = known.keys() if self.stores is None else known.keys() & self.stores
         past = {
             spec.past.name for name in chosen if (spec := known[name]).past is not None
@@ -94,7 +100,8 @@ def to_rebuild(
     """Return the partitions to rebuild, given the partition count of each sub-topology.
 
     Raises:
-        ConfigError: a store or partition that does not exist; the message lists those that do.
+        ConfigError: a store or partition that does not exist; the message lists those
+        that do.
     """
     known = logged(topology)
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
@@ -108,7 +115,8 @@ def to_rebuild(
             f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} "
             "partitions"
         )
-    result, chosen = [], wanted.names(known)
+    result = []
+    chosen = wanted.names(known)
     for subtopology in topology.subtopologies:
         stores = tuple(spec.name for spec in subtopology.stores if spec.name in chosen)
         partitions = [
@@ -134,7 +142,9 @@ def assembled(
     specs: Mapping[str, StoreSpec],
     now: Mapping[str, Changelog],
 ) -> Manifest:
-    """Return the manifest of a run: its own slices, and the older manifest's that still fit topology and changelogs."""
+    """Return the manifest of a run: its own slices, and the older manifest's that still
+    fit topology and changelogs.
+    """
     stores: dict[str, StoreSlices] = {}
     for name, spec in specs.items():
         new = found.get(name, ())
@@ -161,8 +171,8 @@ def assembled(
 class Rebuilder:
     """Makes a snapshot of an application in a storage. Belongs to one thread.
 
-    `afresh`: read the changelogs from their beginning; else start from the published snapshot. `run`: the name of the
-    run, if several rebuilders share one.
+    `afresh`: read the changelogs from their beginning; else start from the published
+    snapshot. `run`: the name of the run, if several rebuilders share one.
     """
 
     def __init__(
@@ -185,14 +195,17 @@ class Rebuilder:
         self._afresh = afresh
         self._specs = logged(topology)
         self._ids: dict[str, str] = {}
-        """The ids of the changelogs that are rebuilt, taken before anything of them is read."""
+        """The ids of the changelogs that are rebuilt, taken before anything of them is
+        read.
+        """
 
     def to_rebuild(self, wanted: RebuildScope) -> list[RebuiltPartition]:
         """Return the partitions to rebuild.
 
         Raises:
             ConfigError: a store or partition does not exist.
-            UnknownTopicError: a changelog does not exist: the application has never run.
+            UnknownTopicError: a changelog does not exist: the application has never
+            run.
         """
         resolved = check_partitions(self._topology, self._log.partitions())
         result = to_rebuild(self._topology, resolved.tasks, wanted)
@@ -212,7 +225,8 @@ class Rebuilder:
     def rebuild(
         self, rebuilt: RebuiltPartition, listener: RestoreListener | None = None
     ) -> dict[str, list[Slice]]:
-        """Return the slices of a partition, by store; they are in the storage, and unused before `publish`.
+        """Return the slices of a partition, by store; they are in the storage, and
+        unused before `publish`.
 
         `listener`: is told how far the changelogs are read.
 
@@ -236,7 +250,8 @@ class Rebuilder:
                 }
 
     def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
-        """Publish these slices, with the remaining ones of the published snapshot; return the manifest.
+        """Publish these slices, with the remaining ones of the published snapshot;
+        return the manifest.
 
         Raises:
             SnapshotError: a changelog was created again since `to_rebuild` was called.
@@ -319,7 +334,9 @@ class Rebuilder:
 
 
 def _of_other_topics(older: Manifest, now: Mapping[str, Changelog]) -> list[str]:
-    """Return the changelogs that had another id when the older manifest was made, ascending."""
+    """Return the changelogs that had another id when the older manifest was made,
+    ascending.
+    """
     return sorted(
         now[name].topic
         for name, store in older.stores.items()

@@ -1,15 +1,18 @@
-"""Which records the replays of a dead-letter topic have written: what each leaves beside its position, for the next.
+"""Which records the replays of a dead-letter topic have written: what each leaves
+beside its position, for the next.
 
-A record may have two letters, and goes back once: a replay leaves out what it has written. If it is interrupted between
-the two, and where they lie in two partitions, the next one must know as well. So the metadata of the group's offset of
-each partition says what the replays wanted that have passed its letters:
+A record may have two letters, and goes back once: a replay leaves out what it has
+written. If it is interrupted between the two, and where they lie in two partitions, the
+next one must know as well. So the metadata of the group's offset of each partition says
+what the replays wanted that have passed its letters:
 
     [[node, phase, begin], ...]     from this offset on, up to the next entry's: letters of this node and phase
 
-The next replay reads these letters again. `coopstreams group reset` leaves no metadata: from there on, all is written
-again.
+The next replay reads these letters again. `coopstreams group reset` leaves no metadata:
+from there on, all is written again.
 
-Turned down: the records themselves in the metadata (a broker takes 4 KiB, and two letters may be far apart).
+Turned down: the records themselves in the metadata (a broker takes 4 KiB, and two
+letters may be far apart).
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class Turn:
 
 
 def turns_of(metadata: str) -> tuple[Turn, ...]:
-    """Return the turns in the metadata of an offset, ascending; none, if no replay wrote it."""
+    """Return the turns in the metadata of an offset, ascending; none, if no replay
+    wrote it.
+    """
     with suppress(ValueError, TypeError):
         return tuple(
             Turn(Wanted(node, phase), int(begin))
@@ -68,7 +73,9 @@ def metadata_of(turns: tuple[Turn, ...]) -> str:
 
 
 def continued(passed: OffsetAndRanges | None, wanted: Wanted) -> tuple[Turn, ...]:
-    """Return the turns that count when a replay goes on at a position: a new one, if the last wanted other letters."""
+    """Return the turns that count when a replay goes on at a position: a new one, if
+    the last wanted other letters.
+    """
     turns = () if passed is None else turns_of(passed.metadata)
     if turns and turns[-1].wanted == wanted:
         return turns

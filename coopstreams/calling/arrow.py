@@ -1,7 +1,8 @@
-"""Converts batches to and from Arrow columns, for the functions of `map_batches(f, arrow=True)`.
+"""Converts batches to and from Arrow columns, for the functions of `map_batches(f,
+arrow=True)`.
 
-Invariant: the function gets the values of the list, as far as columns hold them: a type is that of all values of a
-batch, so whole numbers beside fractions are fractions.
+Invariant: the function gets the values of the list, as far as columns hold them: a type
+is that of all values of a batch, so whole numbers beside fractions are fractions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def columns_of(values: list[Any]) -> pa.Array | pa.RecordBatch:
-    """Return dicts as a record batch with a column for each field, other values as an array. Types are inferred."""
+    """Return dicts as a record batch with a column for each field, other values as an
+    array. Types are inferred.
+    """
     import pyarrow as pa
 
     array = pa.array(values)
@@ -26,7 +29,9 @@ def columns_of(values: list[Any]) -> pa.Array | pa.RecordBatch:
 
 
 def listed(answer: Any) -> Any:
-    """Return the values of an Arrow array, record batch or table as a list; anything else as it is."""
+    """Return the values of an Arrow array, record batch or table as a list; anything
+    else as it is.
+    """
     return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
 
 

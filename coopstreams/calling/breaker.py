@@ -1,10 +1,12 @@
-"""A circuit breaker, as a state machine: after failures in a row, attempts pause and one probe decides.
+"""A circuit breaker, as a state machine: after failures in a row, attempts pause and
+one probe decides.
 
     closed   attempts begin; `failures` that fail in a row open it
     open     none begins for `pause`
     probing  then one begins; when it succeeds, the breaker closes; when it fails, it stays open for another `pause`
 
-An attempt that began before the breaker opened and ends later has no effect: only the probe closes an open breaker.
+An attempt that began before the breaker opened and ends later has no effect: only the
+probe closes an open breaker.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from typing import Literal, TypeAlias
 from coopstreams.topology.calls import CircuitBreaker
 
 Admission: TypeAlias = Literal["free", "probe", "wait"]
-"""Whether an attempt may begin: `free`: yes, beside others; `probe`: yes, as the only one; `wait`: not now."""
+"""Whether an attempt may begin: `free`: yes, beside others; `probe`: yes, as the only
+one; `wait`: not now.
+"""
 
 
 class Breaker:
-    """A circuit breaker. No clock of its own: `now` in seconds of any clock that does not go back."""
+    """A circuit breaker. No clock of its own: `now` in seconds of any clock that does
+    not go back.
+    """
 
     def __init__(self, how: CircuitBreaker) -> None:
         self._how = how
@@ -52,7 +58,9 @@ class Breaker:
                 self._open_until = now + self._how.pause_s
 
     def wait_s(self, now: float) -> float | None:
-        """Return in how many seconds to ask again; None: after the probe, or the breaker is closed."""
+        """Return in how many seconds to ask again; None: after the probe, or the
+        breaker is closed.
+        """
         until = self._open_until
         return None if until is None or self._probing else max(0.0, until - now)
 
@@ -60,7 +68,8 @@ class Breaker:
         """Return why attempts wait, in words; empty: they do not. Any thread."""
         if self._open_until is None:
             return ""
-        left_s, error = self.wait_s(now), self._last_error
+        left_s = self.wait_s(now)
+        error = self._last_error
         when = (
             "one is tried now" if left_s is None else f"one is tried in {left_s:.0f} s"
         )

@@ -1,20 +1,24 @@
-"""Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads or in processes.
+"""Makes the calls of asynchronous operators: coroutines on one event loop, other
+functions on threads or in processes.
 
     lane = Lane(node.calling, ended)    # of one node in one task
     lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
     lane.drain()                        # the task is being closed: calls under way end, the others are forgotten
     lane.cancel()                       # it was closed: nothing follows any more
 
-Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the other, in the order in which
-they were begun, each with all of its attempts. Not more than `max_in_flight` are under way, batches counted as one.
-Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
-time-out, that is up to the user's function.
-Invariant: a time-out counts from where the function begins. A thread cannot be ended: one whose call took too long is
-left to itself, and another takes the next call. While `MOST_LEFT` of them have not returned, calls wait; and all of the
-process wait while closed tasks, which may be opened again and again, have left `MOST_LOST` behind.
-Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
-Turned down: a task of the event loop for each call (it costs as much as half a call; so a task makes several, one after
-the other), an event loop for each stream thread (a function that computes would stop the records, too), or for each
+Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the
+other, in the order in which they were begun, each with all of its attempts. Not more
+than `max_in_flight` are under way, batches counted as one.
+Invariant: every call of a lane that is neither drained nor cancelled ends, with a value
+or an error. Without a time-out, that is up to the user's function.
+Invariant: a time-out counts from where the function begins. A thread cannot be ended:
+one whose call took too long is left to itself, and another takes the next call. While
+`MOST_LEFT` of them have not returned, calls wait; and all of the process wait while
+closed tasks, which may be opened again and again, have left `MOST_LOST` behind.
+Invariant: a batch that fails for good is made again record by record, so that only the
+record that is bad fails. Turned down: a task of the event loop for each call (it costs
+as much as half a call; so a task makes several, one after the other), an event loop for
+each stream thread (a function that computes would stop the records, too), or for each
 application (a client that is made when the program is loaded belongs to one loop).
 """
 
@@ -40,15 +44,23 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
-"""Calls that end within this time are reported together: waking a stream thread costs as much as several calls."""
+"""Calls that end within this time are reported together: waking a stream thread costs
+as much as several calls.
+"""
 IN_A_ROW = 8
-"""Calls that one asyncio task makes before others run, for functions that return without waiting."""
+"""Calls that one asyncio task makes before others run, for functions that return
+without waiting.
+"""
 LOOKS = 16
 """Checks for late calls within the time-out of one call."""
 MOST_THREADS = 64
-"""The threads of a lane. A function that waits on more of them is better written as a coroutine."""
+"""The threads of a lane. A function that waits on more of them is better written as a
+coroutine.
+"""
 MOST_LEFT = 64
-"""The threads of a lane that may be left to themselves, beside those: more of them would be a leak."""
+"""The threads of a lane that may be left to themselves, beside those: more of them
+would be a leak.
+"""
 MOST_LOST = 1000
 """The threads of cancelled lanes, likewise."""
 LOOK_S = 1.0
@@ -57,7 +69,9 @@ LOOK_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a user's function for one record. When it has ended, it has a value or an error."""
+    """One call of a user's function for one record. When it has ended, it has a value
+    or an error.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -69,7 +83,9 @@ class Call:
     span: Span | None = field(default=None, init=False)
     """The call's span of OpenTelemetry, if calls are traced."""
     prompt: bool = field(default=False, init=False)
-    """Whether the call's end is reported at once, because other calls wait for the report."""
+    """Whether the call's end is reported at once, because other calls wait for the
+    report.
+    """
 
 
 AnyCall = TypeVar("AnyCall", bound=Call)
@@ -81,7 +97,8 @@ class _Attempt(Generic[AnyCall]):
 
     calls: list[AnyCall]
     until: float | None = None
-    """The deadline of the function, or of the pause before it is tried again; None: it is not running, or has no limit.
+    """The deadline of the function, or of the pause before it is tried again; None: it
+    is not running, or has no limit.
     Units: `loop.time`.
     """
     late: bool = False
@@ -94,7 +111,9 @@ class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
 
     _lost = 0
-    """The threads of all cancelled lanes that have not returned. Of the class; on the event loop."""
+    """The threads of all cancelled lanes that have not returned. Of the class; on the
+    event loop.
+    """
 
     def __init__(
         self,
@@ -102,7 +121,9 @@ class Lane(Generic[AnyCall]):
         ended: Callable[[Sequence[AnyCall]], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`ended` is called on another thread with the calls that have ended, at most `TOGETHER_S` later."""
+        """`ended` is called on another thread with the calls that have ended, at most
+        `TOGETHER_S` later.
+        """
         self._loop = host.event_loop()
         self._calling = calling
         self._ended = ended
@@ -122,15 +143,19 @@ class Lane(Generic[AnyCall]):
         self._returned = asyncio.Event()
         """Set for a moment whenever a thread has returned."""
         self.retried = 0
-        """How often the function was called again because it had failed; for a batch once, not once for each record."""
-        self._by_key, self._chain_of_all = (
-            calling.order == "key",
-            b"" if calling.order == "partition" else None,
-        )
+        """How often the function was called again because it had failed; for a batch
+        once, not once for each record.
+        """
+        self._by_key = calling.order == "key"
+        self._chain_of_all = b"" if calling.order == "partition" else None
         self._last: dict[bytes, AnyCall] = {}
-        """The last call of each chain. The first is in the queue or under way, the others wait for it."""
+        """The last call of each chain. The first is in the queue or under way, the
+        others wait for it.
+        """
         self._queue: deque[AnyCall] = deque()
-        """The calls that wait for a place among `max_in_flight`, or for a batch to become full."""
+        """The calls that wait for a place among `max_in_flight`, or for a batch to
+        become full.
+        """
         self._running: dict[asyncio.Task[None], _Attempt[AnyCall]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._full = False
@@ -141,13 +166,17 @@ class Lane(Generic[AnyCall]):
         """Set for a moment whenever an attempt has ended, if there is a breaker."""
         self._draining = self._cancelled = False
         self.drained = False
-        """Whether every call under way at `drain` has ended and was reported. Any thread."""
+        """Whether every call under way at `drain` has ended and was reported. Any
+        thread.
+        """
         self._over: list[AnyCall] = []
         """The calls that have ended and are not yet reported."""
 
     @property
     def pauses(self) -> str:
-        """Why no call is begun, in words; empty: they are, or there is none. Any thread."""
+        """Why no call is begun, in words; empty: they are, or there is none. Any
+        thread.
+        """
         return (
             ""
             if self._breaker is None or not self._running
@@ -156,7 +185,9 @@ class Lane(Generic[AnyCall]):
 
     @property
     def under_way(self) -> int:
-        """How many calls have a place among `max_in_flight`, batches counted as one. Any thread."""
+        """How many calls have a place among `max_in_flight`, batches counted as one.
+        Any thread.
+        """
         return len(self._running)
 
     @property
@@ -166,7 +197,9 @@ class Lane(Generic[AnyCall]):
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
+        """Whether a call is under way that ends, or is made again, within its time-out.
+        Any thread.
+        """
         now = self._loop.time()
         return any(
             attempt.until is not None and now < attempt.until
@@ -174,24 +207,32 @@ class Lane(Generic[AnyCall]):
         )
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
-        """Begin these calls, except those that must wait for an earlier one of their chain."""
+        """Begin these calls, except those that must wait for an earlier one of their
+        chain.
+        """
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     def drain(self) -> None:
-        """Begin no other call, and forget those that wait. `ended` follows, with no call, when none is under way."""
+        """Begin no other call, and forget those that wait. `ended` follows, with no
+        call, when none is under way.
+        """
         self._loop.call_soon_threadsafe(self._drain)
 
     def cancel(self) -> None:
-        """Cancel the calls under way, and begin no other. A thread is not interrupted; its result is ignored."""
+        """Cancel the calls under way, and begin no other. A thread is not interrupted;
+        its result is ignored.
+        """
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, calls: Sequence[AnyCall]) -> None:
         if self._draining:
             return
         for call in calls:
-            chain, before = self._chain(call), None
+            chain = self._chain(call)
+            before = None
             if chain is not None:
-                before, self._last[chain] = self._last.get(chain), call
+                before = self._last.get(chain)
+                self._last[chain] = call
             if before is None:
                 self._queue.append(call)
             else:
@@ -228,7 +269,9 @@ class Lane(Generic[AnyCall]):
         return call.key if self._by_key else self._chain_of_all
 
     def _fill(self) -> None:
-        """Begin the calls in the queue for which there is a place; those of a batch wait for others from now on."""
+        """Begin the calls in the queue for which there is a place; those of a batch
+        wait for others from now on.
+        """
         while len(self._running) < self._most and (calls := self._next()):
             attempt = _Attempt(calls)
             self._running[self._loop.create_task(self._work(attempt))] = attempt
@@ -243,17 +286,22 @@ class Lane(Generic[AnyCall]):
             )
 
     def _next(self) -> list[AnyCall]:
-        """Take the next calls from the queue; none: it is empty, or waits for a full batch."""
-        queue, most = self._queue, self._calling.max_records
+        """Take the next calls from the queue; none: it is empty, or waits for a full
+        batch.
+        """
+        queue = self._queue
+        most = self._calling.max_records
         if len(queue) < most and not (queue and self._full):
             return []
         if self._gathering is not None:
             self._gathering.cancel()
-        self._gathering, self._full = None, False
+        self._gathering = None
+        self._full = False
         return [queue.popleft() for _ in range(min(most, len(queue)))]
 
     def _waited(self) -> None:
-        self._gathering, self._full = None, True
+        self._gathering = None
+        self._full = True
         self._fill()
 
     async def _work(self, attempt: _Attempt[AnyCall]) -> None:
@@ -288,7 +336,9 @@ class Lane(Generic[AnyCall]):
         attempt.calls = calls
 
     def _end(self, calls: Sequence[AnyCall]) -> None:
-        """Report soon that these calls have ended, and begin the next calls of their keys."""
+        """Report soon that these calls have ended, and begin the next calls of their
+        keys.
+        """
         if not self._draining:
             for call in calls:
                 chain = self._chain(call)
@@ -305,18 +355,20 @@ class Lane(Generic[AnyCall]):
         self._over += calls
 
     def _tell(self) -> None:
-        over, self._over = self._over, []
+        over = self._over
+        self._over = []
         if over and not self._cancelled:
             self._ended(over)
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
-        """Call the function until it succeeds or may not be tried again; give each call its value or its error."""
-        retry, timeout_s, breaker = (
-            self._calling.retry,
-            self._calling.timeout_s,
-            self._breaker,
-        )
-        calls, failed = attempt.calls, 0
+        """Call the function until it succeeds or may not be tried again; give each call
+        its value or its error.
+        """
+        retry = self._calling.retry
+        timeout_s = self._calling.timeout_s
+        breaker = self._breaker
+        calls = attempt.calls
+        failed = 0
         while True:
             admission = (
                 "free" if breaker is None else await self._admission(breaker, attempt)
@@ -330,13 +382,14 @@ class Lane(Generic[AnyCall]):
                     for call, value in zip(
                         calls, await self._together(attempt), strict=True
                     ):
-                        call.value, call.error = value, None
+                        call.value = value
+                        call.error = None
                 else:
                     (call,) = calls
-                    call.value, call.error = (
-                        await self._answer(attempt, call.function, call.arguments),
-                        None,
+                    call.value = await self._answer(
+                        attempt, call.function, call.arguments
                     )
+                    call.error = None
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
             except (
@@ -381,7 +434,9 @@ class Lane(Generic[AnyCall]):
         return admission
 
     async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
-        """Wait before an attempt: if the lane is drained, meanwhile or before, it is not made."""
+        """Wait before an attempt: if the lane is drained, meanwhile or before, it is
+        not made.
+        """
         attempt.rests = True
         if self._draining and (task := asyncio.current_task()) is not None:
             task.cancel()
@@ -436,9 +491,12 @@ class Lane(Generic[AnyCall]):
         function: Callable[..., Any],
         arguments: Sequence[Any],
     ) -> Any:
-        """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
-        # Look at both bounds after each wait, and take the thread at once: while one call
-        # waits for the second bound, others may take the last threads of the first.
+        """Return the result of a function that runs on a thread, or in a process for
+        which a thread waits.
+        """
+        # Look at both bounds after each wait, and take the thread at once: while one
+        # call waits for the second bound, others may take the last threads of the
+        # first.
         while True:
             if self._out >= self._most_out:
                 await self._rest(attempt, self._returned.wait())
@@ -452,7 +510,8 @@ class Lane(Generic[AnyCall]):
             begun = partial(
                 self._loop.call_soon_threadsafe, self._begun, attempt
             )  # there are places for all lanes
-            function, arguments = call.make, (begun,)
+            function = call.make
+            arguments = (begun,)
             answer.add_done_callback(
                 lambda answer: call.abandon() if answer.cancelled() else None
             )
@@ -469,15 +528,19 @@ class Lane(Generic[AnyCall]):
         answer: asyncio.Future[Any],
     ) -> None:
         try:
-            value, error = function(*arguments), None
+            value = function(*arguments)
+            error = None
         except BaseException as raised:  # noqa: BLE001 whatever it is, it belongs to this call
-            value, error = None, raised
+            value = None
+            error = raised
         self._loop.call_soon_threadsafe(self._settle, answer, value, error)
 
     def _settle(
         self, answer: asyncio.Future[Any], value: Any, error: BaseException | None
     ) -> None:
-        """Take a thread back; set the result of a future from its answer, unless the future was cancelled."""
+        """Take a thread back; set the result of a future from its answer, unless the
+        future was cancelled.
+        """
         self._out -= 1
         Lane._lost -= self._cancelled
         self._returned.set()
@@ -492,7 +555,9 @@ class Lane(Generic[AnyCall]):
             answer.set_exception(error)
 
     def _watch(self, timeout_s: float) -> None:
-        """Check for calls that take too long from time to time: a timer for each costs as much as half a call."""
+        """Check for calls that take too long from time to time: a timer for each costs
+        as much as half a call.
+        """
         if not self._watching:
             self._watching = True
             self._loop.call_later(timeout_s / LOOKS, self._cancel_late, timeout_s)

@@ -1,14 +1,17 @@
-"""Runs functions that compute in processes of their own: threads of one Python process compute one at a time.
+"""Runs functions that compute in processes of their own: threads of one Python process
+compute one at a time.
 
     call = ProcessCall(function, arguments)
     call.make(begun) # on a thread that waits
     call.abandon()   # on another thread: the result is no longer needed; ends its process
 
-Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, by `spawn` (a fork
-would copy locks that other threads hold), and are kept. They end with the process that started them, however it ends,
-and not before it: what signals all processes of a service leaves calls under way time to drain.
-Invariant: a process that dies fails only its current call.
-Turned down: `ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call cannot be ended).
+Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started
+when needed, by `spawn` (a fork would copy locks that other threads hold), and are kept.
+They end with the process that started them, however it ends, and not before it: what
+signals all processes of a service leaves calls under way time to drain.
+Invariant: a process that dies fails only its current call. Turned down:
+`ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call
+cannot be ended).
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class ProcessCall:
         self._abandoned = False
 
     def make(self, begun: Callable[[], object]) -> Any:
-        """Return the function's result. Blocks. `begun` is called when a process has imported it.
+        """Return the function's result. Blocks. `begun` is called when a process has
+        imported it.
 
         Raises:
             Exception: the function's error, with its traceback as a note.
@@ -94,7 +98,8 @@ class _Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the process is noticed
-        # Where multiprocessing ends, in its own processes, too, and before it waits for those that outlast SIGTERM.
+        # Where multiprocessing ends, in its own processes, too, and before it waits for
+        # those that outlast SIGTERM.
         Finalize(self, self._process.kill, exitpriority=1)
         self._ended = False
 
@@ -114,7 +119,9 @@ class _Worker:
             raise ProcessingError(
                 f"the process that made the call has died (exit code {self._process.exitcode})"
             ) from error
-        except BaseException:  # no memory for the answer: what is left of it would be taken for the next one
+        except BaseException:
+            # no memory for the answer: what is left of it would be taken for the next
+            # one
             self.end()
             raise
 
@@ -149,8 +156,8 @@ _pool = _Pool()
 
 def _serve(connection: Connection) -> None:
     """Make calls until the process that asks for them has ended."""
-    # Ctrl-C, and what stops a service, may reach all processes: the first one drains. A handler that does nothing is
-    # not inherited by the programs that a function starts.
+    # Ctrl-C, and what stops a service, may reach all processes: the first one drains. A
+    # handler that does nothing is not inherited by the programs that a function starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
@@ -164,7 +171,9 @@ def _serve(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended, also in the middle of a call."""
+    """End this process when the one that started it has ended, also in the middle of a
+    call.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,8 +1,11 @@
-"""Threads that make calls. One is kept for a moment behind its call: to start one costs more than most calls.
+"""Threads that make calls. One is kept for a moment behind its call: to start one costs
+more than most calls.
 
 Invariant: a waiting call does not keep the process from ending: its thread is a daemon.
-Turned down: `WorkerPool`, whose threads end with the last job (one was started for almost each call, at three times the
-CPU: measured), and the executors of `concurrent.futures` (at its end, a process waits for their threads).
+Turned down: `WorkerPool`, whose threads end with the last job (one was started for
+almost each call, at three times the
+CPU: measured), and the executors of `concurrent.futures` (at its end, a process waits
+for their threads).
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ KEPT_S = 1.0
 
 
 class CallThreads:
-    """Makes each call at once, on a thread that waits for one or on a new one. Any thread. Calls must not raise."""
+    """Makes each call at once, on a thread that waits for one or on a new one. Any
+    thread. Calls must not raise.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,6 @@
-"""`coopstreams acls`: the ACLs that an application needs, as commands of Kafka's or as JSON."""
+"""`coopstreams acls`: the ACLs that an application needs, as commands of Kafka's or as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def acls(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Print the ACLs that an application needs, no others: its topics, group and transactions. Contacts nothing."""
+    """Print the ACLs that an application needs, no others: its topics, group and
+    transactions. Contacts nothing.
+    """
     topology = load_topology(target)
     servers = {"bootstrap.servers": bootstrap_servers}
     settings = settings_of(config, os.environ, flags(set_, servers))
@@ -49,7 +53,8 @@ def acls(
             "the settings do not say who logs in: give --principal User:NAME"
         )
     ran = as_it_runs(topology, {}, checked)
-    found, left_out = needed(ran, checked), unknown(ran)
+    found = needed(ran, checked)
+    left_out = unknown(ran)
     typer.echo(
         _json(who, found, left_out)
         if format_ == "json"

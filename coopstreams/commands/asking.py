@@ -1,4 +1,6 @@
-"""Shared by commands that ask a running application by HTTP: the token and certificates, and the wait for an answer."""
+"""Shared by commands that ask a running application by HTTP: the token and
+certificates, and the wait for an answer.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ AskingFile = Annotated[
 def asking(
     url: str, config: Path | None, role: Role, seconds: float
 ) -> Iterator[QueryClient]:
-    """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
+    """Yield a client of an application's queries, with the token and certificates of
+    the settings `http.*`.
 
     A HOST:PORT is taken for an http URL, or for https if there are certificates.
 
@@ -45,14 +48,13 @@ def asking(
     from coopstreams.query.client import QueryClient
 
     settings = http_values(settings_of(config, os.environ, {}))
-    tokens, files = (
-        settings[f"http.token.{role}"] or settings["http.token.read"],
-        Files.of(settings),
-    )
+    tokens = settings[f"http.token.{role}"] or settings["http.token.read"]
+    files = Files.of(settings)
     tls = files.client() if files.certificate or files.authorities else None
     on_wait = partial(say_waiting, seconds)
     url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
-    # All of them, as instances do: while one replaces another, an instance may know only the new one.
+    # All of them, as instances do: while one replaces another, an instance may know
+    # only the new one.
     token = ",".join(tokens) if tokens else None
     with QueryClient(
         url, deadline_s=seconds, on_wait=on_wait, token=token, tls=tls

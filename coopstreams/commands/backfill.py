@@ -133,10 +133,11 @@ def backfill(
     set_: Pairs = None,
     verbose: Verbose = False,
 ) -> None:
-    """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
+    """Process the history of the source topics in Spark, as tasks of the application,
+    which must not have run yet.
 
-    Needs the extra `spark`, and Java 17 or newer; on a cluster, `coopstreams pack`. Tables as history: see
-    `coopstreams.spark.backfill`.
+    Needs the extra `spark`, and Java 17 or newer; on a cluster, `coopstreams pack`.
+    Tables as history: see `coopstreams.spark.backfill`.
     """
     configure_logging(verbose)
     try:
@@ -222,7 +223,9 @@ def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -
 def not_written(
     records: Mapping[str, int], dead_letters: Sequence[str], *, published: bool
 ) -> list[str]:
-    """Return messages about results that a run did not write, by topic: how many, and how to get them."""
+    """Return messages about results that a run did not write, by topic: how many, and
+    how to get them.
+    """
     if not records:
         return []
     told = [

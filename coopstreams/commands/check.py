@@ -1,4 +1,6 @@
-"""`coopstreams check`: the stores and topics that a new version of a topology keeps, before its deployment."""
+"""`coopstreams check`: the stores and topics that a new version of a topology keeps,
+before its deployment.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,12 @@ def check(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Say which stores, topics and positions survive a change of the topology. NEW alone is compared with the version
-    that ran last on the cluster.
+    """Say which stores, topics and positions survive a change of the topology. NEW
+    alone is compared with the version that ran last on the cluster.
 
-    Exit status 0: everything does. 1: something starts empty or is orphaned. 2: something would be lost, mixed or
-    misread in silence, and `run` refuses it; or nothing could be compared.
+    Exit status 0: everything does. 1: something starts empty or is orphaned. 2:
+    something would be lost, mixed or misread in silence, and `run` refuses it; or
+    nothing could be compared.
     """
     configure_logging(verbose=False)
     if len(versions) > 2:
@@ -85,7 +88,8 @@ def check(
 def _on_cluster(
     topology: Topology, checked: Config
 ) -> tuple[list[TopologyChange], str]:
-    """Return the changes since the version that ran last, weighed by the topics' content, and their `word_of`.
+    """Return the changes since the version that ran last, weighed by the topics'
+    content, and their `word_of`.
 
     Raises:
         ConfigError: the cluster has no record of that version.

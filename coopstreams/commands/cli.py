@@ -1,6 +1,8 @@
-"""The command line: mounts the commands, each from its own module, and only those that are asked for.
+"""The command line: mounts the commands, each from its own module, and only those that
+are asked for.
 
-A command loads what it needs itself: all of them together take 0.5 to 2 s of CPU time (measured).
+A command loads what it needs itself: all of them together take 0.5 to 2 s of CPU time
+(measured).
 """
 
 from __future__ import annotations

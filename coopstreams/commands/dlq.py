@@ -65,7 +65,8 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Print how many records failed where and why, and the newest of them."""
-    wanted, reasons = Wanted(node, phase), Counter[tuple[str, str, str]]()
+    wanted = Wanted(node, phase)
+    reasons = Counter[tuple[str, str, str]]()
     newest: deque[DeadLetter] = deque(maxlen=last)
     others = 0
     with cluster(connection(bootstrap_servers, config)) as log:
@@ -113,10 +114,12 @@ def replay_(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Write the letters that no replay has passed yet back to the topics that they came from, each once.
+    """Write the letters that no replay has passed yet back to the topics that they came
+    from, each once.
 
-    A replay passes all that the topic holds when it begins, also what --node and --phase leave out: no later replay
-    reads that, unless `coopstreams group reset TOPIC-replay` lets it begin elsewhere.
+    A replay passes all that the topic holds when it begins, also what --node and
+    --phase leave out: no later replay reads that, unless `coopstreams group reset
+    TOPIC-replay` lets it begin elsewhere.
     """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
@@ -159,7 +162,9 @@ def _say(done: Replayed) -> None:
 
 
 def _reason(letter: DeadLetter) -> tuple[str, str] | None:
-    """Return the node and the phase in which a record failed; None: this is no record that can go back."""
+    """Return the node and the phase in which a record failed; None: this is no record
+    that can go back.
+    """
     return (
         (letter.why.get("node", ""), letter.why.get("phase", ""))
         if letter.record

@@ -1,4 +1,6 @@
-"""Ends a command: errors of the user or the cluster become a sentence and an exit status instead of a traceback."""
+"""Ends a command: errors of the user or the cluster become a sentence and an exit
+status instead of a traceback.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from coopstreams.topology.errors import CoopStreamsError
 
 
 def run_command(command_line: Callable[[], None]) -> None:
-    """Run a command line; an error ends the process with its `exit_status`, and is reported to a supervisor."""
+    """Run a command line; an error ends the process with its `exit_status`, and is
+    reported to a supervisor.
+    """
     try:
         command_line()
     except CoopStreamsError as error:

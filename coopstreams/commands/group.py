@@ -36,7 +36,9 @@ _SHOWN = 3
 def describe(
     group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None
 ) -> None:
-    """Print stable offsets, lags, key ranges, what is done above the stable offset, and what each member has."""
+    """Print stable offsets, lags, key ranges, what is done above the stable offset, and
+    what each member has.
+    """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)
@@ -81,7 +83,9 @@ def reset(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Set other positions of a group without members, in all key ranges. State of an application stays as it is."""
+    """Set other positions of a group without members, in all key ranges. State of an
+    application stays as it is.
+    """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         targets = reset_targets(log, topic, partition, to)
@@ -113,7 +117,8 @@ def reset_targets(
         )
     targets = {}
     for at in (TopicPartition(topic, number) for number in wanted):
-        start, end = log.start_offset(at), log.end_offset(at)
+        start = log.start_offset(at)
+        end = log.end_offset(at)
         named = {"earliest": start, "latest": end}
         if to not in named and not to.isdecimal():
             raise ConfigError(f"--to {to}: write earliest, latest or an offset")
@@ -125,7 +130,9 @@ def reset_targets(
 
 
 def partitions_table(report: GroupReport) -> Table:
-    """Return the partitions, a line for each key range, with its owner if it is a consumer: tasks name no topics."""
+    """Return the partitions, a line for each key range, with its owner if it is a
+    consumer: tasks name no topics.
+    """
     consumers = not any(
         member.state is not None and version_of(member.state.info)
         for member in report.members
@@ -159,7 +166,9 @@ def partitions_table(report: GroupReport) -> Table:
 
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
-    """Return the members, with the tasks of each. `topics`: the names, by the numbers in the task ids of consumers."""
+    """Return the members, with the tasks of each. `topics`: the names, by the numbers
+    in the task ids of consumers.
+    """
     table = new_table("member", "host", "shares", "version", "has")
     for member in report.members:
         table.add_row(

@@ -1,4 +1,6 @@
-"""`coopstreams init`: the files of a new application, which run, are tested and can be deployed as they are."""
+"""`coopstreams init`: the files of a new application, which run, are tested and can be
+deployed as they are.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a small application with its test, its settings, a container file, Kubernetes manifests and a systemd unit.
+    """Write a small application with its test, its settings, a container file,
+    Kubernetes manifests and a systemd unit.
 
     Nothing that is there is overwritten.
     """

@@ -25,13 +25,16 @@ _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 
 
 def load_topology(target: str) -> Topology:
-    """Return the topology of a Python file or module; without a name, its variable `topology`, else its only topology.
+    """Return the topology of a Python file or module; without a name, its variable
+    `topology`, else its only topology.
 
     Raises:
-        ConfigError: nothing there, or no topology in it, or several; the message says what was found and what to type.
-            Or the program raised one of Python's own errors, and cannot be loaded before it is mended.
-        CoopStreamsError: it raised an `OSError`, or an error of a library: perhaps something does not answer just now.
-            Both have the program's own lines of the traceback.
+        ConfigError: nothing there, or no topology in it, or several; the message says
+            what was found and what to type. Or the program raised one of Python's own
+            errors, and cannot be loaded before it is mended.
+        CoopStreamsError: it raised an `OSError`, or an error of a library: perhaps
+            something does not answer just now. Both have the program's own lines of the
+            traceback.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     try:
@@ -75,10 +78,13 @@ def load_topology(target: str) -> Topology:
 
 @contextmanager
 def modules_of_its_own(target: str) -> Iterator[None]:
-    """Forget, in the end, the modules that a program has loaded from its folder: another version has its own."""
+    """Forget, in the end, the modules that a program has loaded from its folder:
+    another version has its own.
+    """
     path = target.rpartition(":")[0] if ":" in target else target
     folder = Path(path).resolve().parent if path.endswith(".py") else Path.cwd()
-    modules, places = set(sys.modules), list(sys.path)
+    modules = set(sys.modules)
+    places = list(sys.path)
     try:
         yield
     finally:
@@ -89,7 +95,9 @@ def modules_of_its_own(target: str) -> Iterator[None]:
 
 
 def _is_within(module: ModuleType, folder: Path) -> bool:
-    """Whether a module is the program's own, and no library, though an environment may be in the same folder."""
+    """Whether a module is the program's own, and no library, though an environment may
+    be in the same folder.
+    """
     file = getattr(module, "__file__", None)
     places = [
         Path(place).resolve()
@@ -104,7 +112,9 @@ def _is_within(module: ModuleType, folder: Path) -> bool:
 
 
 def own_lines(error: BaseException) -> str:
-    """Return a traceback without the lines of coopstreams and of Python's import system."""
+    """Return a traceback without the lines of coopstreams and of Python's import
+    system.
+    """
     told = TracebackException.from_exception(error)
     shown: TracebackException | None = told
     while shown is not None:

@@ -1,9 +1,12 @@
-"""`coopstreams pack`: packs what the workers of a cluster need into one archive for spark-submit.
+"""`coopstreams pack`: packs what the workers of a cluster need into one archive for
+spark-submit.
 
-It is a virtual environment with coopstreams and the application's libraries, without PySpark, which each worker has. It
-has only a link to Python itself, so a worker needs the same Python at the same path, as with Spark's own recipe.
+It is a virtual environment with coopstreams and the application's libraries, without
+PySpark, which each worker has. It has only a link to Python itself, so a worker needs
+the same Python at the same path, as with Spark's own recipe.
 
-Turned down: venv-pack (it rewrites the scripts of an environment, which no worker calls; no release since 2018).
+Turned down: venv-pack (it rewrites the scripts of an environment, which no worker
+calls; no release since 2018).
 """
 
 from __future__ import annotations
@@ -40,9 +43,11 @@ def pack(
         ),
     ] = None,
 ) -> None:
-    """Pack a Python environment for the workers of a cluster, and print how to submit a backfill with it.
+    """Pack a Python environment for the workers of a cluster, and print how to submit a
+    backfill with it.
 
-    Run it on a machine like the workers: the same operating system, processor and Python.
+    Run it on a machine like the workers: the same operating system, processor and
+    Python.
     """
     if not archive.name.endswith(".tar.gz"):
         raise ConfigError(
@@ -80,7 +85,8 @@ def pack(
 
 
 def _ourselves(folder: Path) -> str:
-    """Return the requirement that installs this coopstreams: a release, or a copy of this checkout.
+    """Return the requirement that installs this coopstreams: a release, or a copy of
+    this checkout.
 
     A copy, because building leaves files behind.
     """
@@ -100,7 +106,8 @@ def _ourselves(folder: Path) -> str:
 def command(archive: Path) -> str:
     """Return the command line of `coopstreams backfill` on a cluster with this archive.
 
-    The archive is unpacked for the driver, too: there Spark asks our data source for its partitions.
+    The archive is unpacked for the driver, too: there Spark asks our data source for
+    its partitions.
     """
     return (
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"

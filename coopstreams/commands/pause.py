@@ -1,4 +1,6 @@
-"""`coopstreams pause` and `coopstreams resume`: stop and continue the processing of instances that run."""
+"""`coopstreams pause` and `coopstreams resume`: stop and continue the processing of
+instances that run.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ _All = Annotated[bool, typer.Option("--all", help="All instances of the applicat
 
 
 def pause(url: _URL, every: _All = False, config: AskingFile = None) -> None:
-    """Have an instance process nothing until `coopstreams resume`. It keeps its tasks, commits and answers queries.
+    """Have an instance process nothing until `coopstreams resume`. It keeps its tasks,
+    commits and answers queries.
 
-    A process that is started anew, or added, is not paused, also after --all: it processes the tasks that it is given.
+    A process that is started anew, or added, is not paused, also after --all: it
+    processes the tasks that it is given.
 
-    The application needs tokens: http.token.operate (or http.token.read), as `coopstreams status` is given them. Exit
-    status 1, with --all: some instances could not be told.
+    The application needs tokens: http.token.operate (or http.token.read), as
+    `coopstreams status` is given them. Exit status 1, with --all: some instances could
+    not be told.
     """
     _change(url, config, paused=True, every=every)
 
@@ -52,7 +57,9 @@ def _change(url: str, config: Path | None, *, paused: bool, every: bool) -> None
 
 
 def _untold(instance: dict[str, Any], config: Path | None, *, paused: bool) -> str:
-    """Tell an instance to pause or to resume; return why that was not possible, empty if it was."""
+    """Tell an instance to pause or to resume; return why that was not possible, empty
+    if it was.
+    """
     if instance["url"] is None:
         return "it serves no queries"
     if instance["state"] == "unreachable":

@@ -50,7 +50,9 @@ def set_(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Set what the cluster or a topic allows; consumers and applications that run obey within seconds."""
+    """Set what the cluster or a topic allows; consumers and applications that run obey
+    within seconds.
+    """
     wanted = dict(_pair(text) for text in settings)
     set_policy(connection(bootstrap_servers, config), wanted, topic)
     for name, value in wanted.items():

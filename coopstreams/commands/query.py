@@ -76,10 +76,12 @@ def query(
     ] = None,
     config: AskingFile = None,
 ) -> None:
-    """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.
+    """Print the value of a key, its windows or sessions, or the entries of a store: a
+    line of JSON each.
 
-    Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to.
-    A time is written as 2026-01-31T08:00Z, or in ms since 1970. Without KEY, --from and --to are keys.
+    Of a versioned store the latest value, what it was with --as-of, or all versions of
+    a time with --from and --to. A time is written as 2026-01-31T08:00Z, or in ms since
+    1970. Without KEY, --from and --to are keys.
 
     While a task moves it asks again, for 30 seconds at most. Exit status 1: the
     key has no value, which standard error says, or the query failed.
@@ -181,7 +183,9 @@ def _shown(entry: EntryFound) -> dict[str, Any]:
 
 
 def _key(text: str, serde: str) -> Any:
-    """Return the key in the client's form: one that is given as JSON as its value, others as text."""
+    """Return the key in the client's form: one that is given as JSON as its value,
+    others as text.
+    """
     from coopstreams.query.requests import AS_JSON
 
     if not serde.startswith(AS_JSON):

@@ -1,4 +1,6 @@
-"""`coopstreams rebuild`: makes a snapshot from the changelogs; with `--from source`, corrects the changelogs."""
+"""`coopstreams rebuild`: makes a snapshot from the changelogs; with `--from source`,
+corrects the changelogs.
+"""
 
 from __future__ import annotations
 
@@ -134,13 +136,14 @@ def rebuild(
     set_: Pairs = None,
     verbose: Verbose = False,
 ) -> None:
-    """Make a snapshot from the changelogs and publish it; the application may run meanwhile, and is not disturbed.
+    """Make a snapshot from the changelogs and publish it; the application may run
+    meanwhile, and is not disturbed.
 
-    What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only
-    what came since.
+    What is not rebuilt is kept from the snapshot that was published before. Run it from
+    time to time: each reads only what came since.
 
-    With --from source, recompute the changelogs of a stopped application from its source topics, by Spark. No offset
-    moves.
+    With --from source, recompute the changelogs of a stopped application from its
+    source topics, by Spark. No offset moves.
     """
     configure_logging(verbose)
     named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
@@ -260,7 +263,9 @@ def _rebuilt(
 
 
 class _Bar(RestoreListener):
-    """Shows how many offsets are read of all changelogs of a partition of a sub-topology."""
+    """Shows how many offsets are read of all changelogs of a partition of a
+    sub-topology.
+    """
 
     def __init__(self, bars: Progress, bar: TaskID) -> None:
         self._bars = bars

@@ -1,4 +1,6 @@
-"""`coopstreams reset`: resets an application that does not run, without its state and internal topics."""
+"""`coopstreams reset`: resets an application that does not run, without its state and
+internal topics.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def reset(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Reset a stopped application: offsets set back, changelogs and repartition topics deleted. Results stay.
+    """Reset a stopped application: offsets set back, changelogs and repartition topics
+    deleted. Results stay.
 
     What the version that ran last has, and APP has not, is reset as well.
     """
@@ -70,7 +73,8 @@ def reset(
     topology, settings = loaded(
         target, config, set_, {"bootstrap.servers": bootstrap_servers}
     )
-    application, time_ms = settings["application.id"], _time_ms(to)
+    application = settings["application.id"]
+    time_ms = _time_ms(to)
     with (
         cluster(settings.client) as log,
         GroupAdmin(settings.client, application) as coordinator,
@@ -128,7 +132,9 @@ def reset(
 
 
 def _last(log: Log, settings: Config) -> Outline | None:
-    """Return the version that ran last; None if the cluster has no record of it that can be read."""
+    """Return the version that ran last; None if the cluster has no record of it that
+    can be read.
+    """
     try:
         return Deployed(log, settings).last()
     except TopologyError as error:
@@ -139,7 +145,8 @@ def _last(log: Log, settings: Config) -> Outline | None:
 
 
 def check_begins_at(to: str, share_group: str, setting: str) -> None:
-    """Check that a share group, which is deleted, begins anew where the other sources do.
+    """Check that a share group, which is deleted, begins anew where the other sources
+    do.
 
     Raises:
         ConfigError: `auto.offset.reset` says otherwise.

@@ -96,8 +96,8 @@ def run(
 ) -> None:
     """Run a topology until Ctrl-C or SIGTERM, which drain and commit.
 
-    Settings are taken from --config, then from the environment (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these
-    options; the later wins.
+    Settings are taken from --config, then from the environment
+    (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these options; the later wins.
     """
     watched = REPORTS in os.environ
     configure_logging(verbose, watched=watched)
@@ -136,7 +136,9 @@ def _supervise(
     *,
     verbose: bool,
 ) -> int:
-    """Run several processes: on a terminal with a table of them, anywhere else with their log lines only."""
+    """Run several processes: on a terminal with a table of them, anywhere else with
+    their log lines only.
+    """
     numbers = range(checked["instance"], checked["instance"] + processes)
     drain_s = checked["transaction.timeout.ms"] / 1000 + 10
     console = Console(stderr=True)
@@ -173,9 +175,11 @@ def worker_command(
     *,
     verbose: bool,
 ) -> list[str]:
-    """Return the command line of one of several processes: the user's own, with the process's number and ports.
+    """Return the command line of one of several processes: the user's own, with the
+    process's number and ports.
 
-    The process reads file and environment itself: a password in them must not appear in a list of processes.
+    The process reads file and environment itself: a password in them must not appear in
+    a list of processes.
 
     Raises:
         ConfigError: an address has no port.
@@ -201,10 +205,12 @@ def worker_command(
 
 
 def _counted_up(name: str, address: str, number: int) -> str:
-    """Return the address for a process: ports count up from the given one; 0 stays, and takes a free one for each.
+    """Return the address for a process: ports count up from the given one; 0 stays, and
+    takes a free one for each.
 
     Raises:
-        ConfigError: it has no port. The others would ask one process for the keys of all.
+        ConfigError: it has no port. The others would ask one process for the keys of
+        all.
     """
     counted, found = _PORT.subn(
         lambda port: str(int(port[0]) and int(port[0]) + number), address, count=1

@@ -1,4 +1,6 @@
-"""Shared by commands that contact Kafka: settings (file, environment, flags), the connection, logging."""
+"""Shared by commands that contact Kafka: settings (file, environment, flags), the
+connection, logging.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ KAFKA_PORT = "9092"
 
 
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the command line: `--set NAME=VALUE`, and options with a name of their own, which win.
+    """Return the settings of the command line: `--set NAME=VALUE`, and options with a
+    name of their own, which win.
 
     Raises:
         ConfigError: an argument is not of that form.
@@ -42,7 +45,8 @@ def loaded(
     pairs: Iterable[str] | None,
     named: Mapping[str, Any],
 ) -> tuple[Topology, Config]:
-    """Return a topology, and its settings: from the file, the environment, and the command line.
+    """Return a topology, and its settings: from the file, the environment, and the
+    command line.
 
     Raises:
         ConfigError: no such topology, or a setting that is not valid.
@@ -60,9 +64,11 @@ def configure_logging(
     *,
     watched: bool = False,
 ) -> None:
-    """Log to the terminal, or to this handler; `who` marks the lines of workers that share a terminal.
+    """Log to the terminal, or to this handler; `who` marks the lines of workers that
+    share a terminal.
 
-    Lines that go to neither have date and zone, unless they are `watched`: the supervisor shows them on its terminal.
+    Lines that go to neither have date and zone, unless they are `watched`: the
+    supervisor shows them on its terminal.
     """
     clock = (
         "%H:%M:%S"
@@ -76,7 +82,8 @@ def configure_logging(
     logging.getLogger("coopstreams").setLevel(
         logging.DEBUG if verbose else logging.INFO
     )
-    # kafka-python logs three lines for each attempt, and the membership already reports it.
+    # kafka-python logs three lines for each attempt, and the membership already reports
+    # it.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
     logging.getLogger("py4j").setLevel(
         logging.CRITICAL
@@ -84,14 +91,18 @@ def configure_logging(
 
 
 class _Form(logging.Formatter):
-    """Messages have keys, and what functions raise: a terminal would obey their control characters."""
+    """Messages have keys, and what functions raise: a terminal would obey their control
+    characters.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return visible_lines(super().format(record))
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`: an earlier one may be closed, like that of a test that ran a command."""
+    """Writes to the current `sys.stderr`: an earlier one may be closed, like that of a
+    test that ran a command.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -141,7 +152,8 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
 def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
-    """Return the connection settings, in librdkafka's names: from the file, the environment, and the command line.
+    """Return the connection settings, in librdkafka's names: from the file, the
+    environment, and the command line.
 
     Raises:
         ConfigError: no brokers, or an unknown setting.
@@ -152,13 +164,16 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
 
 
 def refusals(servers: str) -> list[str]:
-    """Return the error of each of these addresses, if none accepts a connection; else nothing."""
+    """Return the error of each of these addresses, if none accepts a connection; else
+    nothing.
+    """
     said = []
     for server in servers.split(","):
         address = server.rpartition("://")[2].strip()
         host, colon, port = address.rpartition(":")
         if not colon or address.endswith("]"):
-            host, port = address, KAFKA_PORT
+            host = address
+            port = KAFKA_PORT
         try:
             socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
         except (OSError, ValueError, OverflowError) as error:
@@ -172,7 +187,9 @@ def refusals(servers: str) -> list[str]:
 
 @contextmanager
 def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
-    """Yield a cluster for the duration of a command. If no broker accepts connections, print that, and try anyway."""
+    """Yield a cluster for the duration of a command. If no broker accepts connections,
+    print that, and try anyway.
+    """
     if said := refusals(settings.get("bootstrap.servers", "")):
         cure = (
             "Is it running (`coopstreams dev` starts one here), is bootstrap.servers right? Trying on for a while; "

@@ -1,4 +1,6 @@
-"""`coopstreams snapshots`: lists, verifies and publishes snapshots in a storage, and deletes old files."""
+"""`coopstreams snapshots`: lists, verifies and publishes snapshots in a storage, and
+deletes old files.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,14 @@ Application = Annotated[
 
 @app.command("ls")
 def list_(url: Url) -> None:
-    """Print the applications in a storage with their runs; the published one has a star."""
+    """Print the applications in a storage with their runs; the published one has a
+    star.
+    """
     names = snapshot.applications(url)
     table = new_table()
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
-        # Users copy a run's name into other commands: never cut it short, however narrow the terminal is.
+        # Users copy a run's name into other commands: never cut it short, however
+        # narrow the terminal is.
         table.add_column(
             column,
             justify="right" if column in ("keys", "size") else "left",
@@ -60,7 +65,9 @@ def verify(
         typer.Option(metavar="RUN", help="Default: the one that is published."),
     ] = None,
 ) -> None:
-    """Read every file of a snapshot and print what is wrong. Exit status 1: something is."""
+    """Read every file of a snapshot and print what is wrong. Exit status 1: something
+    is.
+    """
     manifest = _loaded(url, application, run)
     files = 0
     problems = 0
@@ -80,7 +87,9 @@ def publish(
     application: Application,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run to publish.")],
 ) -> None:
-    """Publish another snapshot, such as an earlier one. Tasks that open from now on restore from it."""
+    """Publish another snapshot, such as an earlier one. Tasks that open from now on
+    restore from it.
+    """
     manifest = _loaded(url, application, run)
     snapshot.publish(url, manifest)
     typer.echo(f"{run} is published")
@@ -103,7 +112,9 @@ def gc(
         typer.Option("--dry-run", help="Only print the files that would be deleted."),
     ] = False,
 ) -> None:
-    """Delete files that no kept run mentions. Files newer than the published run stay: a run may be in progress."""
+    """Delete files that no kept run mentions. Files newer than the published run stay:
+    a run may be in progress.
+    """
     gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)
     for name in gone:
         typer.echo(name)
@@ -116,7 +127,9 @@ def megabytes(files: Sequence[File]) -> str:
 
 
 def _described(url: str, application: str, run: str) -> tuple[str, str, str, str, str]:
-    """Return the row of a run; one without a manifest is still being made, or was given up."""
+    """Return the row of a run; one without a manifest is still being made, or was given
+    up.
+    """
     if Storage(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
         return "unfinished", "", "", "", ""
     try:

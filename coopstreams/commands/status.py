@@ -1,4 +1,6 @@
-"""`coopstreams status`: prints the owners of tasks, their progress, and why a task does not move."""
+"""`coopstreams status`: prints the owners of tasks, their progress, and why a task does
+not move.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def status(
     ],
     config: AskingFile = None,
 ) -> None:
-    """Print the instances of an application with their tasks, key ranges, rates and lags, and why something does not
-    move.
+    """Print the instances of an application with their tasks, key ranges, rates and
+    lags, and why something does not move.
 
     Exit status 1: an instance is not well or does not answer.
     """
@@ -56,7 +58,9 @@ def status(
 
 
 def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield which instances were started again, and why they, or tasks of theirs, do not move: ids, and a sentence."""
+    """Yield which instances were started again, and why they, or tasks of theirs, do
+    not move: ids, and a sentence.
+    """
     for instance in instances:
         details = instance.get("details", {})
         if "restarts" in details:
@@ -70,7 +74,9 @@ def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]
 
 
 def status_table(report: dict[str, Any]) -> Table:
-    """Return the instances and their tasks as a table: each instance's id, its address below, beside them its tasks."""
+    """Return the instances and their tasks as a table: each instance's id, its address
+    below, beside them its tasks.
+    """
     table = new_table(
         "instance",
         title=f"{report['application']}, generation {report['generation']}",
@@ -116,7 +122,9 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _share(share: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a sub-topology whose records a share group deals: it has no rate, lag or stream time here."""
+    """Return the row of a sub-topology whose records a share group deals: it has no
+    rate, lag or stream time here.
+    """
     state = "waiting" if share["waits"] else f"shared ({share['acquired']:,} acquired)"
     figures = (
         number(share["processed"]),
@@ -130,9 +138,11 @@ def _share(share: dict[str, Any]) -> tuple[str, ...]:
 
 
 def done_lines(report: dict[str, Any]) -> list[str]:
-    """Return the sums over all tasks since they were opened: written records by topic, dropped by node and reason.
+    """Return the sums over all tasks since they were opened: written records by topic,
+    dropped by node and reason.
 
-    A sub-topology whose records a share group deals counts since its instance started, in a line of its own.
+    A sub-topology whose records a share group deals counts since its instance started,
+    in a line of its own.
     """
     shares = [
         share
@@ -142,7 +152,8 @@ def done_lines(report: dict[str, Any]) -> list[str]:
     tasks = [
         task for instance in report["instances"] for task in instance["tasks"]
     ] + shares
-    out, left_out = Counter[str](), Counter[str]()
+    out = Counter[str]()
+    left_out = Counter[str]()
     for task in tasks:
         out.update(task.get("written", {}))
         left_out.update(

@@ -1,9 +1,11 @@
-"""`coopstreams top`: an application on the terminal, as it changes: instances, key ranges, lag, reasons for waiting.
+"""`coopstreams top`: an application on the terminal, as it changes: instances, key
+ranges, lag, reasons for waiting.
 
 The status comes over HTTP from one instance, which asks the others.
 
-Invariant: while the instance does not answer, the last picture stays, with its age and the reason.
-Turned down: reading keys, and several views (the page of each instance has them).
+Invariant: while the instance does not answer, the last picture stays, with its age and
+the reason. Turned down: reading keys, and several views (the page of each instance has
+them).
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ def top(
     ] = False,
     config: AskingFile = None,
 ) -> None:
-    """Show an application as it changes: its instances, key ranges with their load, lag, and why something does not
-    move.
+    """Show an application as it changes: its instances, key ranges with their load,
+    lag, and why something does not move.
 
     Ctrl-C ends it. Where there is no terminal, one picture is printed.
     """
     need_http("coopstreams top")
-    console, letters = plain_console(), Letters()
+    console = plain_console()
+    letters = Letters()
     with asking(url, config, "operate", 10) as client:
         report = client.status()
     if once or not console.is_terminal:
@@ -65,7 +68,8 @@ def top(
         Live(console=console, screen=True, auto_refresh=False) as live,
         suppress(KeyboardInterrupt),
     ):
-        heard, silent = time.monotonic(), ""
+        heard = time.monotonic()
+        silent = ""
         while True:
             shown = picture(report, letters, ascii_only=console.options.ascii_only)
             live.update(Group(shown, Text(silent, "red")), refresh=True)
@@ -75,7 +79,8 @@ def top(
             except QueryError as error:
                 silent = f"no answer for {time.monotonic() - heard:.0f} s: {error}"
             else:
-                heard, silent = time.monotonic(), ""
+                heard = time.monotonic()
+                silent = ""
 
 
 def picture(
@@ -125,10 +130,8 @@ def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
 
 
 def _state(instance: dict[str, Any]) -> Text:
-    state, codes = (
-        instance["state"],
-        dict.fromkeys(reason["code"] for reason in instance["reasons"]),
-    )
+    state = instance["state"]
+    codes = dict.fromkeys(reason["code"] for reason in instance["reasons"])
     others = [code for code in codes if code != state]
     colour = _COLOURS.get(state, "yellow") if instance["live"] else "red"
     return Text(
@@ -137,7 +140,9 @@ def _state(instance: dict[str, Any]) -> Text:
 
 
 def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
-    """Return the key groups with much of their tasks' records, those with the most first."""
+    """Return the key groups with much of their tasks' records, those with the most
+    first.
+    """
     groups = [
         (
             one["share"] * task.get("rate", 0.0),
@@ -156,7 +161,9 @@ def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:
-    """Return the reasons why something does not move, each once with the letters of all instances that have it."""
+    """Return the reasons why something does not move, each once with the letters of all
+    instances that have it.
+    """
     said = [
         Text.assemble(*map(letters.of, owners), " ", (code, "yellow"), f": {message}")
         for owners, code, message in reasons_of(instances)

@@ -1,4 +1,6 @@
-"""`coopstreams topics`: makes, lists and fills topics, where Kafka's own tools are not at hand."""
+"""`coopstreams topics`: makes, lists and fills topics, where Kafka's own tools are not
+at hand.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +90,11 @@ def list_topics(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Print topics: what an application reads and writes, and the internal ones that it keeps.
+    """Print topics: what an application reads and writes, and the internal ones that it
+    keeps.
 
-    A record counts until it is deleted or compacted: the offsets between the beginning and the end.
+    A record counts until it is deleted or compacted: the offsets between the beginning
+    and the end.
     """
     if target is None:
         with cluster(connection(bootstrap_servers, config)) as log:
@@ -113,7 +117,8 @@ def list_topics(
 def kinds_of(
     topology: Topology, counts: Collection[str], settings: Config
 ) -> dict[str, str]:
-    """Return the kind of each topic of an application: what it reads first, then what it writes, then internal ones.
+    """Return the kind of each topic of an application: what it reads first, then what
+    it writes, then internal ones.
 
     `counts`: the topics that exist.
     """
@@ -175,7 +180,8 @@ def write(
             )
         written = 0
         with closing(log.writer()) as writer:
-            for line in sys.stdin.buffer:  # each as it comes: there may be a person, or `tail -f`, at the other end
+            # each as it comes: there may be a person, or `tail -f`, at the other end
+            for line in sys.stdin.buffer:
                 writer.append(name, [None], [line.rstrip(b"\r\n")], [SYSTEM.wall_ms()])
                 written += 1
             writer.flush(FLUSH_S)

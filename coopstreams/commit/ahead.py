@@ -1,26 +1,34 @@
-"""What the commit topic has above the committed tail, decided or not: whose records an open transaction keeps back.
+"""What the commit topic has above the committed tail, decided or not: whose records an
+open transaction keeps back.
 
-A reader of committed records stops at the first open transaction of its partition, whichever group has written it. A
-second reader, of all records, looks from there up to the barrier. Where it finds no record of this group, nothing of
-this group is kept back, and the barrier is passed although the tail is below it.
+A reader of committed records stops at the first open transaction of its partition,
+whichever group has written it. A second reader, of all records, looks from there up to
+the barrier. Where it finds no record of this group, nothing of this group is kept back,
+and the barrier is passed although the tail is below it.
 
-Why that is safe. A barrier is there so that a task misses no commit of an earlier owner. Each of those lies below the
-barrier: it was written before the coordinator fenced its writer, and the barrier was taken after that. Below the tail
-everything is decided and known. From the tail to the barrier this reader has seen every record, because
+Why that is safe. A barrier is there so that a task misses no commit of an earlier
+owner. Each of those lies below the barrier: it was written before the coordinator
+fenced its writer, and the barrier was taken after that. Below the tail everything is
+decided and known. From the tail to the barrier this reader has seen every record,
+because
 
 1. it returns records whether their transaction is open, committed or aborted;
-2. what is below a barrier was written before it was taken, so no record is added there later;
-3. compaction takes a record away only for a later one of its key, which is also seen, or is a tombstone that the reader
-   of committed records does not see either; it takes none from the first open transaction on;
-4. a leader that was deposed returns records below its own high watermark only, which its successor has, too; and this
-   reader has reached the barrier only when its leader's high watermark has.
+2. what is below a barrier was written before it was taken, so no record is added there
+   later;
+3. compaction takes a record away only for a later one of its key, which is also seen,
+   or is a tombstone that the reader of committed records does not see either; it takes
+   none from the first open transaction on;
+4. a leader that was deposed returns records below its own high watermark only, which
+   its successor has, too; and this reader has reached the barrier only when its
+   leader's high watermark has.
 
-So no record there is of this group, and the view behind the barrier is the one that is known. A record of this group,
-also one that cannot be decoded, holds the barrier as before: an open transaction may decide it either way.
+So no record there is of this group, and the view behind the barrier is the one that is
+known. A record of this group, also one that cannot be decoded, holds the barrier as
+before: an open transaction may decide it either way.
 
-Invariant: `clear` of a tail has been read without a gap from this tail on.
-Turned down: markers, which would decide records of this group above another group's open transaction (librdkafka
-returns none).
+Invariant: `clear` of a tail has been read without a gap from this tail on. Turned down:
+markers, which would decide records of this group above another group's open transaction
+(librdkafka returns none).
 """
 
 from __future__ import annotations
@@ -44,7 +52,9 @@ NAMED = 3
 
 
 class Writer(NamedTuple):
-    """A writer of commit records: its group and its transactional id; empty: the record does not say it."""
+    """A writer of commit records: its group and its transactional id; empty: the record
+    does not say it.
+    """
 
     group: str
     id: str
@@ -60,17 +70,22 @@ class Writer(NamedTuple):
 
 
 class Ahead:
-    """The records of the group's partition above the committed tail. One thread, but `writers`."""
+    """The records of the group's partition above the committed tail. One thread, but
+    `writers`.
+    """
 
     def __init__(self, log: Log, group: str, partition: TopicPartition) -> None:
-        self._log, self._partition = log, partition
+        self._log = log
+        self._partition = partition
         self._prefix = encode_text(group)
         self._reader: Reader | None = None
         self._at = 0
         self._own: deque[int] = deque()
         """The offsets of this group's records, ascending."""
         self._writers: deque[tuple[int, Writer]] = deque()
-        """The writers of records, with the offset of the last one in a row of theirs, ascending."""
+        """The writers of records, with the offset of the last one in a row of theirs,
+        ascending.
+        """
 
     def look(self, tail: int, barrier: int) -> int:
         """Read on, without a wait, from the tail to the barrier.
@@ -109,7 +124,8 @@ class Ahead:
 
     @property
     def writers(self) -> list[Writer]:
-        """The writers of the records above the tail in the order of their records, each once. Any thread.
+        """The writers of the records above the tail in the order of their records, each
+        once. Any thread.
 
         The first one has the open transaction: the tail is where that begins.
         """

@@ -1,9 +1,10 @@
 """Applies a task's records to an external sink (`topology.sinks`), each exactly once.
 
-After each step the records go to the sink, with the position behind them, in one transaction of the sink's. A commit of
-the group's follows later, so after a crash the group is behind the sink: records between the two are read again, and
-left out here. Of these, a record that the sink refused goes to the failure handler again: what the handler did then (a
-dead letter) was part of a commit that did not count.
+After each step the records go to the sink, with the position behind them, in one
+transaction of the sink's. A commit of the group's follows later, so after a crash the
+group is behind the sink: records between the two are read again, and left out here. Of
+these, a record that the sink refused goes to the failure handler again: what the
+handler did then (a dead letter) was part of a commit that did not count.
 
 Invariant: the group never commits a position above the sink's.
 """
@@ -20,7 +21,9 @@ from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
 
 class RefusedEarlierError(ProcessingError):
-    """The sink refused the record before it was read again; the log of the earlier process has the first error."""
+    """The sink refused the record before it was read again; the log of the earlier
+    process has the first error.
+    """
 
 
 class Applying:
@@ -35,12 +38,10 @@ class Applying:
         on_failure: OnFailure,
     ) -> None:
         self.sink = sink
-        self._session, self._source, self._progress, self._on_failure = (
-            session,
-            source,
-            progress,
-            on_failure,
-        )
+        self._session = session
+        self._source = source
+        self._progress = progress
+        self._on_failure = on_failure
         self._begin = session.position
         """Earlier sessions applied the records below this offset."""
 
@@ -50,12 +51,13 @@ class Applying:
         return max(0, self._begin - self._progress.position(self._source).offset)
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
-        """Apply the noted records; return how many. `all_of_it`: also bring the sink to the task's position, which the
-        group commits next.
+        """Apply the noted records; return how many. `all_of_it`: also bring the sink to
+        the task's position, which the group commits next.
 
         Raises:
-            SinkUnavailableError, FencedError: nothing, or everything, of it may count: open the task again.
-            Whatever the failure handler raises: nothing of it counts.
+            SinkUnavailableError, FencedError: nothing, or everything, of it may count:
+            open the task again. Whatever the failure handler raises: nothing of it
+            counts.
         """
         position = self._progress.position(self._source).offset
         fresh = {_offset(each): each for each in self._fresh(noted)}

@@ -1,4 +1,6 @@
-"""What a stream thread waits for while it commits, and what the brokers' last answer was. Other threads read it."""
+"""What a stream thread waits for while it commits, and what the brokers' last answer
+was. Other threads read it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from coopstreams.common.host import Host
 from coopstreams.topology.errors import FencedError, LogError
 
 ANSWER_PART = 4
-"""In time-outs of a transaction: a client asks for what is open, flushes or sends, commits, and awaits its markers."""
+"""In time-outs of a transaction: a client asks for what is open, flushes or sends,
+commits, and awaits its markers.
+"""
 
 
 class Wait(NamedTuple):
-    """The answer for which a thread waits, in words, and since when; of the brokers, or of an external sink."""
+    """The answer for which a thread waits, in words, and since when; of the brokers, or
+    of an external sink.
+    """
 
     what: str
     since: float
@@ -22,20 +28,28 @@ class Wait(NamedTuple):
 
 
 class Asking:
-    """The waits of one committer. Its thread writes; any thread reads. Units: seconds, and times of `Host.now`."""
+    """The waits of one committer. Its thread writes; any thread reads. Units: seconds,
+    and times of `Host.now`.
+    """
 
     def __init__(self, timeout_s: float, host: Host) -> None:
         """`timeout_s`: of a transaction."""
         self._host = host
         self.waiting: Wait | None = None
         self.trouble: tuple[str, float] | None = None
-        """Why the brokers failed the last commit, and when they last did; None: they took it."""
+        """Why the brokers failed the last commit, and when they last did; None: they
+        took it.
+        """
         self.answer_s = ANSWER_PART * timeout_s
-        """How long the client may wait for the answers to one commit before it gives up. Later it hangs."""
+        """How long the client may wait for the answers to one commit before it gives
+        up. Later it hangs.
+        """
 
     @property
     def asked_at(self) -> float | None:
-        """Since when the thread waits for the brokers; None: it does not, or waits for a sink."""
+        """Since when the thread waits for the brokers; None: it does not, or waits for
+        a sink.
+        """
         waiting = self.waiting
         return waiting.since if waiting is not None and waiting.of_brokers else None
 
@@ -45,7 +59,9 @@ class Asking:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Note trouble with the brokers within, and end the wait that begins within or has begun before."""
+        """Note trouble with the brokers within, and end the wait that begins within or
+        has begun before.
+        """
         try:
             yield
         except LogError as error:
@@ -61,7 +77,9 @@ class Asking:
 
     @contextmanager
     def awaiting(self, what: str, *, of_brokers: bool = True) -> Iterator[None]:
-        """Note what the thread waits for within, then what it did before. An error ends the commit and leaves it so."""
+        """Note what the thread waits for within, then what it did before. An error ends
+        the commit and leaves it so.
+        """
         before = self.waiting
         self.waiting = Wait(what, self._host.now(), of_brokers)
         yield

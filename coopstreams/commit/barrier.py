@@ -1,13 +1,16 @@
-"""The barrier: an offset of the commit topic below which every commit of an earlier owner lies.
+"""The barrier: an offset of the commit topic below which every commit of an earlier
+owner lies.
 
-The barrier is the true end of the group's partition, taken after this member knows its generation. The group
-coordinator has fenced all earlier owners by then, so none of them commits anything above it. Open transactions of
-members that have left would hold the barrier until their time-out, so this module ends them at once.
+The barrier is the true end of the group's partition, taken after this member knows its
+generation. The group coordinator has fenced all earlier owners by then, so none of them
+commits anything above it. Open transactions of members that have left would hold the
+barrier until their time-out, so this module ends them at once.
 
-Those of other groups in the partition are not ours to end; they hold the barrier only where commits of this group are
-behind them (`ahead`).
+Those of other groups in the partition are not ours to end; they hold the barrier only
+where commits of this group are behind them (`ahead`).
 
-Invariant: no commit of an earlier owner is missed: it lies below the barrier, or brokers refuse its fence.
+Invariant: no commit of an earlier owner is missed: it lies below the barrier, or
+brokers refuse its fence.
 """
 
 from __future__ import annotations
@@ -28,20 +31,27 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.3
-"""How long a task waits at the barrier before open transactions of members that have left are listed again."""
+"""How long a task waits at the barrier before open transactions of members that have
+left are listed again.
+"""
 
 
 END_MS = 3000
-"""Time limit for ending one transaction (10 to 20 ms as a rule): the opener thread calls, and it opens tasks as well.
+"""Time limit for ending one transaction (10 to 20 ms as a rule): the opener thread
+calls, and it opens tasks as well.
 """
 
 
 HANGING_S = 5.0
-"""How long a task waits before hanging transactions are searched for, which takes three requests to each broker."""
+"""How long a task waits before hanging transactions are searched for, which takes three
+requests to each broker.
+"""
 
 
 AHEAD_S = 1.0
-"""How long a task waits before the reason is looked for: a transaction of another group may keep the tail back."""
+"""How long a task waits before the reason is looked for: a transaction of another group
+may keep the tail back.
+"""
 
 
 class Group(Protocol):
@@ -63,24 +73,32 @@ class Group(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """A task, or a key range of a consumer, that waits for the barrier and then for its positions."""
+    """A task, or a key range of a consumer, that waits for the barrier and then for its
+    positions.
+    """
 
     id: TaskId
     epoch: int
     """The epoch of the membership under which the task opens."""
     barrier: int | None = None
-    """The offset of the barrier; None: it must be taken, for the first time or again."""
+    """The offset of the barrier; None: it must be taken, for the first time or again.
+    """
     doubted_at: float | None = None
-    """The time (`Host.now`) since which its plain offsets have named unknown commits; None: they name none."""
+    """The time (`Host.now`) since which its plain offsets have named unknown commits;
+    None: they name none.
+    """
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    """The plain offsets fetched behind the barrier that no open transaction can change."""
+    """The plain offsets fetched behind the barrier that no open transaction can change.
+    """
 
 
 T = TypeVar("T", bound=Opening)
 
 
 class Barrier:
-    """The barrier of one member of a group. Belongs to the thread that polls the follower."""
+    """The barrier of one member of a group. Belongs to the thread that polls the
+    follower.
+    """
 
     def __init__(
         self,
@@ -92,8 +110,9 @@ class Barrier:
     ) -> None:
         """`member` None: the living members are unknown, so no transaction is ended.
 
-        `ours`: whether a transactional id belongs to a member, present or past, of this group. `settle`: ends the
-        hanging transactions whose ids pass the given predicate.
+        `ours`: whether a transactional id belongs to a member, present or past, of this
+        group. `settle`: ends the hanging transactions whose ids pass the given
+        predicate.
         """
         self._host = host
         self._member = member
@@ -111,13 +130,18 @@ class Barrier:
         """The generation of the last assignment."""
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn the members of a new generation; `hunt` then ends the transactions of all other members."""
+        """Learn the members of a new generation; `hunt` then ends the transactions of
+        all other members.
+        """
         self._living = assigned.cluster.transactional_ids
-        self.generation, self.epoch = assigned.generation, assigned.epoch
+        self.generation = assigned.generation
+        self.epoch = assigned.epoch
         self._hunt_at = self._host.now()
 
     def passed(self, waiting: Sequence[T]) -> list[T]:
-        """Return the openings whose barrier is passed; take the barrier for those that have none yet."""
+        """Return the openings whose barrier is passed; take the barrier for those that
+        have none yet.
+        """
         if any(one.barrier is None for one in waiting):
             end = self._follower.barrier()
             for one in waiting:
@@ -147,17 +171,20 @@ class Barrier:
         return self._hunt_at is not None and bool(self._living)
 
     def hunt_later(self) -> None:
-        """Schedule another search for transactions of members that have left, because a task still waits."""
+        """Schedule another search for transactions of members that have left, because a
+        task still waits.
+        """
         if self._hunt_at is None:
             self._hunt_at = self._host.now() + PATIENCE_S
         if self._settle_at is None:
             self._settle_at = self._host.now() + HANGING_S
 
     def hunt(self) -> None:
-        """End open transactions of members that have left, if it is time and the list of members is certainly current.
+        """End open transactions of members that have left, if it is time and the list
+        of members is certainly current.
 
-        The membership is checked again before each ending: a generation may have begun during the listing or the ending
-        before.
+        The membership is checked again before each ending: a generation may have begun
+        during the listing or the ending before.
         """
         if (
             self._member is None
@@ -186,7 +213,8 @@ class Barrier:
         self._end_hanging()
 
     def _end_hanging(self) -> None:
-        """End hanging transactions of members that have left, once a task has waited for `HANGING_S`.
+        """End hanging transactions of members that have left, once a task has waited
+        for `HANGING_S`.
 
         Coordinators do not list hanging transactions among the open ones.
         """

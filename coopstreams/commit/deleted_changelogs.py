@@ -1,12 +1,15 @@
-"""Refuse to create a changelog that was deleted: its store would begin empty, and results would count from nothing.
+"""Refuse to create a changelog that was deleted: its store would begin empty, and
+results would count from nothing.
 
-A missing changelog is one that was deleted if the version of the topology that ran last had it (`had`), and if the
-group has committed in a source of its sub-topology. A group that has committed nothing, or only offset 0, begins: then
-an empty store is right, even if somebody has deleted the changelog.
+A missing changelog is one that was deleted if the version of the topology that ran last
+had it (`had`), and if the group has committed in a source of its sub-topology. A group
+that has committed nothing, or only offset 0, begins: then an empty store is right, even
+if somebody has deleted the changelog.
 
-Invariant: a refused start, or rebuild, has created none of the missing topics, so the next one is refused as well.
-Turned down: a setting that accepts the loss (it would stay, and accept the next one; to create the topic by hand
-accepts this one); going on with the state folders (each has only the key ranges that its process had).
+Invariant: a refused start, or rebuild, has created none of the missing topics, so the
+next one is refused as well. Turned down: a setting that accepts the loss (it would
+stay, and accept the next one; to create the topic by hand accepts this one); going on
+with the state folders (each has only the key ranges that its process had).
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ def check_changelogs(
 
 
 def is_gone(cluster: Log, topic: str) -> bool:
-    """Whether the controller does not know a topic: the broker that was asked for it may be behind the controller."""
+    """Whether the controller does not know a topic: the broker that was asked for it
+    may be behind the controller.
+    """
     try:
         cluster.start_offset(TopicPartition(topic, 0))
     except UnknownTopicError:
@@ -74,7 +79,9 @@ def is_gone(cluster: Log, topic: str) -> bool:
 
 
 def _kept_in(topology: Topology, changelog: str) -> tuple[str, tuple[str, ...]]:
-    """Return the store that a changelog keeps, and the topics that its sub-topology reads."""
+    """Return the store that a changelog keeps, and the topics that its sub-topology
+    reads.
+    """
     return next(
         (store.name, part.topics)
         for part in topology.subtopologies
@@ -86,8 +93,11 @@ def _kept_in(topology: Topology, changelog: str) -> tuple[str, tuple[str, ...]]:
 def _has_committed(
     cluster: Log, config: Config, sources: Collection[TopicPartition]
 ) -> bool:
-    """Whether the group has committed in these partitions; individual commits count, since offsets may have expired."""
-    group, timeout_s = config["application.id"], config["connect.timeout.ms"] / 1000
+    """Whether the group has committed in these partitions; individual commits count,
+    since offsets may have expired.
+    """
+    group = config["application.id"]
+    timeout_s = config["connect.timeout.ms"] / 1000
     with GroupAdmin(config.client, group, timeout_s=timeout_s) as admin:
         rows = admin.fetch_offsets(sources, stable=False).offsets.values()
         if any(row is not None and row[0] > 0 for row in rows):

@@ -1,13 +1,17 @@
-"""Refuse internal topics of which the brokers delete what is needed, or whose records they date: somebody has changed
-the settings that they had at first, or made them beforehand.
+"""Refuse internal topics of which the brokers delete what is needed, or whose records
+they date: somebody has changed the settings that they had at first, or made them
+beforehand.
 
-A restore of a changelog reads what is left, and results would go on from fewer rows without an error. Rows that no
-partition misses yet are a reason as well: the next restore may. Of a repartition topic that is compacted, records that
-are not processed yet go without an error. Where brokers date the records (`message.timestamp.type`), windows behind a
-repartition topic, and rows that are restored, get the time of the writing in place of that of the event.
+A restore of a changelog reads what is left, and results would go on from fewer rows
+without an error. Rows that no partition misses yet are a reason as well: the next
+restore may. Of a repartition topic that is compacted, records that are not processed
+yet go without an error. Where brokers date the records (`message.timestamp.type`),
+windows behind a repartition topic, and rows that are restored, get the time of the
+writing in place of that of the event.
 
-Invariant: nothing is restored from such a changelog, neither at the start nor when a range moves.
-Turned down: to change the policy back (who changed it may have had a reason, and rows may be gone already).
+Invariant: nothing is restored from such a changelog, neither at the start nor when a
+range moves. Turned down: to change the policy back (who changed it may have had a
+reason, and rows may be gone already).
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ def deletes(settings: Mapping[str, str]) -> bool:
 def check_compacted(
     cluster: Log, settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]
 ) -> None:
-    """Check that the brokers delete nothing from topics that were made with `cleanup.policy=compact`.
+    """Check that the brokers delete nothing from topics that were made with
+    `cleanup.policy=compact`.
 
-    `settings` by topic. `stores`: the store that each keeps, by topic; none: it is no changelog.
+    `settings` by topic. `stores`: the store that each keeps, by topic; none: it is no
+    changelog.
 
     Raises:
         ConfigError: they do; the message has the cures.
@@ -77,7 +83,8 @@ def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
 def check_times_kept(
     settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]
 ) -> None:
-    """Check that the brokers leave the records of changelogs and repartition topics their times. `settings` by topic.
+    """Check that the brokers leave the records of changelogs and repartition topics
+    their times. `settings` by topic.
 
     `stores`: the store that each changelog keeps, by topic.
 
@@ -96,13 +103,12 @@ def check_times_kept(
 
 
 def _dated(topic: str, store: str | None) -> str:
-    what, wrong, cure = (
-        "a repartition topic",
-        "what is behind it, windows above all,",
-        "begin anew",
-    )
+    what = "a repartition topic"
+    wrong = "what is behind it, windows above all,"
+    cure = "begin anew"
     if store:
-        what, wrong = f'the changelog of store "{store}"', "rows that are restored"
+        what = f'the changelog of store "{store}"'
+        wrong = "rows that are restored"
         cure = (
             "stop all instances, and before the next start have them made from the source topics (`coopstreams rebuild "
             f"APP --from source --store {store}`), or begin anew"

@@ -1,20 +1,26 @@
-"""The follower: reads the group's partition of `__individual_commit_offsets` and knows the positions of the group.
+"""The follower: reads the group's partition of `__individual_commit_offsets` and knows
+the positions of the group.
 
-The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A barrier is the partition's high
-watermark, taken after this member knows its generation: members fenced earlier have written nothing above it. When
-`tail` has passed it, reading committed records only, every transaction below it is decided and known. An open
-transaction of another group holds the tail, but not the barrier, if no record of this group is behind it (`ahead`).
+The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A
+barrier is the partition's high watermark, taken after this member knows its generation:
+members fenced earlier have written nothing above it. When `tail` has passed it, reading
+committed records only, every transaction below it is decided and known. An open
+transaction of another group holds the tail, but not the barrier, if no record of this
+group is behind it (`ahead`).
 
-A record of the group may be unreadable: damaged, or written by a newer version. The follower never skips it but sets
-its key aside. As long as a key is set aside, no barrier counts as passed, and the view yields no mirror and no
-tombstone. So no task opens, while running tasks go on, since they need only what they know themselves. A later record
-of the same key, readable or a tombstone, takes the key back, because the last record of a key counts; so does log
-compaction. Records of other groups are not decoded.
+A record of the group may be unreadable: damaged, or written by a newer version. The
+follower never skips it but sets its key aside. As long as a key is set aside, no
+barrier counts as passed, and the view yields no mirror and no tombstone. So no task
+opens, while running tasks go on, since they need only what they know themselves. A
+later record of the same key, readable or a tombstone, takes the key back, because the
+last record of a key counts; so does log compaction. Records of other groups are not
+decoded.
 
-Invariant: everything of the group that counts below `tail` is in the view, or its key is set aside; `tail` never goes
-back.
-Turned down: a follower per stream thread (the topic would be read and kept several times over). Stopping at an
-unreadable record (even after a tombstone it has to be compacted away first: an hour, and never in the last segment).
+Invariant: everything of the group that counts below `tail` is in the view, or its key
+is set aside; `tail` never goes back. Turned down: a follower per stream thread (the
+topic would be read and kept several times over). Stopping at an unreadable record (even
+after a tombstone it has to be compacted away first: an hour, and never in the last
+segment).
 """
 
 from __future__ import annotations
@@ -45,8 +51,8 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 log = logging.getLogger(__name__)
 
 VOID = "void"
-"""The metadata of a plain offset that a fence left in another partition of the commit topic, once a reset has put the
-group's progress into this one.
+"""The metadata of a plain offset that a fence left in another partition of the commit
+topic, once a reset has put the group's progress into this one.
 """
 _BATCH = 2000
 
@@ -59,14 +65,16 @@ class Unreadable:
     offset: int
     why: str
     newer: bool
-    """Whether a newer version wrote it, as far as its first bytes tell; otherwise it is damaged."""
+    """Whether a newer version wrote it, as far as its first bytes tell; otherwise it is
+    damaged.
+    """
 
 
 class Follower:
     """The individual commits of one group, as far as this process has read them.
 
-    `poll`, `barrier`, `look_ahead`, `look_no_more` and `close` belong to the opener thread; any thread may call
-    everything else.
+    `poll`, `barrier`, `look_ahead`, `look_no_more` and `close` belong to the opener
+    thread; any thread may call everything else.
     """
 
     def __init__(
@@ -77,7 +85,9 @@ class Follower:
         partitions: int = PARTITIONS,
         replication: int = -1,
     ) -> None:
-        """Find the group's partition; create a missing topic with `partitions` partitions. Reads nothing yet."""
+        """Find the group's partition; create a missing topic with `partitions`
+        partitions. Reads nothing yet.
+        """
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
         if COMMIT_TOPIC not in counts:
@@ -94,15 +104,19 @@ class Follower:
         self._tail = log.start_offset(self.partition)
         self._ahead = Ahead(log, group, self.partition)
         self._clear = 0
-        """Below this offset there is no record of the group from some tail on: see `ahead`."""
+        """Below this offset there is no record of the group from some tail on: see
+        `ahead`.
+        """
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
     def check_policy(self) -> None:
-        """Check that the topic is compacted: it keeps the last record of each key for ever.
+        """Check that the topic is compacted: it keeps the last record of each key for
+        ever.
 
         Raises:
-            ConfigError: its `cleanup.policy` is not `compact`: another program created it, or the setting was changed.
+            ConfigError: its `cleanup.policy` is not `compact`: another program created
+            it, or the setting was changed.
         """
         try:
             policy = self._log.topic_config(COMMIT_TOPIC).get("cleanup.policy", "")
@@ -122,19 +136,20 @@ class Follower:
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
         """Check that the group has always used this partition of the commit topic.
 
-        The group's fences leave a plain offset in the partition they used; `rows` are these offsets. One that a reset
-        has made void does not count.
+        The group's fences leave a plain offset in the partition they used; `rows` are
+        these offsets. One that a reset has made void does not count.
 
         Raises:
-            ConfigError: the topic's partition count was changed, so the group's progress is in another partition now;
-                or records are gone.
+            ConfigError: the topic's partition count was changed, so the group's
+                progress is in another partition now; or records are gone.
         """
         found = {
             partition: row[0]
             for partition, row in rows.items()
             if row is not None and partition.topic == COMMIT_TOPIC and row[1] != VOID
         }
-        known, end = found.pop(self.partition, 0), self.barrier()
+        known = found.pop(self.partition, 0)
+        end = self.barrier()
         if known > end:
             raise ConfigError(
                 f"{self.partition} ends at offset {end}, and group {self.group!r} had read it up to {known}: records "
@@ -152,7 +167,9 @@ class Follower:
             )
 
     def rows(self) -> list[TopicPartition]:
-        """Return all partitions of the commit topic: any of them may have an offset that a fence of the group left."""
+        """Return all partitions of the commit topic: any of them may have an offset
+        that a fence of the group left.
+        """
         return [
             TopicPartition(COMMIT_TOPIC, number)
             for number in range(max(self.partitions, PARTITIONS))
@@ -169,10 +186,12 @@ class Follower:
         return self._tail
 
     def poll(self, timeout_s: float) -> bool:
-        """Read on; wait at most `timeout_s` for the first record. Return whether the tail moved.
+        """Read on; wait at most `timeout_s` for the first record. Return whether the
+        tail moved.
 
         Raises:
-            OffsetOutOfRangeError: the topic was made anew, or records were deleted, since the last one that was read.
+            OffsetOutOfRangeError: the topic was made anew, or records were deleted,
+            since the last one that was read.
             LogError: the partition cannot be read.
         """
         before = self._tail
@@ -207,7 +226,9 @@ class Follower:
 
     @property
     def trouble(self) -> str:
-        """Why no barrier passes although everything was read, with the cure; empty: no such reason. Any thread."""
+        """Why no barrier passes although everything was read, with the cure; empty: no
+        such reason. Any thread.
+        """
         records = self.unreadable
         if not records:
             return ""
@@ -233,11 +254,13 @@ class Follower:
             raise LogError(trouble)
 
     def barrier(self) -> int:
-        """Return the true high watermark of now: everything written so far lies below it, decided or not.
+        """Return the true high watermark of now: everything written so far lies below
+        it, decided or not.
 
         Raises:
-            LogError: retryable: it lies below what was read already, so the broker that answered hung for a while and
-                does not lead the partition any more, or the topic was recreated.
+            LogError: retryable: it lies below what was read already, so the broker that
+                answered hung for a while and does not lead the partition any more, or
+                the topic was recreated.
         """
         end = self._log.end_offset(self.partition)
         if end < self._tail:
@@ -250,7 +273,9 @@ class Follower:
         return end
 
     def passed(self, barrier: int) -> bool:
-        """Whether everything of the group below the barrier is decided, known and readable."""
+        """Whether everything of the group below the barrier is decided, known and
+        readable.
+        """
         return self.knows(barrier) and not self._unreadable
 
     def knows(self, barrier: int) -> bool:
@@ -258,9 +283,11 @@ class Follower:
         return max(self._tail, self._clear) >= barrier
 
     def look_ahead(self, barrier: int) -> None:
-        """Look for records of the group between the tail and a barrier that is not passed: without one, it is.
+        """Look for records of the group between the tail and a barrier that is not
+        passed: without one, it is.
 
-        Reads on without a wait; call it again until the barrier is passed, then `look_no_more`.
+        Reads on without a wait; call it again until the barrier is passed, then
+        `look_no_more`.
 
         Raises:
             LogError: the partition cannot be read.
@@ -273,7 +300,9 @@ class Follower:
         self._ahead.end()
 
     def held_back(self, barrier: int) -> str:
-        """Return why a barrier is not passed, and the cure, as far as `look_ahead` has seen it. Any thread."""
+        """Return why a barrier is not passed, and the cure, as far as `look_ahead` has
+        seen it. Any thread.
+        """
         known = f"offset {barrier} of {self.partition}, known up to {self._tail}"
         writers = self._ahead.writers
         if not writers:
@@ -298,7 +327,9 @@ class Follower:
         committed: Committed | None,
         reset: Position,
     ) -> PartitionStart:
-        """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset fetched after it."""
+        """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset
+        fetched after it.
+        """
         with self._lock:
             return self._view.open(partition, key_range, committed, reset)
 

@@ -1,14 +1,17 @@
-"""Refuse changelogs that another framework has written: Kafka Streams and Faust give theirs the names of ours.
+"""Refuse changelogs that another framework has written: Kafka Streams and Faust give
+theirs the names of ours.
 
-The topic of the topology's version is made before the first task opens (`instance.deployed`), a backfill's before it is
-published. So a changelog that has records while that topic is missing is not ours. Faust writes keys and values as
-JSON: as our rows they would be other keys, or bytes that no serde reads, and results would begin from nothing at the
-offsets of its group.
+The topic of the topology's version is made before the first task opens
+(`instance.deployed`), a backfill's before it is published. So a changelog that has
+records while that topic is missing is not ours. Faust writes keys and values as JSON:
+as our rows they would be other keys, or bytes that no serde reads, and results would
+begin from nothing at the offsets of its group.
 
-Invariant: brokers are asked only if that topic is missing and a changelog is there: at no start but the first one, and
-then only while another process makes them.
-Turned down: the form of the rows, settings and partition counts (they may be the same); the metadata of offsets (Faust
-writes none, as do tools that set offsets); its topic `<application>-__assignor-__leader` (it tells of Faust alone).
+Invariant: brokers are asked only if that topic is missing and a changelog is there: at
+no start but the first one, and then only while another process makes them. Turned down:
+the form of the rows, settings and partition counts (they may be the same); the metadata
+of offsets (Faust writes none, as do tools that set offsets); its topic
+`<application>-__assignor-__leader` (it tells of Faust alone).
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ def check_own(
     version: TopicSpec,
     topics: Collection[str],
 ) -> None:
-    """Check that the application's changelogs were written by it. No backfill of it waits to be published.
+    """Check that the application's changelogs were written by it. No backfill of it
+    waits to be published.
 
-    `version`: the topic of the version that ran last. `topics`: those that existed before anything was created.
+    `version`: the topic of the version that ran last. `topics`: those that existed
+    before anything was created.
 
     Raises:
         ConfigError: another framework has written one; the message has the cures.

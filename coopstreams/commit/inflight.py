@@ -1,28 +1,32 @@
-"""The records of one key range that are done in any order: which are handed out, which are done, and the segments of
-a commit. The cooperative consumer has one for each key range, a task with asynchronous calls one for each source
-partition.
+"""The records of one key range that are done in any order: which are handed out, which
+are done, and the segments of a commit. The cooperative consumer has one for each key
+range, a task with asynchronous calls one for each source partition.
 
     offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in another
                          ^       ^                key range
                      position   next
 
-Everything below `next` is done, except the records that are handed out and not done. So only these *missing* offsets
-are stored. The done runs above the position are the gaps between missing offsets; offsets of other key ranges do not
-break a run. (If every second record of a partition belongs to this key range, a consumer commits one run, where the
-proposal counts a range per record.)
+Everything below `next` is done, except the records that are handed out and not done. So
+only these *missing* offsets are stored. The done runs above the position are the gaps
+between missing offsets; offsets of other key ranges do not break a run. (If every
+second record of a partition belongs to this key range, a consumer commits one run,
+where the proposal counts a range per record.)
 
-An earlier owner may have done more in one part of the range than in another: the segments that were found at opening.
-They are kept until everything that they cover has been passed, and records that they cover are not handed out. Until
-then a missing record breaks the runs of its own part only, so that a commit has one run for each missing record, and not
-one for each missing record and part (64 parts and 10,000 records that wait were 1.25 MB).
+An earlier owner may have done more in one part of the range than in another: the
+segments that were found at opening. They are kept until everything that they cover has
+been passed, and records that they cover are not handed out. Until then a missing record
+breaks the runs of its own part only, so that a commit has one run for each missing
+record, and not one for each missing record and part (64 parts and 10,000 records that
+wait were 1.25 MB).
 
-Records that are done in the order of their offsets (`in_order`) need no done runs: then the position says all, and
-the gaps between missing offsets have records of other key ranges, transaction markers, or nothing.
+Records that are done in the order of their offsets (`in_order`) need no done runs: then
+the position says all, and the gaps between missing offsets have records of other key
+ranges, transaction markers, or nothing.
 
-Invariant: a commit covers no record that is handed out and not done; of the records that one commit covers, every later
-one covers all.
-Turned down: storing the done offsets (a million finished records behind one slow one are a million entries; missing is
-one).
+Invariant: a commit covers no record that is handed out and not done; of the records
+that one commit covers, every later one covers all. Turned down: storing the done
+offsets (a million finished records behind one slow one are a million entries; missing
+is one).
 """
 
 from __future__ import annotations
@@ -55,15 +59,21 @@ class InFlight:
         self.next = min(segment.position for segment in segments)
         """Every record of the range below it was handed out, or was done before."""
         self.wanted = self.next
-        """The next offset to hand out: below `next` after a seek back, when records are handed out again."""
+        """The next offset to hand out: below `next` after a seek back, when records are
+        handed out again.
+        """
         self._found = tuple(segments)
         self._found_until = max(each.end for each in segments)
         """What was found covers no record from this offset on."""
         self._missing: set[int] = set()
         self._part_of: dict[int, int] = {}
-        """The part that was found to which each missing record belongs; empty if there is one part."""
+        """The part that was found to which each missing record belongs; empty if there
+        is one part.
+        """
         self._named: Runs = ()
-        """Offsets at or above `next` that the user committed by name before they were handed out."""
+        """Offsets at or above `next` that the user committed by name before they were
+        handed out.
+        """
         self._news: Runs = ()
         self._latest: list[int] = []
         """Offsets done since the last commit, not yet merged into `_news`."""
@@ -75,7 +85,9 @@ class InFlight:
         return len(self._missing)
 
     def blocked(self) -> bool:
-        """Return whether handing out stops: `most` records are in flight, and since then less than half became done."""
+        """Return whether handing out stops: `most` records are in flight, and since
+        then less than half became done.
+        """
         self._blocked = len(self._missing) >= (
             max(1, self.most // 2) if self._blocked else self.most
         )
@@ -84,9 +96,11 @@ class InFlight:
     def hand_out(
         self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int
     ) -> list[int]:
-        """Return the indices of the records to hand out now: not done, and (except after a seek) not handed out before.
+        """Return the indices of the records to hand out now: not done, and (except
+        after a seek) not handed out before.
 
-        Shape: records of this range in offset order; `next_offset` is the first offset behind them.
+        Shape: records of this range in offset order; `next_offset` is the first offset
+        behind them.
         """
         again = range(
             bisect_left(offsets, self.wanted), bisect_left(offsets, self.next)
@@ -100,10 +114,8 @@ class InFlight:
         self._missing.update(offsets[i] for i in fresh)
         if parts:
             self._part_of.update((offsets[i], parts[i]) for i in fresh)
-        self.next, self.wanted = (
-            max(self.next, next_offset),
-            max(self.wanted, next_offset),
-        )
+        self.next = max(self.next, next_offset)
+        self.wanted = max(self.wanted, next_offset)
         return [*again, *fresh]
 
     def done(self, offset: int) -> bool:
@@ -119,7 +131,8 @@ class InFlight:
         return True
 
     def held_with(self, runs: Runs) -> int:
-        """Return an upper bound of the number of ranges in a commit once these offsets are done.
+        """Return an upper bound of the number of ranges in a commit once these offsets
+        are done.
 
         Which part a named offset belongs to is not known, so each part has its runs.
         """
@@ -127,7 +140,8 @@ class InFlight:
         return named + sum(not contains(runs, offset) for offset in self._missing)
 
     def done_by_name(self, runs: Runs) -> None:
-        """Note that these offsets are done, whether or not they were handed out; ignore offsets of other key ranges.
+        """Note that these offsets are done, whether or not they were handed out; ignore
+        offsets of other key ranges.
 
         Raises:
             OverflowError: more runs than may be held; nothing is noted.
@@ -141,12 +155,16 @@ class InFlight:
             )
         for offset in [offset for offset in self._missing if contains(runs, offset)]:
             self.done(offset)
-        self._named, self._news = named, merge(self._news, ahead)
+        self._named = named
+        self._news = merge(self._news, ahead)
 
     def news(self) -> Runs:
-        """Return the offsets done since the last commit as runs: the ranges of the proposal's commit request."""
+        """Return the offsets done since the last commit as runs: the ranges of the
+        proposal's commit request.
+        """
         if self._latest:
-            latest, self._latest = self._latest, []
+            latest = self._latest
+            self._latest = []
             self._news = merge(self._news, runs_of(latest))
         return self._news
 
@@ -155,7 +173,9 @@ class InFlight:
         return len(self._latest) + len(self._news) > most and len(self.news()) > most
 
     def uncommitted(self) -> int | None:
-        """Return the first offset that no commit has, of those handed out or named; None: there is none."""
+        """Return the first offset that no commit has, of those handed out or named;
+        None: there is none.
+        """
         return min(
             [*self._missing, *self._latest, *(start for start, _ in self._news)],
             default=None,
@@ -163,11 +183,12 @@ class InFlight:
 
     def committed(self) -> None:
         """Note that a commit of everything done has counted."""
-        self._news, self._latest = (), []
+        self._news = ()
+        self._latest = []
 
     def seek(self, offset: int) -> None:
-        """Hand out from this offset on. Skipped records count as done; done records stay done, and are handed out
-        again.
+        """Hand out from this offset on. Skipped records count as done; done records
+        stay done, and are handed out again.
         """
         self.wanted = offset
         self.next = max(self.next, offset)
@@ -177,8 +198,9 @@ class InFlight:
     ) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
-        `reached`, `operator_times`: a task's position and the times there. It is the position of each part that was not
-        found above it, because times further up are not known. None (a consumer): positions are as high as they can be.
+        `reached`, `operator_times`: a task's position and the times there. It is the
+        position of each part that was not found above it, because times further up are
+        not known. None (a consumer): positions are as high as they can be.
         """
         self._named = above(self._named, self.next)
         passed = min(self._missing, default=self.next)
@@ -201,7 +223,9 @@ class InFlight:
         return segments
 
     def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:
-        """Return the progress of the last commit, moved on to the first record that was handed out after it."""
+        """Return the progress of the last commit, moved on to the first record that was
+        handed out after it.
+        """
         first = self.uncommitted()
         until = self.next if first is None else min(first, self.next)
         stands = []
@@ -226,18 +250,21 @@ class InFlight:
             # No record of this range lies between the position and the last one that is
             # done. A run would say that one does.
             runs = ()
-        at, done = max(position, found.position), merge(runs, found.runs)
+        at = max(position, found.position)
+        done = merge(runs, found.runs)
         if reached is None:
             at, done = advance(at, done)
             return replace(found, position=at, runs=done)
-        time, times = found.stream_time, found.operator_times
+        time = found.stream_time
+        times = found.operator_times
         if at != found.position:
             time = max(time, reached.stream_time)
             times = latest(times, operator_times)
         return Segment(found.key_range, at, time, above(done, at), times)
 
     def _own(self, missing: Sequence[int]) -> tuple[int, Runs]:
-        """Return the position and the done runs above it, from the records handed out here alone: without `_found`.
+        """Return the position and the done runs above it, from the records handed out
+        here alone: without `_found`.
 
         Shape: the missing offsets are ascending.
         """
@@ -277,7 +304,9 @@ class InFlight:
     def _parts_of(
         self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]
     ) -> dict[int, int]:
-        """Return the part that was found of each of these indices; nothing if there is one part."""
+        """Return the part that was found of each of these indices; nothing if there is
+        one part.
+        """
         if len(self._found) == 1:
             return {}
         ends = [segment.key_range.end for segment in self._found]

@@ -1,16 +1,19 @@
-"""The progress of a group, for tools that are not members of it: stable offsets, done offsets above them, key ranges.
+"""The progress of a group, for tools that are not members of it: stable offsets, done
+offsets above them, key ranges.
 
-A group's progress is in two places: plain offsets in `__consumer_offsets`, and individual commits of key ranges in
-`__individual_commit_offsets`. `commit/view.py` decides which of them counts for which hash; this module reads both up
-to now and combines them.
+A group's progress is in two places: plain offsets in `__consumer_offsets`, and
+individual commits of key ranges in `__individual_commit_offsets`. `commit/view.py`
+decides which of them counts for which hash; this module reads both up to now and
+combines them.
 
-The key of an offset is unknown without reading the record. So an offset above the stable one counts as done here if it
-is done in *every* key range, which is what the proposal's coordinator would hold as individual commits. The progress of
-each key range stands beside it.
+The key of an offset is unknown without reading the record. So an offset above the
+stable one counts as done here if it is done in *every* key range, which is what the
+proposal's coordinator would hold as individual commits. The progress of each key range
+stands beside it.
 
-Invariant: what is returned was committed before, and contains every commit that was finished before the call (the
-barrier).
-Turned down: asking a member over HTTP (there may be none).
+Invariant: what is returned was committed before, and contains every commit that was
+finished before the call (the barrier). Turned down: asking a member over HTTP (there
+may be none).
 """
 
 from __future__ import annotations
@@ -43,10 +46,11 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndRanges:
-    """What a group has committed of one partition. Source: the proposal's `OffsetAndMetadata` with `rangeOffsets`.
+    """What a group has committed of one partition. Source: the proposal's
+    `OffsetAndMetadata` with `rangeOffsets`.
 
-    Shape: everything below `offset` is done, and the offsets in `ranges` above it: inclusive, ascending. `key_ranges`
-    tile the hash space.
+    Shape: everything below `offset` is done, and the offsets in `ranges` above it:
+    inclusive, ascending. `key_ranges` tile the hash space.
     """
 
     offset: int
@@ -60,14 +64,17 @@ def list_consumer_group_offsets(
     group: str,
     partitions: Iterable[TopicPartition] | None = None,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return the committed offsets of a group in these partitions, or in all (`partitions` None).
+    """Return the committed offsets of a group in these partitions, or in all
+    (`partitions` None).
 
-    A partition of which some key range has never committed gets None. The group may have members or none.
+    A partition of which some key range has never committed gets None. The group may
+    have members or none.
 
     Shape: `settings` in librdkafka's names: how to reach the brokers.
 
     Raises:
-        LogError: refused, or an open transaction keeps the answer back for too long; the message names it.
+        LogError: refused, or an open transaction keeps the answer back for too long;
+        the message names it.
         GroupError: no brokers.
     """
     settings = resolved(settings)
@@ -81,7 +88,8 @@ def list_consumer_group_offsets(
 
 @contextmanager
 def individual_commits(log: Log, group: str) -> Iterator[Follower | None]:
-    """Open the individual commits of a group, read up to now; None if the cluster has no commit topic.
+    """Open the individual commits of a group, read up to now; None if the cluster has
+    no commit topic.
 
     Raises:
         LogError: retryable: an open transaction keeps them back; the message names it.
@@ -101,10 +109,12 @@ def catch_up(
     check: bool = True,
     host: Host = SYSTEM,
 ) -> None:
-    """Read everything that was committed before now. `check` False: tolerate unreadable records.
+    """Read everything that was committed before now. `check` False: tolerate unreadable
+    records.
 
     Raises:
-        LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back and is named.
+        LogError: a record cannot be read; or, retryable, an open transaction keeps the
+        rest back and is named.
     """
     barrier = follower.barrier()
     began = host.now()
@@ -128,7 +138,9 @@ class PlainOffsets(Protocol):
     """The group coordinator's plain offsets: `GroupAdmin`, or `GroupMember`."""
 
     def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
-        """Return the plain offset and metadata of each partition; None: of all that have one."""
+        """Return the plain offset and metadata of each partition; None: of all that
+        have one.
+        """
         ...
 
 
@@ -138,7 +150,8 @@ def group_offsets(
     partitions: Iterable[TopicPartition] | None = None,
     host: Host = SYSTEM,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return the group's committed offsets, including every commit that was finished before this call.
+    """Return the group's committed offsets, including every commit that was finished
+    before this call.
 
     Raises:
         LogError: refused, or a transaction stayed open, or no answer in time.
@@ -161,7 +174,8 @@ def group_offsets(
 def offset_and_ranges(
     follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None
 ) -> OffsetAndRanges | None:
-    """Return the group's committed offset of a partition; None while some key range has never committed.
+    """Return the group's committed offset of a partition; None while some key range has
+    never committed.
 
     Shape: `plain` is the plain offset with its metadata.
     """
@@ -185,7 +199,9 @@ def offset_and_ranges(
 
 
 def done_by_all(segments: Iterable[Segment]) -> tuple[int, Runs]:
-    """Return the stable offset of these segments, and the offsets above it that are done in all of them."""
+    """Return the stable offset of these segments, and the offsets above it that are
+    done in all of them.
+    """
     stands = list(segments)
     lowest = min(segment.position for segment in stands)
     done = [

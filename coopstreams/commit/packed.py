@@ -1,12 +1,15 @@
-"""A sorted map from keys of one length to bytes, with an overhead of a few bytes per entry.
+"""A sorted map from keys of one length to bytes, with an overhead of a few bytes per
+entry.
 
-Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2 KiB; a list has the first key of
-each leaf. Finding an entry is a bisection and a scan of one leaf; changing it copies one leaf.
+Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2
+KiB; a list has the first key of each leaf. Finding an entry is a bisection and a scan
+of one leaf; changing it copies one leaf.
 
     leaf    n x (key | u32 length | value)
 
-Invariant: leaves are not empty, keys ascend within and across them, and `_firsts[i]` is the first key of `_leaves[i]`.
-Turned down: a dict of bytes to bytes (42 bytes a slot and 33 an object, twice: more than a commit itself; measured).
+Invariant: leaves are not empty, keys ascend within and across them, and `_firsts[i]` is
+the first key of `_leaves[i]`. Turned down: a dict of bytes to bytes (42 bytes a slot
+and 33 an object, twice: more than a commit itself; measured).
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Packed:
         """Set the value of a key; return whether the key is new."""
         entry = key + _LENGTH.pack(len(value)) + value
         if not self._leaves:
-            self._firsts, self._leaves, self._size = [key], [entry], 1
+            self._firsts = [key]
+            self._leaves = [entry]
+            self._size = 1
             return True
         i = self._leaf_of(key)
         leaf = self._leaves[i]
@@ -69,7 +74,9 @@ class Packed:
         return True
 
     def items(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys with this prefix and their values, ascending. Do not change the map meanwhile."""
+        """Yield the keys with this prefix and their values, ascending. Do not change
+        the map meanwhile.
+        """
         for i in range(self._leaf_of(prefix), len(self._leaves)):
             leaf = self._leaves[i]
             for start, end in self._entries(leaf):
@@ -85,14 +92,17 @@ class Packed:
 
     def _entries(self, leaf: bytes) -> Iterator[tuple[int, int]]:
         """Yield where each entry of a leaf starts and ends."""
-        start, head = 0, self._key_bytes + 4
+        start = 0
+        head = self._key_bytes + 4
         while start < len(leaf):
             end = start + head + _LENGTH.unpack_from(leaf, start + self._key_bytes)[0]
             yield start, end
             start = end
 
     def _find(self, leaf: bytes, key: bytes) -> tuple[int, int]:
-        """Return where the entry of a key starts and ends; both are the insertion point if the key is absent."""
+        """Return where the entry of a key starts and ends; both are the insertion point
+        if the key is absent.
+        """
         for start, end in self._entries(leaf):
             found = leaf[start : start + self._key_bytes]
             if found >= key:

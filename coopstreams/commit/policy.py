@@ -1,8 +1,10 @@
-"""The policy of administrators: whether groups may commit out of order, whether a topic may be read by key range.
+"""The policy of administrators: whether groups may commit out of order, whether a topic
+may be read by key range.
 
-The proposal turns sharing off in three places. Two are settings of brokers and topics, which a client cannot add to
-Kafka; they are kept in a compacted topic of their own, and every cooperative consumer and every application obeys it.
-The third is the consumer's `allow.individual.commit`.
+The proposal turns sharing off in three places. Two are settings of brokers and topics,
+which a client cannot add to Kafka; they are kept in a compacted topic of their own, and
+every cooperative consumer and every application obeys it. The third is the consumer's
+`allow.individual.commit`.
 
     cluster   accept.individual.commit                               default true
     topic     accept.range.fetch, reserve.message.value.range.fetch  default false
@@ -10,14 +12,15 @@ The third is the consumer's `allow.individual.commit`.
     key     JSON: [setting, topic]; the topic of a cluster setting is ""
     value   JSON: true or false                                      null: back to the default
 
-`accept.range.fetch` that is not set keeps consumers from sharing, because their user may rely on the order of the
-partition. It does not keep applications from it: their results do not depend on the number of key ranges. An
-application obeys a false that was set (`forbids_ranges`).
+`accept.range.fetch` that is not set keeps consumers from sharing, because their user
+may rely on the order of the partition. It does not keep applications from it: their
+results do not depend on the number of key ranges. An application obeys a false that was
+set (`forbids_ranges`).
 
-Invariant: every consumer and application that can read the topic obeys it; Kafka's ACLs (`kafka-acls`) decide who may
-write it. Clients other than coopstreams ignore it.
-Turned down: settings of Kafka topics (brokers refuse unknown names), one file beside each consumer (no single place to
-turn it off).
+Invariant: every consumer and application that can read the topic obeys it; Kafka's ACLs
+(`kafka-acls`) decide who may write it. Clients other than coopstreams ignore it. Turned
+down: settings of Kafka topics (brokers refuse unknown names), one file beside each
+consumer (no single place to turn it off).
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ _BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings that were set, by (topic, setting); the topic of a cluster setting is empty."""
+    """The settings that were set, by (topic, setting); the topic of a cluster setting
+    is empty.
+    """
 
     values: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
@@ -76,11 +81,15 @@ class Policy:
         return self.get("accept.individual.commit")
 
     def accepts_range_fetch(self, topic: str) -> bool:
-        """Whether a topic may be read by key range: the topic allows it, and the cluster accepts individual commits."""
+        """Whether a topic may be read by key range: the topic allows it, and the
+        cluster accepts individual commits.
+        """
         return self.accepts_individual_commit and self.get("accept.range.fetch", topic)
 
     def forbids_ranges(self, topics: Iterable[str]) -> str:
-        """Return which setting keeps an application from reading these topics by key range; empty: none does."""
+        """Return which setting keeps an application from reading these topics by key
+        range; empty: none does.
+        """
         if not self.accepts_individual_commit:
             return "the cluster has accept.individual.commit=false"
         forbidden = [
@@ -111,7 +120,8 @@ def default(name: str, topic: str | None = None) -> bool:
     """Return the default of a setting of the cluster, or of topics.
 
     Raises:
-        ConfigError: there is no such setting at this level; the message lists those there are.
+        ConfigError: there is no such setting at this level; the message lists those
+        there are.
     """
     known = CLUSTER if topic is None else TOPICS
     if name not in known:
@@ -143,18 +153,23 @@ class PolicyTopic:
     """The policy topic of a cluster. Belongs to one thread."""
 
     def __init__(self, log: Log, *, replication: int = -1, host: Host = SYSTEM) -> None:
-        """Connect to nothing yet. `replication` is for the topic, which the first setting creates."""
+        """Connect to nothing yet. `replication` is for the topic, which the first
+        setting creates.
+        """
         self._log = log
         self._host = host
         self._replication = replication
         self._values: dict[tuple[str, str], bool] = {}
         self._strange: dict[bytes | None, str] = {}
-        """Records that are no settings, by key: what is wrong with them. A later record of the key replaces one."""
+        """Records that are no settings, by key: what is wrong with them. A later record
+        of the key replaces one.
+        """
         self._reader: Reader | None = None
         self._at = 0
 
     def read(self) -> Policy:
-        """Return the current policy, reading only new records. Without the topic, every setting has its default.
+        """Return the current policy, reading only new records. Without the topic, every
+        setting has its default.
 
         Raises:
             LogError: the topic cannot be read, or has a record that is no setting.
@@ -163,7 +178,8 @@ class PolicyTopic:
             if TOPIC not in self._log.partitions([TOPIC]):
                 return Policy()
             self._reader = self._begin()
-        end, give_up = self._log.end_offset(_PARTITION), self._host.now() + _TIMEOUT_S
+        end = self._log.end_offset(_PARTITION)
+        give_up = self._host.now() + _TIMEOUT_S
         if end < self._at:  # the topic was made anew
             self._reader.close()
             self._reader = self._begin()
@@ -220,7 +236,9 @@ class PolicyTopic:
             self._reader.close()
 
     def _begin(self) -> Reader:
-        """Return a reader at the beginning of the topic, and forget what was read before."""
+        """Return a reader at the beginning of the topic, and forget what was read
+        before.
+        """
         self._values.clear()
         self._strange.clear()
         self._at = self._log.start_offset(_PARTITION)
@@ -229,7 +247,9 @@ class PolicyTopic:
         return reader
 
     def _apply(self, columns: Columns) -> None:
-        """Apply settings in the order of the log. Settings of later versions of coopstreams are kept, and unused."""
+        """Apply settings in the order of the log. Settings of later versions of
+        coopstreams are kept, and unused.
+        """
         for key, value, offset in zip(
             columns.keys, columns.values, columns.offsets, strict=True
         ):

@@ -1,18 +1,22 @@
-"""The positions with which a task opens, from the individual commits and the plain offsets, behind the barrier.
+"""The positions with which a task opens, from the individual commits and the plain
+offsets, behind the barrier.
 
 A consumer's task has one source: its topic takes the place of a sub-topology.
 
-A plain offset that an open transaction may still change is fetched again. A certain one is kept with the opening:
-behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and a fetch
-never fails as a whole, although under exactly-once some transaction is always open.
+A plain offset that an open transaction may still change is fetched again. A certain one
+is kept with the opening: behind its barrier no earlier owner can change it any more. So
+a task waits for its own partitions only, and a fetch never fails as a whole, although
+under exactly-once some transaction is always open.
 
-Commits name their topic by its id, because a topic that is deleted and made anew under its name has other records at
-their offsets. An application then does not open (`check_named`): its state is that of the records that are gone. A
-consumer has no state: such commits count no more, and it begins at `auto.offset.reset`.
+Commits name their topic by its id, because a topic that is deleted and made anew under
+its name has other records at their offsets. An application then does not open
+(`check_named`): its state is that of the records that are gone. A consumer has no
+state: such commits count no more, and it begins at `auto.offset.reset`.
 
-With `auto.offset.reset` latest, or a duration before it, each task that asks would begin at another offset. So the task
-that has the first key range chooses for all: it commits the position before it processes anything (`Progress.begin`),
-and the others wait for it.
+With `auto.offset.reset` latest, or a duration before it, each task that asks would
+begin at another offset. So the task that has the first key range chooses for all: it
+commits the position before it processes anything (`Progress.begin`), and the others
+wait for it.
 """
 
 from __future__ import annotations
@@ -45,21 +49,28 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 DOUBT_S = 10.0
-"""How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted.
+"""How long commits may be missing before they count as lost: their topic was recreated,
+or its records were deleted.
 
-Also, how long a topic has another id than a consumer's commits name before it counts as recreated.
+Also, how long a topic has another id than a consumer's commits name before it counts as
+recreated.
 """
 
 FIRST_LOOK_S = 0.1
-"""Pause between requests for a plain offset that the task which starts the partition has yet to commit."""
+"""Pause between requests for a plain offset that the task which starts the partition
+has yet to commit.
+"""
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
-"""Returns where a source topic begins in which the group has no position: see `offset_resets`."""
+"""Returns where a source topic begins in which the group has no position: see
+`offset_resets`.
+"""
 BegunCheck: TypeAlias = Callable[
     [TaskId, Mapping[TopicPartition, PartitionStart], Follower], None
 ]
-"""Checks whether a task without a position has ever begun: `opening.begun.Begun.check`."""
+"""Checks whether a task without a position has ever begun: `opening.begun.Begun.check`.
+"""
 
 
 class OffsetStore(Protocol):
@@ -100,13 +111,15 @@ def check_named(
     openings: Mapping[TopicPartition, PartitionStart],
     ids: Mapping[str, str],
 ) -> None:
-    """Check that the commits name the current topic ids (`ids`). Those of older versions name none.
+    """Check that the commits name the current topic ids (`ids`). Those of older
+    versions name none.
 
     Raises:
         ConfigError: a topic was recreated since.
     """
     for partition, opening in openings.items():
-        topic_id, plain = ids[partition.topic], opening.committed
+        topic_id = ids[partition.topic]
+        plain = opening.committed
         plain_names = plain.topic if plain is not None else 0
         if topic_id and (
             opening.named - {topic_id} or plain_names not in (0, topic_number(topic_id))
@@ -117,7 +130,8 @@ def check_named(
 
 
 def made_anew(group: str, partition: TopicPartition, offset: int | None) -> ConfigError:
-    """Return the error for a source topic that was recreated since the group committed in it, with the cure.
+    """Return the error for a source topic that was recreated since the group committed
+    in it, with the cure.
 
     `offset`: the group's in the topic of before; None: it went with that topic.
     """
@@ -152,37 +166,47 @@ class Positions:
     ) -> None:
         """`begun`: for applications only. It checks each task without a position.
 
-        Without it, such a task begins where `resets` says in any case. `purged`: the topics whose processed records
-        this application deletes, if their plain offsets may go back (see `view`: under at-least-once).
+        Without it, such a task begins where `resets` says in any case. `purged`: the
+        topics whose processed records this application deletes, if their plain offsets
+        may go back (see `view`: under at-least-once).
         """
         self._host = host
         self._log = log
         self._coordinator = coordinator
         self._follower = follower
         self.sources = sources
-        """Returns the source partitions of a task; none if this process does not know the task yet."""
+        """Returns the source partitions of a task; none if this process does not know
+        the task yet.
+        """
         self._resets = resets
         self._author = author
         self._alone = alone
         self._begun = begun
         self._purged = purged
         self.unstable: dict[TopicPartition, float] = {}
-        """The plain offsets that tasks wait for because of an open transaction; since when (`Host.now`). Any thread."""
+        """The plain offsets that tasks wait for because of an open transaction; since
+        when (`Host.now`). Any thread.
+        """
         self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
-        """The plain offsets that tasks fetch again: the last time, and whether individual commits were known then."""
+        """The plain offsets that tasks fetch again: the last time, and whether
+        individual commits were known then.
+        """
         self._checked = False
         self._doubted_at: float | None = None
 
     def resolve(
         self, asking: Sequence[Opening], generation: int
     ) -> dict[TaskId, Progress]:
-        """Return the progress of the tasks whose positions are known now; the others ask again.
+        """Return the progress of the tasks whose positions are known now; the others
+        ask again.
 
         Call it only behind the barrier.
 
         Raises:
-            ConfigError: the group's progress is not where it should be; the message has the reason and the cure.
-            LogError: a position that the log no longer has; the message names it and the cure.
+            ConfigError: the group's progress is not where it should be; the message has
+            the reason and the cure.
+            LogError: a position that the log no longer has; the message names it and
+            the cure.
         """
         self._learn(asking)
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
@@ -229,8 +253,8 @@ class Positions:
         return progress
 
     def _is_settled(self, one: Opening) -> bool:
-        """Return whether it is certain which of a consumer's commits are of another topic; else have its barrier taken
-        again.
+        """Return whether it is certain which of a consumer's commits are of another
+        topic; else have its barrier taken again.
 
         A lagging broker may have answered with the id of the topic before.
         """
@@ -260,7 +284,8 @@ class Positions:
         return True
 
     def remade(self, opened: Iterable[Progress]) -> list[Progress]:
-        """Return those of these of which a topic was deleted and made anew since they were opened.
+        """Return those of these of which a topic was deleted and made anew since they
+        were opened.
 
         Raises:
             LogError: the brokers did not answer.
@@ -285,14 +310,17 @@ class Positions:
         ]
 
     def _trusted(self, one: Opening) -> bool:
-        """Return whether all commits that a task's plain offsets name are known; if not, have its barrier taken again.
+        """Return whether all commits that a task's plain offsets name are known; if
+        not, have its barrier taken again.
 
-        A sibling that opens at the same time may have committed between the barrier and the fetch of the offsets; and a
-        lagging broker may have answered with an old end. Each commit is in the log before the offset that names it, so
-        a barrier taken now lies above it.
+        A sibling that opens at the same time may have committed between the barrier and
+        the fetch of the offsets; and a lagging broker may have answered with an old
+        end. Each commit is in the log before the offset that names it, so a barrier
+        taken now lies above it.
 
         Raises:
-            ConfigError: they have been missing behind every barrier for `DOUBT_S`: they are gone.
+            ConfigError: they have been missing behind every barrier for `DOUBT_S`: they
+            are gone.
         """
         try:
             check_beside(
@@ -310,13 +338,14 @@ class Positions:
     def _asks_again(self, one: Opening) -> bool:
         """Return whether a task fetches a missing plain offset again.
 
-        It does until the task that chooses the first position has begun the partition. It does once if individual
-        commits are known: a sibling may have begun after the first answer. If the offset is still missing then, it was
-        lost.
+        It does until the task that chooses the first position has begun the partition.
+        It does once if individual commits are known: a sibling may have begun after the
+        first answer. If the offset is still missing then, it was lost.
         """
         if self._begun is None:
             return False
-        now, again = self._host.now(), False
+        now = self._host.now()
+        again = False
         for source in self.sources(one.id):
             asked_at, knew = self._awaited.pop((one.id, source), (None, False))
             if one.plain[source] is not None or knew:
@@ -335,7 +364,9 @@ class Positions:
         return again
 
     def waits_for(self, task: TaskId) -> str:
-        """Return, in words, why the positions of a task behind its barrier are not known yet. Any thread."""
+        """Return, in words, why the positions of a task behind its barrier are not
+        known yet. Any thread.
+        """
         unstable = dict(self.unstable)
         now = self._host.now()
         if first := [
@@ -367,7 +398,8 @@ class Positions:
             self.unstable = {}
             return
         if not self._checked:
-            # Not `stable`: some thread's open transaction always includes an offset of the commit topic.
+            # Not `stable`: some thread's open transaction always includes an offset of
+            # the commit topic.
             self._check_rows(
                 self._coordinator.fetch_offsets(
                     self._follower.rows(), stable=False
@@ -387,7 +419,9 @@ class Positions:
                     one.plain.setdefault(partition, committed)
 
     def _check_rows(self, rows: Offsets) -> None:
-        """See `Follower.check`. An error counts only after `DOUBT_S`: a lagging broker may answer with an old end."""
+        """See `Follower.check`. An error counts only after `DOUBT_S`: a lagging broker
+        may answer with an old end.
+        """
         try:
             self._follower.check(rows)
         except ConfigError as error:
@@ -409,9 +443,11 @@ class Positions:
         )
 
     def _check(self, progress: Iterable[Progress]) -> None:
-        """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records.
+        """Raise for a position below the log start: a consumer would reset it silently
+        and skip the deleted records.
 
-        Not if they were deleted because they had been processed: then go on behind them.
+        Not if they were deleted because they had been processed: then go on behind
+        them.
         """
         for one in progress:
             for partition in one.partitions:

@@ -1,23 +1,30 @@
-"""The progress of one task, the records of a batch that it still has to process, and the commit of several tasks.
+"""The progress of one task, the records of a batch that it still has to process, and
+the commit of several tasks.
 
-Records that are done out of order are counted by `inflight.InFlight`: a consumer notes the segments with `stand`, a
-task with asynchronous calls has them asked for (`follow`).
+Records that are done out of order are counted by `inflight.InFlight`: a consumer notes
+the segments with `stand`, a task with asynchronous calls has them asked for (`follow`).
 
-A task opens with segments (`view.PartitionStart`): after a merge of ranges, parts of its range may be further than
-others. The reader begins at the lowest position; `unseen` drops the records that are done already; once the reader is
-past the highest position, there is one segment and `unseen` costs one comparison.
+A task opens with segments (`view.PartitionStart`): after a merge of ranges, parts of
+its range may be further than others. The reader begins at the lowest position; `unseen`
+drops the records that are done already; once the reader is past the highest position,
+there is one segment and `unseen` costs one comparison.
 
-`plan` turns the tasks of one stream thread into one commit: records first, then the offsets of the fence.
+`plan` turns the tasks of one stream thread into one commit: records first, then the
+offsets of the fence.
 
-A task writes one individual commit for each source. Where its range was merged of many that stood before records which
-wait for calls, their done runs together may not fit one record of Kafka: then it writes one for each piece of its range,
-as many as they need (`pieces`). The rule resolves hashes, so pieces are like tasks of their own, at one term.
+A task writes one individual commit for each source. Where its range was merged of many
+that stood before records which wait for calls, their done runs together may not fit one
+record of Kafka: then it writes one for each piece of its range, as many as they need
+(`pieces`). The rule resolves hashes, so pieces are like tasks of their own, at one
+term.
 
-Invariant: the pieces of a task never change, so that each key of the commit topic has one writer for ever.
-Invariant: a record is handed to the program exactly once between opening and closing, however often the reader goes
-back below it. After any doubt about a commit, `Progress` is discarded and opened again from the log: what was staged
-may or may not have counted.
-Turned down: skipping done runs in the reader (the stream time at the end of a run is unknown; reading on is cheap).
+Invariant: the pieces of a task never change, so that each key of the commit topic has
+one writer for ever.
+Invariant: a record is handed to the program exactly once between opening and closing,
+however often the reader goes back below it. After any doubt about a commit, `Progress`
+is discarded and opened again from the log: what was staged may or may not have counted.
+Turned down: skipping done runs in the reader (the stream time at the end of a run is
+unknown; reading on is cheap).
 """
 
 from __future__ import annotations
@@ -45,8 +52,9 @@ from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 MOST_RUNS = 20_000
-"""The most done runs that are found at an opening for one individual commit. With the 10,000 that a task adds, of 4 to
-10 bytes each, it stays far below the 1,000,000 bytes of a record.
+"""The most done runs that are found at an opening for one individual commit. With the
+10,000 that a task adds, of 4 to 10 bytes each, it stays far below the 1,000,000 bytes
+of a record.
 """
 
 
@@ -54,8 +62,9 @@ MOST_RUNS = 20_000
 class Author:
     """The writer of a task's commits; unchanged as long as the task stays open.
 
-    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (under at-least-once
-    only a label). `alone`: no group coordinator fences its plain offset, so it writes an individual commit each time.
+    Shape: `generation` is that in which the task was opened; `transactional_id` names
+    the writer (under at-least-once only a label). `alone`: no group coordinator fences
+    its plain offset, so it writes an individual commit each time.
     """
 
     group: str
@@ -92,7 +101,9 @@ class Commits(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """One source partition of a task. `reached`: every record of the task's range below it was processed."""
+    """One source partition of a task. `reached`: every record of the task's range below
+    it was processed.
+    """
 
     term: int
     segments: tuple[Segment, ...]
@@ -102,7 +113,9 @@ class _Source:
     staged_mirror: Committed | None
     claim: bool
     begins: bool
-    """Nothing was committed for it yet, or not since its topic was made anew: its first position is not durable."""
+    """Nothing was committed for it yet, or not since its topic was made anew: its first
+    position is not durable.
+    """
     until: int
     """From this offset on `unseen` skips nothing."""
     pieces: tuple[KeyRange, ...]
@@ -136,7 +149,9 @@ class _Source:
 
 
 class Progress:
-    """The progress of one task on each of its source partitions. Belongs to its stream thread; no I/O."""
+    """The progress of one task on each of its source partitions. Belongs to its stream
+    thread; no I/O.
+    """
 
     def __init__(
         self,
@@ -148,7 +163,9 @@ class Progress:
         self.key_range = key_range
         self.author = author
         self.topic_ids = topic_ids or {}
-        """The topic ids that go into the commits, by topic name; a topic without an entry goes without."""
+        """The topic ids that go into the commits, by topic name; a topic without an
+        entry goes without.
+        """
         self.metadata: str | None = None
         """The user's metadata of a consumer's next commits; None: an application."""
         self._sources = {
@@ -173,7 +190,9 @@ class Progress:
         positions: Mapping[TopicPartition, Position],
         operator_times: Mapping[TopicPartition, OperatorTimes] | None = None,
     ) -> Progress:
-        """Return the progress of a task that begins at these positions and commits to no group."""
+        """Return the progress of a task that begins at these positions and commits to
+        no group.
+        """
         times = operator_times or {}
         segments = {
             source: (
@@ -201,12 +220,16 @@ class Progress:
         return list(self._sources)
 
     def position(self, partition: TopicPartition) -> Position:
-        """Return the lowest position, where the reader must begin, with the stream time there."""
+        """Return the lowest position, where the reader must begin, with the stream time
+        there.
+        """
         at = self.lowest(partition)
         return Position(at.position, at.stream_time)
 
     def passed(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether `position` is at this offset or behind it, without the price of the position."""
+        """Return whether `position` is at this offset or behind it, without the price
+        of the position.
+        """
         source = self._sources[partition]
         if source.follows is not None:
             return self.lowest(partition).position >= offset
@@ -219,18 +242,17 @@ class Progress:
         return lowest(self._sources[partition].now())
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
-        """Return the records of a batch (of this task's range) that are still to be processed.
+        """Return the records of a batch (of this task's range) that are still to be
+        processed.
 
-        That is the whole batch, unless the reader went back. Call `advance` with the batch's `next_offset` after each
-        one, before the next.
+        That is the whole batch, unless the reader went back. Call `advance` with the
+        batch's `next_offset` after each one, before the next.
         """
         source = self._sources[partition]
         if not columns or columns.offsets[0] >= source.until:
             return columns
-        segments, ends = (
-            source.now(),
-            [segment.key_range.end for segment in source.segments],
-        )
+        segments = source.now()
+        ends = [segment.key_range.end for segment in source.segments]
         again = bisect_left(columns.offsets, source.until)
         # With one segment the hash does not matter.
         hashes = (
@@ -240,7 +262,8 @@ class Progress:
         )
         keep = []
         for i, hash_ in enumerate(hashes):
-            segment, offset = segments[bisect_left(ends, hash_)], columns.offsets[i]
+            segment = segments[bisect_left(ends, hash_)]
+            offset = columns.offsets[i]
             if offset >= segment.position and not contains(segment.runs, offset):
                 keep.append(i)
         return joined([columns.pick(keep), columns.slice(again, len(columns))])
@@ -248,15 +271,20 @@ class Progress:
     def advance(
         self, partition: TopicPartition, next_offset: int, stream_time: int
     ) -> None:
-        """Note that every record of the range below `next_offset` is done, and the partition's stream time there."""
+        """Note that every record of the range below `next_offset` is done, and the
+        partition's stream time there.
+        """
         source = self._sources[partition]
         if next_offset > source.reached:
-            source.reached, source.stream_time = next_offset, stream_time
+            source.reached = next_offset
+            source.stream_time = stream_time
             if next_offset > source.until:
                 source.until = next_offset
 
     def skip(self, partition: TopicPartition, offset: int) -> None:
-        """Move each part of the range that stands below this offset to it, with its times: before the task opens."""
+        """Move each part of the range that stands below this offset to it, with its
+        times: before the task opens.
+        """
         source = self._sources[partition]
         source.segments = tuple(
             join([segment.moved_to(offset) for segment in source.segments])
@@ -270,7 +298,9 @@ class Progress:
         )
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
-        """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""
+        """Note the operator times at `reached`. Call it before each commit: flushing
+        record caches advances them.
+        """
         source = self._sources[partition]
         if operator_times == source.operator_times:
             return
@@ -293,7 +323,9 @@ class Progress:
         return self._sources[partition].term
 
     def plain_offset(self, partition: TopicPartition) -> Committed | None:
-        """Return the plain offset that was found at the opening, or that this task wrote last."""
+        """Return the plain offset that was found at the opening, or that this task
+        wrote last.
+        """
         return self._sources[partition].mirrored
 
     def committed_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
@@ -301,22 +333,30 @@ class Progress:
         return self._sources[partition].durable
 
     def staged_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return the progress in the last commit, which may be in doubt, of each part of the range."""
+        """Return the progress in the last commit, which may be in doubt, of each part
+        of the range.
+        """
         return self._sources[partition].staged
 
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
-        """Set the segments of a source whose records are done out of order. Replaces `advance`."""
+        """Set the segments of a source whose records are done out of order. Replaces
+        `advance`.
+        """
         self._sources[partition].segments = tuple(join(list(segments)))
 
     def follow(
         self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]
     ) -> None:
-        """Get the segments of a source by this function from now on. Replaces `unseen` and `advance`."""
+        """Get the segments of a source by this function from now on. Replaces `unseen`
+        and `advance`.
+        """
         self._sources[partition].follows = segments
 
     @property
     def parted(self) -> bool:
-        """Whether parts of the range are at different offsets: earlier owners have done some of the next records."""
+        """Whether parts of the range are at different offsets: earlier owners have done
+        some of the next records.
+        """
         return any(_parted(source.now()) for source in self._sources.values())
 
     @property
@@ -327,10 +367,11 @@ class Progress:
     def records(
         self, partition: TopicPartition, *, claim: bool = False
     ) -> list[tuple[bytes, bytes]]:
-        """Stage the segments reached and return their individual commits; none if the plain offset holds all of them.
+        """Stage the segments reached and return their individual commits; none if the
+        plain offset holds all of them.
 
-        Also none where nothing moved. `claim` (at-least-once, before the first record is processed): return the
-        inherited segments, unless no claim is needed.
+        Also none where nothing moved. `claim` (at-least-once, before the first record
+        is processed): return the inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
         segments = source.staged = source.now()
@@ -339,8 +380,9 @@ class Progress:
         elif claim:
             needed = source.claim
         else:
-            # The plain offsets of all sources expire together. If only one source had an individual commit then, the
-            # others would begin again, below the state. So a task that writes its first one writes one for each source.
+            # The plain offsets of all sources expire together. If only one source had
+            # an individual commit then, the others would begin again, below the state.
+            # So a task that writes its first one writes one for each source.
             needed = self._needs(source) or (
                 not source.said and any(map(self._needs, self._sources.values()))
             )
@@ -353,7 +395,8 @@ class Progress:
             if self.metadata is None
             else consumer_metadata(topic_id, self.metadata)
         )
-        author, term = self.author, source.term
+        author = self.author
+        term = source.term
         records = []
         for piece in source.pieces:
             key = CommitKey(author.group, *partition, piece, term, author.generation)
@@ -370,8 +413,9 @@ class Progress:
         """Whether the plain offset cannot hold all new segments of a source."""
         if not self.key_range.is_whole:
             return source.now() != source.durable
-        # Also when nothing moved: the plain offset, written at this term, outranks older individual commits with higher
-        # positions. If the partition has individual commits, this task's own included, the task writes one with each
+        # Also when nothing moved: the plain offset, written at this term, outranks
+        # older individual commits with higher positions. If the partition has
+        # individual commits, this task's own included, the task writes one with each
         # commit: without the plain offset, the old ones would count again.
         segments = source.now()
         return _parted(segments) or (
@@ -381,7 +425,8 @@ class Progress:
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write; None: this task writes none now.
 
-        A task of the whole range writes its own position; the owner of hash 0 mirrors the stable offset.
+        A task of the whole range writes its own position; the owner of hash 0 mirrors
+        the stable offset.
         """
         source = self._sources[partition]
         if self.key_range.start:
@@ -409,14 +454,18 @@ class Progress:
         return source.staged_mirror
 
     def begins(self, partition: TopicPartition) -> bool:
-        """Whether nothing was ever committed for a source partition, or not since a reset had its topic made anew."""
+        """Whether nothing was ever committed for a source partition, or not since a
+        reset had its topic made anew.
+        """
         return self._sources[partition].begins
 
     def begin(self) -> dict[TopicPartition, tuple[int, str]]:
-        """Stage and return the plain offsets for the partitions that begin (`begins`); usually none.
+        """Stage and return the plain offsets for the partitions that begin (`begins`);
+        usually none.
 
-        They become durable before the first record is processed. So state always comes with a position, and state
-        without one means that the position was lost (`opening.begun`).
+        They become durable before the first record is processed. So state always comes
+        with a position, and state without one means that the position was lost
+        (`opening.begun`).
         """
         offsets: dict[TopicPartition, tuple[int, str]] = {}
         for partition, source in self._sources.items():
@@ -434,11 +483,14 @@ class Progress:
             source.begins = False
 
     def durable(self, partition: TopicPartition) -> int:
-        """Return the lowest committed position of the task: its lag is measured from there. Any thread."""
+        """Return the lowest committed position of the task: its lag is measured from
+        there. Any thread.
+        """
         return min(segment.position for segment in self._sources[partition].durable)
 
     def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
-        """Return the parts of the range, each with the offset below which all its records are done.
+        """Return the parts of the range, each with the offset below which all its
+        records are done.
 
         Only of a source whose records are done in order: `opening.done_runs`.
         """
@@ -447,11 +499,15 @@ class Progress:
         return {segment.key_range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
-        """Return the stream time of the latest commit, staged or durable: the database is not newer. Any thread."""
+        """Return the stream time of the latest commit, staged or durable: the database
+        is not newer. Any thread.
+        """
         return max(segment.stream_time for segment in self._sources[partition].staged)
 
     def stable(self, partition: TopicPartition) -> int | None:
-        """Return the stable offset as this task last committed it; None unless it owns hash 0. Any thread."""
+        """Return the stable offset as this task last committed it; None unless it owns
+        hash 0. Any thread.
+        """
         mirrored = self._sources[partition].mirrored
         return (
             mirrored.offset
@@ -461,18 +517,24 @@ class Progress:
 
     @property
     def mirrors(self) -> bool:
-        """Whether this task writes the stable offset for its siblings: it owns hash 0, but not all. Any thread."""
+        """Whether this task writes the stable offset for its siblings: it owns hash 0,
+        but not all. Any thread.
+        """
         return not self.key_range.start and not self.key_range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings have moved the stable offset since this task last wrote it: then it commits in any case."""
+        """Whether siblings have moved the stable offset since this task last wrote it:
+        then it commits in any case.
+        """
         return self.mirrors and any(
             commits.mirror(partition, source.mirrored) not in (None, source.mirrored)
             for partition, source in self._sources.items()
         )
 
     def committed(self) -> None:
-        """Note that the staged commit is durable. Only when the commit is known to have counted."""
+        """Note that the staged commit is durable. Only when the commit is known to have
+        counted.
+        """
         for source in self._sources.values():
             source.durable = source.staged
             source.said = source.staged_said
@@ -485,11 +547,13 @@ def _parted(segments: Sequence[Segment]) -> bool:
 
 
 def _pieces(key_range: KeyRange, segments: Sequence[Segment]) -> tuple[KeyRange, ...]:
-    """Return the key ranges whose individual commits have `MOST_RUNS` at most, as few as possible.
+    """Return the key ranges whose individual commits have `MOST_RUNS` at most, as few
+    as possible.
 
     A segment is not cut: one task has found or done what is in it.
     """
-    starts, runs = [key_range.start], 0
+    starts = [key_range.start]
+    runs = 0
     for segment in segments:
         if runs and runs + len(segment.runs) > MOST_RUNS:
             starts.append(segment.key_range.start)
@@ -511,13 +575,15 @@ def _within(piece: KeyRange, segments: Sequence[Segment]) -> tuple[Segment, ...]
 class CommitPlan:
     """One commit of one stream thread.
 
-    Shape: `records` (key, value or None = tombstone) go to the group's partition of the commit topic. `offsets`
-    (offset, metadata) go out with the fence. It is never empty: an empty list is not fenced.
+    Shape: `records` (key, value or None = tombstone) go to the group's partition of the
+    commit topic. `offsets` (offset, metadata) go out with the fence. It is never empty:
+    an empty list is not fenced.
 
-    Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence; commit. At-least-once: outputs,
-    changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrived without its outputs
-    would lose them. At-least-once opens a task with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)`
-    written the same way.
+    Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence;
+    commit. At-least-once: outputs, changelogs; flush; `records`; flush; `offsets` in a
+    fenced OffsetCommit. A record that arrived without its outputs would lose them.
+    At-least-once opens a task with `ask` in a fenced OffsetCommit, then `plan(...,
+    claim=True)` written the same way.
     """
 
     records: list[tuple[bytes, bytes | None]]
@@ -527,9 +593,11 @@ class CommitPlan:
 def plan(
     tasks: Iterable[Progress], commits: Commits, *, claim: bool = False
 ) -> CommitPlan:
-    """Stage a commit of these tasks (of one thread) and return it. When it counted, call `committed` on each of them.
+    """Stage a commit of these tasks (of one thread) and return it. When it counted,
+    call `committed` on each of them.
 
-    `claim`: the claims with which at-least-once tasks open, before they process anything; exactly-once has none.
+    `claim`: the claims with which at-least-once tasks open, before they process
+    anything; exactly-once has none.
     """
     records: list[tuple[bytes, bytes | None]] = []
     offsets: dict[TopicPartition, tuple[int, str]] = {}
@@ -541,8 +609,8 @@ def plan(
             plain = task.plain(partition, commits)
             if plain:
                 offsets[partition] = plain.offset, plain.metadata
-    # Tombstones only beside a record: the record names the transaction's writer, so that a successor can end the
-    # transaction if it is left open.
+    # Tombstones only beside a record: the record names the transaction's writer, so
+    # that a successor can end the transaction if it is left open.
     if records:
         for partition, ranges in mine.items():
             records += [(key, None) for key in commits.garbage(partition, ranges)]
@@ -550,7 +618,8 @@ def plan(
 
 
 def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
-    """Return the offsets of the ask: an at-least-once opener sends them with the fence between reading and claiming.
+    """Return the offsets of the ask: an at-least-once opener sends them with the fence
+    between reading and claiming.
 
     See `view` for the four steps of an opening.
     """

@@ -1,11 +1,11 @@
 """Done runs: sorted ranges of offsets above a position, and the arithmetic on them.
 
-A task that finishes records out of order has done everything below its position, and some runs above it. The position
-advances over a run as soon as it reaches it.
+A task that finishes records out of order has done everything below its position, and
+some runs above it. The position advances over a run as soon as it reaches it.
 
-Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them, ascending, never overlapping and never
-adjacent.
-Turned down: a set of offsets (10 000 runs are 20 kB in a commit; the offsets in them may be millions).
+Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them,
+ascending, never overlapping and never adjacent. Turned down: a set of offsets (10 000
+runs are 20 kB in a commit; the offsets in them may be millions).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Done offsets: inclusive (start, end), ascending, with at least one undone offset between two of them."""
+"""Done offsets: inclusive (start, end), ascending, with at least one undone offset
+between two of them.
+"""
 
 
 def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return the same offsets as runs in order: overlapping and neighbouring ones joined.
+    """Return the same offsets as runs in order: overlapping and neighbouring ones
+    joined.
 
     Raises:
         ValueError: a run that ends before it starts.
@@ -56,7 +59,8 @@ def common(left: Runs, right: Runs) -> Runs:
     found: list[tuple[int, int]] = []
     i = j = 0
     while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        start = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
         if start <= end:
             found.append((start, end))
         if left[i][1] < right[j][1]:
@@ -77,7 +81,9 @@ def above(runs: Runs, position: int) -> Runs:
 
 
 def advance(position: int, runs: Runs) -> tuple[int, Runs]:
-    """Return the first offset at or above the position that is not done, and the runs above it."""
+    """Return the first offset at or above the position that is not done, and the runs
+    above it.
+    """
     kept = above(runs, position)
     if kept and kept[0][0] == position:
         return kept[0][1] + 1, kept[1:]

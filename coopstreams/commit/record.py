@@ -1,36 +1,43 @@
 """The records of `__individual_commit_offsets`, and the metadata of a plain offset.
 
-One record per task, source partition and commit. The key names the range, term and generation, the value the positions:
+One record per task, source partition and commit. The key names the range, term and
+generation, the value the positions:
 
     key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
     value   u8 version | str transactional.id | uvar n | n x segment [| str metadata [| n x times]] null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
     times   uvar k | k x (u64 operator, svar time)                                          in version 2 of a value only
 
-    str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are
-    big-endian. Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the
-    first: after the position).
+    str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar;
+    numbers of fixed width are big-endian. Segments tile the key's range. Each of the m
+    runs begins `gap` after the end of the one before (the first: after the position).
 
-A key of any version begins with version and group, so a group can tell its own records from those of other groups. The
-generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same
-range may choose the same term (the first one stalled before its claim): with equal keys the late claim of the first
-would overwrite the commits of the second. In the key of a reset it says whether the topic is made anew after it
-(`MADE_ANEW`). Each segment carries the partition's stream time at its position, so that windows close alike wherever
-the task goes on; and the times of the operators that not every record reaches, if there are any.
+A key of any version begins with version and group, so a group can tell its own records
+from those of other groups. The generation is that in which the task was opened. It is
+in the key because, under at-least-once, two openers of the same range may choose the
+same term (the first one stalled before its claim): with equal keys the late claim of
+the first would overwrite the commits of the second. In the key of a reset it says
+whether the topic is made anew after it (`MADE_ANEW`). Each segment carries the
+partition's stream time at its position, so that windows close alike wherever the task
+goes on; and the times of the operators that not every record reaches, if there are any.
 
-A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a task that owns the whole hash space
-(see `view`). If it does not hold the whole progress, a fourth word names the highest term of an individual commit
-beside it. A group without a commit of that term has lost commits. Operator times follow as words `<operator>:<time>`.
+A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a
+task that owns the whole hash space (see `view`). If it does not hold the whole
+progress, a fourth word names the highest term of an individual commit beside it. A
+group without a commit of that term has lost commits. Operator times follow as words
+`<operator>:<time>`.
 
-Both name the source topic by its id, because positions mean nothing in another topic of that name. The metadata of an
-individual commit is the id in an application's; in a consumer's, and in that of a reset, the id, a NUL and the user's
-text. A plain offset has a number made of the id as the time of an operator 0, which no topology has: a version that
-does not know it carries it along unused.
+Both name the source topic by its id, because positions mean nothing in another topic of
+that name. The metadata of an individual commit is the id in an application's; in a
+consumer's, and in that of a reset, the id, a NUL and the user's text. A plain offset
+has a number made of the id as the time of an operator 0, which no topology has: a
+version that does not know it carries it along unused.
 
-Invariant: a key has one writer for ever; its positions only grow.
-Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
-tombstone per absorbed run).
-Source: the proposal's individual commits (docs/proposals.md), with one record for all runs of a commit.
+Invariant: a key has one writer for ever; its positions only grow. Turned down: one
+record per run, as the proposal has it (a commit would need an id and a count to be
+atomic, and a tombstone per absorbed run).
+Source: the proposal's individual commits (docs/proposals.md), with one record for all
+runs of a commit.
 """
 
 from __future__ import annotations
@@ -50,18 +57,26 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.serde import read_varint, varint
 
 PARTITIONS = 50
-"""Partitions of a commit topic that coopstreams creates. Never change it: groups would look in another partition."""
+"""Partitions of a commit topic that coopstreams creates. Never change it: groups would
+look in another partition.
+"""
 
 VERSION = 1
 WITH_TIMES = 2
-"""Version of a value with operator times. A reader that ignored them would emit closed windows again."""
+"""Version of a value with operator times. A reader that ignored them would emit closed
+windows again.
+"""
 MADE_ANEW = -2
-"""The generation in the key of a reset after which the topic is made anew; no member has it.
+"""The generation in the key of a reset after which the topic is made anew; no member
+has it.
 
-Nothing is done in the new topic. Kafka deletes the plain offset of the reset with the old one.
+Nothing is done in the new topic. Kafka deletes the plain offset of the reset with the
+old one.
 """
 _TOPIC = 0
-"""In the metadata of a plain offset, the operator whose time is the number of the topic."""
+"""In the metadata of a plain offset, the operator whose time is the number of the
+topic.
+"""
 MOST_TIMES = 100
 """Most operator times in the metadata of a plain offset: a broker takes 4 KiB."""
 _KEY_TAIL = struct.Struct(">iQQii")
@@ -70,15 +85,19 @@ PARTITION = struct.Struct(">i")
 """The first field of a key's tail: the partition."""
 _U64 = struct.Struct(">Q")
 _MOST_OFFSET = (1 << 63) - 1
-_MOST_VERSIONS, _FAR_MS = 16, 1 << 43
-"""Of what Kafka Streams writes beside an offset: versions to come are its own, too; a time is before the year 2248."""
+_MOST_VERSIONS = 16
+_FAR_MS = 1 << 43
+"""Of what Kafka Streams writes beside an offset: versions to come are its own, too; a
+time is before the year 2248.
+"""
 _DAMAGED = (IndexError, ValueError, struct.error)
 
 
 def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
     """Return the specification of the commit topic.
 
-    It is compacted, in segments of 10 MiB, so that reading all of it stays at about a second.
+    It is compacted, in segments of 10 MiB, so that reading all of it stays at about a
+    second.
     """
     return TopicSpec(
         COMMIT_TOPIC,
@@ -95,13 +114,17 @@ def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition of the commit topic that holds a group's records. Frozen: xxh32 of the name, seed 0."""
+    """Return the partition of the commit topic that holds a group's records. Frozen:
+    xxh32 of the name, seed 0.
+    """
     return xxh32_intdigest(group.encode()) % partitions
 
 
 @dataclass(frozen=True, slots=True)
 class CommitKey:
-    """The key of an individual commit: a range of one source partition, and the term and generation of the opening."""
+    """The key of an individual commit: a range of one source partition, and the term
+    and generation of the opening.
+    """
 
     group: str
     topic: str
@@ -118,7 +141,8 @@ class CommitKey:
 class Segment:
     """The progress of a run of hashes.
 
-    Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at or above the position).
+    Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at
+    or above the position).
     """
 
     key_range: KeyRange
@@ -144,11 +168,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommitValue:
-    """The value of an individual commit: segments that tile the key's range, and the writer's transactional id.
+    """The value of an individual commit: segments that tile the key's range, and the
+    writer's transactional id.
 
     A successor needs the id to end a transaction that the writer left open.
 
-    Shape: `metadata` has the id of the source topic (see above); empty, it is not written.
+    Shape: `metadata` has the id of the source topic (see above); empty, it is not
+    written.
     """
 
     transactional_id: str
@@ -160,9 +186,11 @@ class CommitValue:
 class Committed:
     """The plain offset of a source partition, as the group coordinator keeps it.
 
-    Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset). `beside`: the highest term of
-    an individual commit when this was written; 0 if this offset alone holds the whole progress. `topic`: the
-    `topic_number` of the topic's id; 0 if none is named. `of_kafka_streams`: an application of Kafka Streams wrote it.
+    Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset).
+    `beside`: the highest term of an individual commit when this was written; 0 if this
+    offset alone holds the whole progress. `topic`: the `topic_number` of the topic's
+    id; 0 if none is named. `of_kafka_streams`: an application of Kafka Streams wrote
+    it.
     """
 
     offset: int
@@ -175,7 +203,9 @@ class Committed:
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
-        """Return a fetched offset with its parsed metadata. Clients append a NUL to metadata; it is ignored."""
+        """Return a fetched offset with its parsed metadata. Clients append a NUL to
+        metadata; it is ignored.
+        """
         words = (metadata or "").rstrip("\0").split(" ")
         if len(words) >= 3 and words[0] == "ic":
             try:
@@ -212,9 +242,11 @@ class Committed:
 
 
 def _is_of_kafka_streams(metadata: str) -> bool:
-    """Whether Kafka Streams has written this beside an offset: Base64 of a version, a time in 8 bytes, and more.
+    """Whether Kafka Streams has written this beside an offset: Base64 of a version, a
+    time in 8 bytes, and more.
 
-    Source: Kafka Streams `TopicPartitionMetadata`, of which there are the versions 1 and 2.
+    Source: Kafka Streams `TopicPartitionMetadata`, of which there are the versions 1
+    and 2.
     """
     try:
         data = b64decode(metadata, validate=True)
@@ -225,7 +257,9 @@ def _is_of_kafka_streams(metadata: str) -> bool:
 
 
 def topic_number(topic_id: str) -> int:
-    """Return the number by which a plain offset names a topic; 0 without an id. Frozen: xxh64, seed 0, 63 bits."""
+    """Return the number by which a plain offset names a topic; 0 without an id. Frozen:
+    xxh64, seed 0, 63 bits.
+    """
     return xxh64_intdigest(topic_id.encode()) >> 1 if topic_id else 0
 
 
@@ -235,7 +269,8 @@ def consumer_metadata(topic_id: str, text: str) -> str:
 
 
 def topic_and_text(metadata: str) -> tuple[str, str]:
-    """Return the topic id and the user's text in the metadata of a consumer's individual commit.
+    """Return the topic id and the user's text in the metadata of a consumer's
+    individual commit.
 
     The id is empty in commits of earlier versions, and where brokers have none.
     """
@@ -293,7 +328,8 @@ def encode_value(value: CommitValue) -> bytes:
     """Return the bytes of a value.
 
     Raises:
-        ValueError: segments with holes or overlaps, runs out of order or below the position. A bug of the caller.
+        ValueError: segments with holes or overlaps, runs out of order or below the
+        position. A bug of the caller.
     """
     timed = any(segment.operator_times for segment in value.segments)
     out = bytearray([WITH_TIMES if timed else VERSION])
@@ -344,7 +380,8 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
 
 
 def payload_of(data: bytes, key_range: KeyRange) -> bytes:
-    """Return the bytes of a value after the writer's id: they do not depend on the writer.
+    """Return the bytes of a value after the writer's id: they do not depend on the
+    writer.
 
     Raises:
         LogError: another version, or not a value at all.
@@ -361,7 +398,8 @@ def decode_payload(said: bytes, key_range: KeyRange) -> tuple[tuple[Segment, ...
 
 def encode_text(text: str) -> bytes:
     """Return a string as it stands in a key: its length, then UTF-8."""
-    raw, out = text.encode(), bytearray()
+    raw = text.encode()
+    out = bytearray()
     _uvar(out, len(raw))
     return bytes(out) + raw
 
@@ -370,7 +408,8 @@ def _read_said(
     data: bytes, at: int, key_range: KeyRange
 ) -> tuple[tuple[Segment, ...], str]:
     count, at = read_varint(data, at)
-    start, segments = key_range.start, []
+    start = key_range.start
+    segments = []
     for i in range(count):
         end = key_range.end
         if i < count - 1:
@@ -395,7 +434,8 @@ def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, i
         raise ValueError(f"{position} is no offset")
     stream_time, at = _read_svar(data, at)
     count, at = read_varint(data, at)
-    runs, below = [], position
+    runs = []
+    below = position
     for _ in range(count):
         gap, at = read_varint(data, at)
         length, at = read_varint(data, at)

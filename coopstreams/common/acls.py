@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """An operation that a user may do on a resource. `prefixed`: on all resources whose names begin with `name`.
+    """An operation that a user may do on a resource. `prefixed`: on all resources whose
+    names begin with `name`.
 
-    Shape: `kind` and `operation` are words of `kafka-acls`, with a space for the dash; `name` is empty for the cluster.
+    Shape: `kind` and `operation` are words of `kafka-acls`, with a space for the dash;
+    `name` is empty for the cluster.
     """
 
     kind: str
@@ -25,7 +27,9 @@ class Acl:
 
 
 def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") -> str:
-    """Return the command that allows each of these operations on each of these resources."""
+    """Return the command that allows each of these operations on each of these
+    resources.
+    """
     operations = dict.fromkeys(acl.operation for acl in acls)
     words = [f"--operation {operation}" for operation in operations]
     words += dict.fromkeys(
@@ -40,7 +44,9 @@ def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") ->
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The login of a process. `principal`: the name in ACLs, empty if only the brokers know it; `by`: the mechanism."""
+    """The login of a process. `principal`: the name in ACLs, empty if only the brokers
+    know it; `by`: the mechanism.
+    """
 
     principal: str = ""
     by: str = ""
@@ -56,13 +62,15 @@ class Login:
 
 
 _OF_ONE_LIFE = re.compile(r"(consumer-|alone-)?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}.*")
-"""What a transactional id has behind the name of its group: other ids of the same user differ there."""
+"""What a transactional id has behind the name of its group: other ids of the same user
+differ there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The operations of a request that need ACLs: on `topics` (names, separated by commas), a group, a transactional
-    id.
+    """The operations of a request that need ACLs: on `topics` (names, separated by
+    commas), a group, a transactional id.
 
     Shape: `operation` in the words of `kafka-acls`; it is for the topics.
     """
@@ -74,7 +82,9 @@ class Attempt:
     transactional_id: str = ""
 
     def missing(self, refusal: str) -> str:
-        """Return the missing ACL and the cure, for Kafka's name of an error; empty: the error is not about ACLs."""
+        """Return the missing ACL and the cure, for Kafka's name of an error; empty: the
+        error is not about ACLs.
+        """
         match refusal:
             case "TOPIC_AUTHORIZATION_FAILED":
                 return self._said(self.operation or "Read", "topic", self.topics)

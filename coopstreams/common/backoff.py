@@ -1,6 +1,8 @@
-"""The back-off before a stream thread or a worker is replaced: none after the first death, then doubled each time.
+"""The back-off before a stream thread or a worker is replaced: none after the first
+death, then doubled each time.
 
-A record that kills its processor is read again at once, and each time all uncommitted work is repeated.
+A record that kills its processor is read again at once, and each time all uncommitted
+work is repeated.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ FORGOTTEN_AFTER_S = 60.0
 class BackOff:
     """Counts deaths that may have one cause.
 
-    The defaults are those of an instance's stream threads. All threads count together, since the tasks of a dead one
-    may continue on another.
+    The defaults are those of an instance's stream threads. All threads count together,
+    since the tasks of a dead one may continue on another.
     """
 
     first_s: float = FIRST_S

@@ -1,13 +1,14 @@
-"""How much CPU time a side activity of a process may take while its main work waits for the interpreter.
+"""How much CPU time a side activity of a process may take while its main work waits for
+the interpreter.
 
-Python runs one thread at a time, so queries take time from the processing. While records wait, queries get a share of
-the time; further ones wait in order. The time is measured, not estimated, so an expensive request is followed by a
-longer wait.
+Python runs one thread at a time, so queries take time from the processing. While
+records wait, queries get a share of the time; further ones wait in order. The time is
+measured, not estimated, so an expensive request is followed by a longer wait.
 
-Invariant: while the main work is busy, requests spend no more than the share over any long time, except those under
-way.
-Turned down: refusing requests beyond the share (refusing 2,000 a second costs more than the share), threads of lower
-priority (the interpreter's lock knows none).
+Invariant: while the main work is busy, requests spend no more than the share over any
+long time, except those under way. Turned down: refusing requests beyond the share
+(refusing 2,000 a second costs more than the share), threads of lower priority (the
+interpreter's lock knows none).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LOOK_S = 0.1
 
 
 class CpuBudget:
-    """The CPU time of one event loop, and of functions on other threads. `share` of a core; None: no bound."""
+    """The CPU time of one event loop, and of functions on other threads. `share` of a
+    core; None: no bound.
+    """
 
     def __init__(
         self,
@@ -36,8 +39,13 @@ class CpuBudget:
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`busy`: whether the main work waits for the interpreter. `cpu`: the CPU time of the loop's thread."""
-        self._share, self._busy, self._now, self._cpu = share, busy, now, cpu
+        """`busy`: whether the main work waits for the interpreter. `cpu`: the CPU time
+        of the loop's thread.
+        """
+        self._share = share
+        self._busy = busy
+        self._now = now
+        self._cpu = cpu
         self._elsewhere = 0.0
         """CPU time of counted functions on other threads."""
         self._here = 0.0
@@ -49,7 +57,9 @@ class CpuBudget:
         self._line = asyncio.Lock()
 
     async def turn(self) -> None:
-        """Return when the next request may be answered; requests wait in order. On the loop's thread."""
+        """Return when the next request may be answered; requests wait in order. On the
+        loop's thread.
+        """
         if self._share is None:
             return
         async with self._line:
@@ -69,7 +79,8 @@ class CpuBudget:
 
     def _wait_s(self, share: float) -> float:
         with self._guard:
-            now, used = self._now(), self._here + self._elsewhere
+            now = self._now()
+            used = self._here + self._elsewhere
             if self._at is not None:
                 self._left = min(
                     BURST_S,

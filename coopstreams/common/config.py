@@ -1,11 +1,12 @@
 """Settings: Kafka's dotted names, checked before anything starts.
 
-They come from a file, the environment and the command line (`given`). Connection and security settings carry
-librdkafka's names and are given once, for all clients (`security`). Any value may refer to a file or an environment
-variable (`references`).
+They come from a file, the environment and the command line (`given`). Connection and
+security settings carry librdkafka's names and are given once, for all clients
+(`security`). Any value may refer to a file or an environment variable (`references`).
 
 Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
-Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
+Turned down: an object with a class per client (a user copies dotted names from Kafka's
+documentation).
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ log = logging.getLogger(__name__)
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
 MOST_TOKENS = 8
-"""The most tokens of a role. A request may show as many: instances show all of theirs."""
+"""The most tokens of a role. A request may show as many: instances show all of theirs.
+"""
 HANDLERS = ("fail", "continue", "dead-letter")
 
 
 def handler(value: Any) -> Any:
-    """Return a failure handler: one of `HANDLERS`, or the function that is given or named `package.module:function`."""
+    """Return a failure handler: one of `HANDLERS`, or the function that is given or
+    named `package.module:function`.
+    """
     if value in HANDLERS:
         return value
     return function(
@@ -75,7 +79,9 @@ def function(value: Any, expected: str = "a function, package.module:function") 
 
 
 def _extractor(value: Any) -> Any:
-    """Return `FAIL` or a timestamp extractor, which is given or named: by `BY_NAME`, or `package.module:function`."""
+    """Return `FAIL` or a timestamp extractor, which is given or named: by `BY_NAME`, or
+    `package.module:function`.
+    """
     if value is fail_on_invalid_timestamp:
         return FAIL
     name = str(value).removeprefix("org.apache.kafka.streams.processor.")
@@ -112,7 +118,9 @@ def _tokens(value: Any) -> tuple[str, ...]:
 
 
 def _hosts(value: Any) -> tuple[str, ...]:
-    """Return names of hosts that are separated by commas: `*`, or `*.` in front of a name."""
+    """Return names of hosts that are separated by commas: `*`, or `*.` in front of a
+    name.
+    """
     names = tuple(name.strip().lower() for name in str(value).split(","))
     if not all(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", name) for name in names):
         raise ValueError(
@@ -430,14 +438,17 @@ _PASSED_ON = (
     "topic.metadata.",
     "reconnect.",
 )
-"""Prefixes of settings passed on to librdkafka: of connections and of single clients. Security settings are, too."""
+"""Prefixes of settings passed on to librdkafka: of connections and of single clients.
+Security settings are, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked settings.
 
-    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka clients, in librdkafka's names.
+    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka
+    clients, in librdkafka's names.
     """
 
     values: Mapping[str, Any]
@@ -453,7 +464,9 @@ class Config:
 
     @property
     def extractor(self) -> Callable[..., Any] | None:
-        """The timestamp extractor of sources without one; None: Kafka's timestamps, and negative ones fail."""
+        """The timestamp extractor of sources without one; None: Kafka's timestamps, and
+        negative ones fail.
+        """
         extractor = self.values["default.timestamp.extractor"]
         return extractor if callable(extractor) else None
 
@@ -466,12 +479,14 @@ class Config:
     def of(
         settings: Config | Mapping[str, Any], application_id: str | None = None
     ) -> Config:
-        """Return the checked settings, with defaults for those that are missing; `application_id` is the topology's.
+        """Return the checked settings, with defaults for those that are missing;
+        `application_id` is the topology's.
 
         Shape: dotted names, or tables that nest into them, as `tomllib` reads a file.
 
         Raises:
-            ConfigError: an unknown name (the message suggests the nearest), an invalid value, or two that contradict.
+            ConfigError: an unknown name (the message suggests the nearest), an invalid
+            value, or two that contradict.
         """
         if isinstance(settings, Config):
             _check_application(settings["application.id"], application_id)
@@ -500,7 +515,8 @@ class Config:
         _check_application(values["application.id"], application_id)
         values["application.id"] = values["application.id"] or application_id
         if values["application.id"] is not None:
-            # librdkafka asks for the coordinator of a reader's group, and an ACL may allow this one only.
+            # librdkafka asks for the coordinator of a reader's group, and an ACL may
+            # allow this one only.
             client.setdefault("consumer.group.id", values["application.id"])
         _check_together(values)
         if values["commit.interval.ms"] is None:
@@ -511,7 +527,8 @@ class Config:
 
 
 def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked `http.*` settings with defaults, for a command that queries an application.
+    """Return the checked `http.*` settings with defaults, for a command that queries an
+    application.
 
     Raises:
         ConfigError: an invalid value.
@@ -542,7 +559,8 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def check_security(client: Mapping[str, Any]) -> None:
-    """Check that all clients can use the security settings; warn of insecure combinations.
+    """Check that all clients can use the security settings; warn of insecure
+    combinations.
 
     Raises:
         ConfigError: a value that cannot work, or one that is missing.
@@ -552,7 +570,9 @@ def check_security(client: Mapping[str, Any]) -> None:
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Check that both application ids are equal: the topology's is in the names of its internal topics."""
+    """Check that both application ids are equal: the topology's is in the names of its
+    internal topics.
+    """
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
             f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
@@ -565,7 +585,8 @@ def check_http(values: Mapping[str, Any]) -> None:
     """Check that the settings on access over HTTP fit each other.
 
     Raises:
-        ConfigError: they contradict each other, or leave access unprotected that needs a token or certificate.
+        ConfigError: they contradict each other, or leave access unprotected that needs
+        a token or certificate.
     """
     if values["http.token.operate"] and not values["http.token.read"]:
         raise ConfigError(

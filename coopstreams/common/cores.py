@@ -1,4 +1,5 @@
-"""The processor cores that this process may use: those of the machine, of its affinity, or its share in a container.
+"""The processor cores that this process may use: those of the machine, of its affinity,
+or its share in a container.
 
 Invariant: at least one; a file that cannot be read limits nothing.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Return how many cores the process may use; a quota of one and a half counts as two.
+    """Return how many cores the process may use; a quota of one and a half counts as
+    two.
 
     Source: Linux, cgroup-v2.rst (`cpu.max`) and sched-bwc.rst (version 1).
     """
@@ -22,7 +24,9 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the number of cores that each control group may use in which the process is."""
+    """Yield the number of cores that each control group may use in which the process
+    is.
+    """
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, path = line.split(":", 2)[1:]
         if controllers and "cpu" not in controllers.split(","):

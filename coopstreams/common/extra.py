@@ -1,4 +1,6 @@
-"""Checks for extras before anything connects, so that a missing one is one line instead of a traceback."""
+"""Checks for extras before anything connects, so that a missing one is one line instead
+of a traceback.
+"""
 
 from importlib.util import find_spec
 
@@ -6,7 +8,8 @@ from coopstreams.topology.errors import ConfigError
 
 
 def need_http(user: str, otherwise: str = "") -> None:
-    """Return if the libraries of the extra are installed; `user` is the feature, `otherwise` how to do without.
+    """Return if the libraries of the extra are installed; `user` is the feature,
+    `otherwise` how to do without.
 
     Raises:
         ConfigError: one is missing. Install the extra, or follow `otherwise`.

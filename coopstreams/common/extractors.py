@@ -1,10 +1,12 @@
-"""Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(..., timestamp=wallclock_timestamp)`.
+"""Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(...,
+timestamp=wallclock_timestamp)`.
 
-A timestamp is invalid if it is negative: the record was written in a format before Kafka 0.10, by a producer that gave
-none, or dated before 1970. Without `timestamp=`, `default.timestamp.extractor` says what happens to such a record.
+A timestamp is invalid if it is negative: the record was written in a format before
+Kafka 0.10, by a producer that gave none, or dated before 1970. Without `timestamp=`,
+`default.timestamp.extractor` says what happens to such a record.
 
-Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`, `UsePartitionTimeOnInvalidTimestamp`,
-`WallclockTimestampExtractor`.
+Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`,
+`UsePartitionTimeOnInvalidTimestamp`, `WallclockTimestampExtractor`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp.
 
     Raises:
-        ProcessingError: it is negative. `processing.exception.handler` decides what happens then.
+        ProcessingError: it is negative. `processing.exception.handler` decides what
+        happens then.
     """
     if record.timestamp < 0:
         raise ProcessingError(
@@ -50,7 +53,8 @@ def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> in
 
 @keeps_valid
 def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
-    """Return Kafka's own timestamp; for a negative one, the largest of the partition so far.
+    """Return Kafka's own timestamp; for a negative one, the largest of the partition so
+    far.
 
     Raises:
         ProcessingError: it is negative, and no record before it had a timestamp.
@@ -67,8 +71,8 @@ def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any])
 def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
     """Return the current time.
 
-    Each process that reads a partition, or reads it again, sees another time: do not use it for windowed results that
-    must be reproducible.
+    Each process that reads a partition, or reads it again, sees another time: do not
+    use it for windowed results that must be reproducible.
     """
     return time.time_ns() // 1_000_000
 
@@ -80,7 +84,9 @@ BY_NAME: Mapping[str, Function | str] = {
     "UsePartitionTimeOnInvalidTimestamp": use_partition_time_on_invalid_timestamp,
     "WallclockTimestampExtractor": wallclock_timestamp,
 }
-"""The extractors by their names in Kafka Streams. `FAIL` needs none: invalid timestamps fail without."""
+"""The extractors by their names in Kafka Streams. `FAIL` needs none: invalid timestamps
+fail without.
+"""
 
 
 def _where(record: TimestampedRecord[Any, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Settings as they are given: in a TOML file, then in the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then on the
-command line; the later one wins.
+"""Settings as they are given: in a TOML file, then in the environment
+(`COOPSTREAMS_COMMIT_INTERVAL_MS`), then on the command line; the later one wins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _RESERVED = frozenset({"COOPSTREAMS_CACHE", "COOPSTREAMS_NATIVE"})
 
 
 class Given(dict[str, Any]):
-    """Settings with the origin of each, which an error must name: many come from an environment that nobody typed."""
+    """Settings with the origin of each, which an error must name: many come from an
+    environment that nobody typed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,11 +27,14 @@ class Given(dict[str, Any]):
     def take(self, settings: Iterable[tuple[str, Any, str]]) -> None:
         """Add settings: name, value and origin."""
         for name, value, where in settings:
-            self[name], self.origins[name] = value, where
+            self[name] = value
+            self.origins[name] = where
 
 
 def origin(settings: Mapping[str, Any], name: str) -> str:
-    """Return where a setting comes from, in words that follow it in a message; empty if it is not known."""
+    """Return where a setting comes from, in words that follow it in a message; empty if
+    it is not known.
+    """
     where = settings.origins.get(name) if isinstance(settings, Given) else None
     return "" if where is None else f" (from {where})"
 
@@ -37,9 +42,11 @@ def origin(settings: Mapping[str, Any], name: str) -> str:
 def settings_of(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
 ) -> Given:
-    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags; the later one wins.
+    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags;
+    the later one wins.
 
-    Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is `commit.interval.ms`.
+    Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is
+    `commit.interval.ms`.
 
     Raises:
         ConfigError: the file is missing or not TOML; the message says where.
@@ -67,7 +74,8 @@ def settings_of(
 
 
 def flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings by dotted names: tables that nest, as of a TOML file that was read, become one.
+    """Return settings by dotted names: tables that nest, as of a TOML file that was
+    read, become one.
 
     Invariant: `settings_of` and the API read a file's settings alike.
     """

@@ -1,18 +1,21 @@
-"""The services of the machine that the runtime uses: clocks, threads, and the objects on which threads wait.
+"""The services of the machine that the runtime uses: clocks, threads, and the objects
+on which threads wait.
 
-In production they are the operating system's (`SYSTEM`). In the simulation (`tests/simulation`) they are a scheduler
-with virtual time. Every wait below is a point at which the scheduler chooses the next thread, so it can choose and
-replay the interleavings of a whole group.
+In production they are the operating system's (`SYSTEM`). In the simulation
+(`tests/simulation`) they are a scheduler with virtual time. Every wait below is a point
+at which the scheduler chooses the next thread, so it can choose and replay the
+interleavings of a whole group.
 
     now        a monotonic clock: time-outs, intervals
     elapsed    a monotonic clock that includes the time in which the machine is suspended: sessions
     wall_ms    the wall clock, which may jump: timestamps, punctuation
 
-Invariant: code that runs, commits or hands over a task (`instance/`, `opening/`, `tasks/`, `commit/`, `consumer/`,
-`group/` except its connection) uses only these services. A plain `threading.Lock` is allowed if it is held for a moment
-only, and never across a wait.
-Turned down: actors as objects with a `step(now)` each. A commit is one step then, and its flush, its fence and its end
-would have to be written as states by hand to be simulated separately. As plain code that waits here, each of them is a
+Invariant: code that runs, commits or hands over a task (`instance/`, `opening/`,
+`tasks/`, `commit/`, `consumer/`, `group/` except its connection) uses only these
+services. A plain `threading.Lock` is allowed if it is held for a moment only, and never
+across a wait. Turned down: actors as objects with a `step(now)` each. A commit is one
+step then, and its flush, its fence and its end would have to be written as states by
+hand to be simulated separately. As plain code that waits here, each of them is a
 scheduling point of its own.
 """
 
@@ -42,7 +45,9 @@ __all__ = [
 ]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has the first. On macOS the second includes the time asleep, unlike `time.monotonic`."""
+"""Linux has the first. On macOS the second includes the time asleep, unlike
+`time.monotonic`.
+"""
 
 T = TypeVar("T")
 
@@ -168,7 +173,9 @@ class Host(Protocol):
         ...
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the process's event loop for functions of users; it runs on a thread of its own, and never ends."""
+        """Return the process's event loop for functions of users; it runs on a thread
+        of its own, and never ends.
+        """
         ...
 
 

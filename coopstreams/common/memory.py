@@ -1,10 +1,13 @@
-"""Settings of memory and open files of a process whose job is to run a topology, set once.
+"""Settings of memory and open files of a process whose job is to run a topology, set
+once.
 
-A store keeps hundreds of thousands of small objects alive. The garbage collector should not traverse them every few
-milliseconds, and the allocator should not return their pages as often. A database keeps up to 256 files open, and a
-process may have a hundred databases: systems give it 1024 files unless it asks for more.
+A store keeps hundreds of thousands of small objects alive. The garbage collector should
+not traverse them every few milliseconds, and the allocator should not return their
+pages as often. A database keeps up to 256 files open, and a process may have a hundred
+databases: systems give it 1024 files unless it asks for more.
 
-Turned down: doing this on import (a library must not change the process that imports it).
+Turned down: doing this on import (a library must not change the process that imports
+it).
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import gc
 import resource
 from contextlib import suppress
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
 """Source: glibc `malloc.h`."""
 
 
@@ -23,7 +27,9 @@ OPEN_FILES = 1 << 16
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files to `OPEN_FILES`, or to what the system allows. It is never lowered."""
+    """Raise the limit of open files to `OPEN_FILES`, or to what the system allows. It
+    is never lowered.
+    """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if resource.RLIM_INFINITY != now < wanted:
@@ -33,7 +39,8 @@ def allow_open_files() -> None:
 def tune_memory() -> None:
     """Make garbage collections rarer, and keep freed memory.
 
-    That saves a third of the time of a keyed count, and most of a JSON encoder's (measured).
+    That saves a third of the time of a keyed count, and most of a JSON encoder's
+    (measured).
     """
     gc.collect()
     gc.freeze()

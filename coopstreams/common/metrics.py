@@ -1,12 +1,13 @@
 """Metrics of an instance, for Prometheus.
 
-Threads call one method per batch, never per record: `metrics.processed(task, len(batch))`. Each series is looked up
-once and kept. Counters are by sub-topology: so they never go back while the process lives, although tasks come and go,
-and a range that is cut again leaves no series behind. Gauges are by task, and removed when it closes: so a split or a
-move leaves no stale lag behind.
+Threads call one method per batch, never per record: `metrics.processed(task,
+len(batch))`. Each series is looked up once and kept. Counters are by sub-topology: so
+they never go back while the process lives, although tasks come and go, and a range that
+is cut again leaves no series behind. Gauges are by task, and removed when it closes: so
+a split or a move leaves no stale lag behind.
 
-Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests
-do).
+Invariant: every instance has a registry of its own; nothing is global, so several
+instances live in one process (tests do).
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ HealthCode: TypeAlias = Literal[
     "asking-the-group",
     "resting",
 ]
-"""The code of a reason of health of an instance: a reason with another one does not pass the type check."""
+"""The code of a reason of health of an instance: a reason with another one does not
+pass the type check.
+"""
 HEALTH_CODES: tuple[HealthCode, ...] = get_args(HealthCode)
 """All codes; each is a series from the start."""
 
@@ -114,9 +117,11 @@ M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class _Family(Generic[M]):
-    """The series of one metric, cached: a look-up takes no registry lock and formats no labels.
+    """The series of one metric, cached: a look-up takes no registry lock and formats no
+    labels.
 
-    The first label is the task's if `by_task`; `forget` then removes all series of a task.
+    The first label is the task's if `by_task`; `forget` then removes all series of a
+    task.
     """
 
     def __init__(self, metric: M, *, by_task: bool = False) -> None:
@@ -133,7 +138,9 @@ class _Family(Generic[M]):
         return series
 
     def values(self) -> list[tuple[tuple[str, ...], float]]:
-        """Return the labels and the value of each series; for a histogram, the sum of its observations."""
+        """Return the labels and the value of each series; for a histogram, the sum of
+        its observations.
+        """
         named = {"", "_total", "_sum"}
         return [
             (tuple(sample.labels.values()), sample.value)
@@ -150,7 +157,8 @@ class _Family(Generic[M]):
             for labels in list(self._series)
             if isinstance(labels, tuple) and labels[0] == task
         ]:
-            # In this order: who looks a series up in between may find it removed, but nobody keeps it that way.
+            # In this order: who looks a series up in between may find it removed, but
+            # nobody keeps it that way.
             self._metric.remove(*(str(label) for label in labels))
             self._series.pop(labels, None)
 
@@ -159,8 +167,9 @@ class _Family(Generic[M]):
 class Totals:
     """Counts of a process since it started, over all its tasks; they never decrease.
 
-    Shape: `consumed` and `produced` by sub-topology and topic, `dropped` by sub-topology, node and reason,
-    `dead_letters` by sub-topology, all as texts. Units: `commit_seconds` in seconds, all else in records or events.
+    Shape: `consumed` and `produced` by sub-topology and topic, `dropped` by
+    sub-topology, node and reason, `dead_letters` by sub-topology, all as texts. Units:
+    `commit_seconds` in seconds, all else in records or events.
     """
 
     commits: int = 0
@@ -174,7 +183,9 @@ class Totals:
 
 
 class Metrics:
-    """Counters, gauges and histograms of one instance. Thread-safe; a call costs about a microsecond."""
+    """Counters, gauges and histograms of one instance. Thread-safe; a call costs about
+    a microsecond.
+    """
 
     def __init__(self, application_id: str, instance_id: str) -> None:
         self.registry = CollectorRegistry()
@@ -376,7 +387,9 @@ class Metrics:
         ).inc(records)
 
     def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
-        """Count records that went to the dead-letter topic, of a task or (None) of global tables."""
+        """Count records that went to the dead-letter topic, of a task or (None) of
+        global tables.
+        """
         self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(
             records
         )
@@ -388,7 +401,9 @@ class Metrics:
     def calls(
         self, task: TaskId, in_flight: int, waiting: int, oldest_s: float
     ) -> None:
-        """Set how many calls of a task are in flight and how many wait, and for how long its first record has."""
+        """Set how many calls of a task are in flight and how many wait, and for how
+        long its first record has.
+        """
         self._calls.of(task).set(in_flight)
         self._waiting_calls.of(task).set(waiting)
         self._oldest_call.of(task).set(oldest_s)
@@ -400,7 +415,9 @@ class Metrics:
     def restored(
         self, task: TaskId, store: str, records: int, remaining: int | None = None
     ) -> None:
-        """Count changelog records read for a store; `remaining` is an upper bound, since compaction removes records."""
+        """Count changelog records read for a store; `remaining` is an upper bound,
+        since compaction removes records.
+        """
         self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
@@ -442,12 +459,16 @@ class Metrics:
             self._tasks.of(state).set(counts.get(state, 0))
 
     def health(self, codes: Mapping[HealthCode, int]) -> None:
-        """Set how many reasons of each code there are; codes that are not named have none."""
+        """Set how many reasons of each code there are; codes that are not named have
+        none.
+        """
         for code in HEALTH_CODES:
             self._reasons.of(code).set(codes.get(code, 0))
 
     def task_closed(self, task: TaskId) -> None:
-        """Remove the gauges of a task that moved to another instance, or whose range was cut again."""
+        """Remove the gauges of a task that moved to another instance, or whose range
+        was cut again.
+        """
         for family in self._families:
             family.forget(task)
 

@@ -3,9 +3,10 @@
     ${env:NAME}     the environment variable NAME
     ${file:PATH}    the text of a file, without line ends at its end: as Docker and Kubernetes mount secrets
 
-Invariant: the `repr` of settings has no secret, and so neither has a log line, a traceback with variables, or a dump.
-Source: KIP-297 and KIP-421 (references to config providers in any value); unlike Kafka's `FileConfigProvider`, whose
-file has properties, with the key in the reference.
+Invariant: the `repr` of settings has no secret, and so neither has a log line, a
+traceback with variables, or a dump.
+Source: KIP-297 and KIP-421 (references to config providers in any value); unlike
+Kafka's `FileConfigProvider`, whose file has properties, with the key in the reference.
 """
 
 from __future__ import annotations
@@ -36,17 +37,21 @@ class Secret(str):
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of the setting of this name must not be shown; prefixes of clients do not matter."""
+    """Return whether the value of the setting of this name must not be shown; prefixes
+    of clients do not matter.
+    """
     return _SECRET.search(re.sub(r"^(consumer|producer|admin)\.", "", name)) is not None
 
 
 def resolved(
     settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """Return the settings with references replaced, and secrets as `Secret`. What is a `Secret` already stays as it is.
+    """Return the settings with references replaced, and secrets as `Secret`. What is a
+    `Secret` already stays as it is.
 
     Raises:
-        ConfigError: the variable is not set, the file cannot be read, or there is no such kind of reference.
+        ConfigError: the variable is not set, the file cannot be read, or there is no
+        such kind of reference.
     """
     return {name: resolve(settings, name, environment) for name in settings}
 
@@ -72,7 +77,9 @@ def resolve(
 
 
 def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
-    """Return what a reference refers to; raise a ValueError that says why there is nothing."""
+    """Return what a reference refers to; raise a ValueError that says why there is
+    nothing.
+    """
     if kind == "env":
         if where not in environment:
             raise ValueError(f"the environment variable {where} is not set here")

@@ -1,7 +1,8 @@
-"""Security settings, checked, and translated for each client library: how a process logs in and connects.
+"""Security settings, checked, and translated for each client library: how a process
+logs in and connects.
 
-Settings are given once, in librdkafka's names, and hold for every client: librdkafka's, the group's (kafka-python) and
-Spark's Java connector.
+Settings are given once, in librdkafka's names, and hold for every client: librdkafka's,
+the group's (kafka-python) and Spark's Java connector.
 
     TLS             the trusted authorities, and a certificate of one's own for mutual TLS
     SASL            PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, GSSAPI; and AWS_MSK_IAM, which is OAUTHBEARER with
@@ -10,8 +11,10 @@ Spark's Java connector.
                     fetches its own, and `tokens.oidc` does it for the group
 
 Invariant: all clients log in as the same user in the same way, or nothing starts.
-Turned down: settings for a single client (`producer.sasl.username`): the group's client is none of them.
-Source: librdkafka's CONFIGURATION.md; kafka-python `KafkaConnectionManager.DEFAULT_CONFIG`; Kafka's `SaslConfigs`.
+Turned down: settings for a single client (`producer.sasl.username`): the group's client
+is none of them.
+Source: librdkafka's CONFIGURATION.md; kafka-python
+`KafkaConnectionManager.DEFAULT_CONFIG`; Kafka's `SaslConfigs`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from coopstreams.topology.errors import ConfigError
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-OAUTHBEARER, MSK_IAM, KERBEROS = "OAUTHBEARER", "AWS_MSK_IAM", "GSSAPI"
+OAUTHBEARER = "OAUTHBEARER"
+MSK_IAM = "AWS_MSK_IAM"
+KERBEROS = "GSSAPI"
 MECHANISMS = (*PASSWORDS, OAUTHBEARER, MSK_IAM, KERBEROS)
 
 _PREFIXES = (
@@ -76,7 +81,8 @@ _KNOWN = {
     "sasl.oauthbearer.config",
     "oauth_cb",
 }
-_TRUE, _FALSE = {"true", "t", "1", "yes", "on"}, {"false", "f", "0", "no", "off"}
+_TRUE = {"true", "t", "1", "yes", "on"}
+_FALSE = {"false", "f", "0", "no", "off"}
 _FILES = "Write it to a file and name that with {}."
 _KINIT = (
     "Have a ticket before the start (kinit, or the environment variable KRB5_CLIENT_KTNAME=<keytab>) and remove this "
@@ -107,7 +113,8 @@ _JAVA_LOGIN = {
 class Security:
     """Checked settings on security.
 
-    Shape: `mechanism` is empty without SASL. `given` has librdkafka's names; references are resolved.
+    Shape: `mechanism` is empty without SASL. `given` has librdkafka's names; references
+    are resolved.
     """
 
     protocol: str
@@ -117,11 +124,12 @@ class Security:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Security:
-        """Return the security settings among these, which are in librdkafka's names. The files of TLS are read now.
+        """Return the security settings among these, which are in librdkafka's names.
+        The files of TLS are read now.
 
         Raises:
-            ConfigError: a setting that not all clients have, a value that cannot work, or one that is missing; with
-                the cure.
+            ConfigError: a setting that not all clients have, a value that cannot work,
+                or one that is missing; with the cure.
         """
         given = resolved(
             {name: value for name, value in settings.items() if is_security(name)}
@@ -197,7 +205,9 @@ class Security:
         return settings
 
     def kafka_python(self) -> dict[str, Any]:
-        """Return the arguments for kafka-python's client. `token_source`, which it does not have, is for us to wrap."""
+        """Return the arguments for kafka-python's client. `token_source`, which it does
+        not have, is for us to wrap.
+        """
         arguments: dict[str, Any] = {"security_protocol": self.protocol}
         if self.tls:
             arguments["ssl_context"] = self._context()
@@ -239,7 +249,9 @@ class Security:
         return java
 
     def _check(self) -> None:
-        """Check that everything that the protocol and the mechanism need is there, and can be read."""
+        """Check that everything that the protocol and the mechanism need is there, and
+        can be read.
+        """
         if self.mechanism in PASSWORDS:
             self._need("sasl.username", "sasl.password")
         if self._native_oidc:
@@ -268,7 +280,9 @@ class Security:
 
     @property
     def _token_source(self) -> Fetch | None:
-        """Returns a token with its end, as librdkafka's `oauth_cb`; None: this mechanism needs none."""
+        """Returns a token with its end, as librdkafka's `oauth_cb`; None: this
+        mechanism needs none.
+        """
         if self.mechanism == MSK_IAM:
             return msk_iam(self.servers)
         if self.mechanism != OAUTHBEARER:
@@ -310,7 +324,8 @@ class Security:
                 "ssl.truststore.location": str(authorities),
             }
         if (certificate := rest.pop("ssl.certificate.location", None)) is not None:
-            # Java wants one text with key and chain; a file of both would be a third copy of the key.
+            # Java wants one text with key and chain; a file of both would be a third
+            # copy of the key.
             key = Path(str(rest.pop("ssl.key.location", certificate))).read_text(
                 encoding="utf-8"
             )
@@ -345,7 +360,9 @@ class Security:
 
 
 def is_security(name: str) -> bool:
-    """Return whether a setting is on security; that of a single client counts as well, and is refused."""
+    """Return whether a setting is on security; that of a single client counts as well,
+    and is refused.
+    """
     for client in _CLIENTS:
         name = name.removeprefix(client)
     return name.startswith(_PREFIXES)
@@ -418,7 +435,8 @@ def _context(given: Mapping[str, Any], *, verifies: bool) -> ssl.SSLContext:
     elif not location or location == "probe":
         context.load_default_certs()
     if "ssl.certificate.location" in given:
-        key, password = given.get("ssl.key.location"), given.get("ssl.key.password")
+        key = given.get("ssl.key.location")
+        password = given.get("ssl.key.password")
         # Without a password, OpenSSL would ask for one on the terminal.
         context.load_cert_chain(
             str(given["ssl.certificate.location"]),

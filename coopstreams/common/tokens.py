@@ -4,8 +4,10 @@
     oidc        OpenID Connect's client credentials grant: librdkafka has its own; this is for the group's client
     msk_iam     a request that is signed with the credentials of AWS (`pip install 'coopstreams[msk]'`)
 
-Invariant: heartbeats never wait for an identity provider once there was a token: a thread renews it before its end.
-Source: RFC 6749 section 4.4; KIP-255 (tokens are renewed after four fifths of their life); KIP-768.
+Invariant: heartbeats never wait for an identity provider once there was a token: a
+thread renews it before its end.
+Source: RFC 6749 section 4.4; KIP-255 (tokens are renewed after four fifths of their
+life); KIP-768.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ from coopstreams.topology.errors import ConfigError, CoopStreamsError
 log = logging.getLogger(__name__)
 
 Token = tuple[Any, ...]
-"""Token, its end in seconds since 1970, and optionally the principal and a mapping of SASL extensions."""
+"""Token, its end in seconds since 1970, and optionally the principal and a mapping of
+SASL extensions.
+"""
 Fetch = Callable[[str], Token]
-"""Returns a new token, as `oauth_cb` of librdkafka: its argument is `sasl.oauthbearer.config`."""
+"""Returns a new token, as `oauth_cb` of librdkafka: its argument is
+`sasl.oauthbearer.config`.
+"""
 
 FETCH_TIMEOUT_S = 10.0
 RETRY_S = 5.0
@@ -47,7 +53,8 @@ class TokenError(CoopStreamsError):
 
 
 def callback(given: Any, config: str) -> Fetch:
-    """Return the user's function, given as itself or as `"module:function"`; it is called with this `config`.
+    """Return the user's function, given as itself or as `"module:function"`; it is
+    called with this `config`.
 
     Raises:
         ConfigError: it cannot be imported, or is no function.
@@ -80,7 +87,9 @@ def callback(given: Any, config: str) -> Fetch:
 
 
 def oidc(settings: Mapping[str, Any]) -> Fetch:
-    """Return a function that gets tokens by the client credentials grant; `settings` in librdkafka's names."""
+    """Return a function that gets tokens by the client credentials grant; `settings` in
+    librdkafka's names.
+    """
     url = str(settings["sasl.oauthbearer.token.endpoint.url"])
     form = {"grant_type": "client_credentials"}
     if scope := settings.get("sasl.oauthbearer.scope"):
@@ -115,7 +124,8 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
             token = str(answer["access_token"])
             return token, _end_of(token, answer.get("expires_in")), "", extensions
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # The cause is left out: its traceback's variables have the request with the secret.
+            # The cause is left out: its traceback's variables have the request with the
+            # secret.
             raise TokenError(
                 f"no token from {without_credentials(url)}: {_reason(error)}"
             ) from None
@@ -124,7 +134,8 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
 
 
 def msk_iam(servers: str) -> Fetch:
-    """Return a function that signs tokens for Amazon MSK; the region is in the brokers' names, or in `AWS_REGION`.
+    """Return a function that signs tokens for Amazon MSK; the region is in the brokers'
+    names, or in `AWS_REGION`.
 
     Raises:
         ConfigError: the signer is not installed, or the region is not known.
@@ -154,8 +165,8 @@ def msk_iam(servers: str) -> Fetch:
 
 
 class Tokens:
-    """The current token from one source, renewed by a thread of its own from the first question until `close`. Any
-    thread.
+    """The current token from one source, renewed by a thread of its own from the first
+    question until `close`. Any thread.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -200,7 +211,8 @@ class Tokens:
                 rest_s = max(RENEWED_AFTER * left_s, 0.1)
                 self._token = token
             except Exception as error:  # noqa: BLE001 a user's function may raise anything, and is asked again
-                self._problem, rest_s = _reason(error), RETRY_S
+                self._problem = _reason(error)
+                rest_s = RETRY_S
                 log.warning(
                     "no new token for OAUTHBEARER, asking again in %g s: %s",
                     RETRY_S,

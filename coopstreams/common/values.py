@@ -1,4 +1,6 @@
-"""Parsers of the values of settings. One raises ValueError with a description of the values that are valid."""
+"""Parsers of the values of settings. One raises ValueError with a description of the
+values that are valid.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _REACHABLE = re.compile(
 
 
 def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
-    """Return the parser of a whole number. A parser raises ValueError with a description of the valid values."""
+    """Return the parser of a whole number. A parser raises ValueError with a
+    description of the valid values.
+    """
 
     def read(value: Any) -> int:
         try:
@@ -79,14 +83,18 @@ def text(value: Any) -> str:
 
 
 def ascii_text(value: Any) -> str:
-    """Return a text of printable ASCII: librdkafka takes no other as an id of a group or of a member."""
+    """Return a text of printable ASCII: librdkafka takes no other as an id of a group
+    or of a member.
+    """
     if not (text(value).isascii() and value.isprintable()):
         raise ValueError("a text of printable ASCII")
     return str(value)
 
 
 def servers(value: Any) -> str:
-    """Return the addresses of brokers; librdkafka's own reading takes the port of `kafka:port` for 0."""
+    """Return the addresses of brokers; librdkafka's own reading takes the port of
+    `kafka:port` for 0.
+    """
     named = [server.strip() for server in text(value).split(",")]
     if not all(_address(_SERVER, server) for server in named):
         raise ValueError("HOST:PORT of the brokers, separated by commas")

@@ -1,22 +1,25 @@
-"""Which consumer of a group reads which key ranges of which partitions: pure functions, run by the group's leader.
+"""Which consumer of a group reads which key ranges of which partitions: pure functions,
+run by the group's leader.
 
-If more members of a group opt into sharing than a topic has partitions, its partitions are cut and each is assigned to
-several members (the proposal's *reverse-assign*: members are assigned to partitions, not partitions to members).
-Otherwise partitions stay whole.
+If more members of a group opt into sharing than a topic has partitions, its partitions
+are cut and each is assigned to several members (the proposal's *reverse-assign*:
+members are assigned to partitions, not partitions to members). Otherwise partitions
+stay whole.
 
     key_range_round_robin   member after member takes the next partition                       `roundrobin`
     key_range_range         neighbouring members share a partition, neighbouring partitions a member   `range`
     sticky                  fair like those, and a range moves only for balance                `cooperative-sticky`
 
-Each returns the target: the key ranges of each member once all hand-overs are done. `group/claims.py` withholds a range
-from its new owner until the old one has released it. So all three are cooperative.
+Each returns the target: the key ranges of each member once all hand-overs are done.
+`group/claims.py` withholds a range from its new owner until the old one has released
+it. So all three are cooperative.
 
-Invariant: `checked` holds for the result: no overlap, no hole, no topic that the member did not subscribe to, no
-part of a partition that may not be shared.
-Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor, RoundRobinAssignor, and KIP-429 for the
-third.
-Turned down: giving whole partitions to members that do not share while others share the rest (the load of a member
-would be unpredictable).
+Invariant: `checked` holds for the result: no overlap, no hole, no topic that the member
+did not subscribe to, no part of a partition that may not be shared.
+Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor,
+RoundRobinAssignor, and KIP-429 for the third. Turned down: giving whole partitions to
+members that do not share while others share the rest (the load of a member would be
+unpredictable).
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
 class Subscription:
     """A member as an assignor sees it.
 
-    Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's `allowKeyShare`.
+    Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's
+    `allowKeyShare`.
     """
 
     topics: frozenset[str]
@@ -53,14 +57,18 @@ class Subscription:
     promised: Held = field(default_factory=dict)
     """The member's target in the last assignment."""
     generation: int = NO_GENERATION
-    """The generation of the member's last assignment; of two that claim a range, the higher is right."""
+    """The generation of the member's last assignment; of two that claim a range, the
+    higher is right.
+    """
 
 
 Members: TypeAlias = Mapping[str, Subscription]
 Assignor: TypeAlias = Callable[
     [Mapping[str, int], Members, Collection[str]], Mapping[str, Held]
 ]
-"""(partitions by topic, members by id, topics that may be shared) -> the target of each member."""
+"""(partitions by topic, members by id, topics that may be shared) -> the target of each
+member.
+"""
 
 
 def key_range_round_robin(
@@ -68,10 +76,11 @@ def key_range_round_robin(
 ) -> Mapping[str, Held]:
     """Return each member's key ranges, assigned in turn.
 
-    A shared topic's members take turns over its partitions; whole partitions take turns over the members.
+    A shared topic's members take turns over its partitions; whole partitions take turns
+    over the members.
 
-    Shape: the order of the members' ids. Whole partitions of all topics are assigned in one circle, those of a shared
-    topic in their own.
+    Shape: the order of the members' ids. Whole partitions of all topics are assigned in
+    one circle, those of a shared topic in their own.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -96,9 +105,11 @@ def key_range_round_robin(
 def key_range_range(
     partitions: Mapping[str, int], members: Members, shareable: Collection[str]
 ) -> Mapping[str, Held]:
-    """Return each member's key ranges, in blocks of neighbouring members or neighbouring partitions.
+    """Return each member's key ranges, in blocks of neighbouring members or
+    neighbouring partitions.
 
-    Shape: the order of the members' ids, topic by topic; without an even split, the first ones take one more.
+    Shape: the order of the members' ids, topic by topic; without an even split, the
+    first ones take one more.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -121,9 +132,11 @@ def key_range_range(
 def sticky(
     partitions: Mapping[str, int], members: Members, shareable: Collection[str]
 ) -> Mapping[str, Held]:
-    """Return each member's key ranges, balanced with few moves: the last target if it fits, else near what is held.
+    """Return each member's key ranges, balanced with few moves: the last target if it
+    fits, else near what is held.
 
-    The same decision as for shared tasks (`group/assignor.py`), a topic in the place of a sub-topology.
+    The same decision as for shared tasks (`group/assignor.py`), a topic in the place of
+    a sub-topology.
 
     Raises:
         AssignmentError: a bug in this function.
@@ -164,11 +177,12 @@ def checked(
     shareable: Collection[str],
     assigned: Mapping[str, Held],
 ) -> Mapping[str, Held]:
-    """Return what was assigned, after checking the assignor's result; users may pass an assignor of their own.
+    """Return what was assigned, after checking the assignor's result; users may pass an
+    assignor of their own.
 
     Raises:
-        AssignmentError: an overlap, a hole, an unknown member, a topic that the member did not subscribe to, or a part
-            of a partition where sharing is not allowed.
+        AssignmentError: an overlap, a hole, an unknown member, a topic that the member
+            did not subscribe to, or a part of a partition where sharing is not allowed.
     """
     owned: dict[tuple[str, int], list[KeyRange]] = {}
     for member, held in assigned.items():
@@ -232,7 +246,9 @@ class _Assigned:
         self._of[member].setdefault(topic, []).append((partition, key_range))
 
     def share(self, topic: str, partition: int, members: list[str]) -> None:
-        """Cut a partition for these members, in their order. Members beyond the number of key groups get none of it."""
+        """Cut a partition for these members, in their order. Members beyond the number
+        of key groups get none of it.
+        """
         members = members[:GROUPS]
         for member, key_range in zip(
             members, KeyRange.split(len(members)), strict=True
@@ -266,7 +282,9 @@ def _topics(
 
 
 def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the half-open bounds of `parts` neighbouring blocks; without an even split, the first are one larger."""
+    """Yield the half-open bounds of `parts` neighbouring blocks; without an even split,
+    the first are one larger.
+    """
     size, larger = divmod(items, parts)
     return pairwise(size * i + min(i, larger) for i in range(parts + 1))
 

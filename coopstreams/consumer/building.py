@@ -40,11 +40,15 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 STEADY_S = 5.0
-"""How long a request within `consume` waits for unreachable brokers; the next call of `consume` retries."""
+"""How long a request within `consume` waits for unreachable brokers; the next call of
+`consume` retries.
+"""
 
 
 def transactional_ids(group: str, host: Host) -> tuple[str, str]:
-    """Return new transactional ids for one consumer: for the user's producer, and for the consumer's own writer."""
+    """Return new transactional ids for one consumer: for the user's producer, and for
+    the consumer's own writer.
+    """
     life = host.unique()
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
@@ -72,8 +76,8 @@ def alone(
             timeout_s=config["connect.timeout.ms"] / 1000,
         )
     )
-    # The id depends on the key ranges only: a replacement that reads the same fences its predecessor, and ends the
-    # transaction that it left open.
+    # The id depends on the key ranges only: a replacement that reads the same fences
+    # its predecessor, and ends the transaction that it left open.
     what = hashlib.sha256(
         "\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()
     ).hexdigest()[:16]
@@ -92,7 +96,8 @@ def alone(
         host.inbox(),
         parts=True,
     )
-    # No coordinator counts generations here: if two consumers choose the same term, the later start outranks the other.
+    # No coordinator counts generations here: if two consumers choose the same term, the
+    # later start outranks the other.
     session.openings.barrier.generation = host.wall_ms() // 1000
     session.openings.want(ids, 0)
     return session
@@ -110,8 +115,11 @@ def shared(
     *,
     parts: bool,
 ) -> ConsumerSession:
-    """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
-    group, host = config["group.id"], wiring.host
+    """Return a session of a member that joins the group; see
+    `CooperativeConsumer.subscribe`.
+    """
+    group = config["group.id"]
+    host = wiring.host
     policies = Policies(log, config["replication.factor"], wiring.host)
     policies.watch(topics)
     inbox: Inbox[GroupEvent] = host.inbox()
@@ -141,7 +149,8 @@ def shared(
     member = GroupMember(
         wiring.coordinator(config.client),
         group,
-        # Subscribe to the commit topic, too: the broker expires offsets of topics without a subscription.
+        # Subscribe to the commit topic, too: the broker expires offsets of topics
+        # without a subscription.
         [*topics, follower.partition.topic],
         info,
         assign,

@@ -1,26 +1,33 @@
-"""Commits of a consumer: each is one Kafka transaction, so it counts for all its partitions or for none.
+"""Commits of a consumer: each is one Kafka transaction, so it counts for all its
+partitions or for none.
 
-    begin | one individual commit per key range, tombstones | flush | fence: plain offsets | commit
+    begin | one individual commit per key range, tombstones | flush | fence: plain
+    offsets | commit
 
-The proposal detects a torn commit by a commit id and a number of records. Kafka's transaction does that here: producer
-id and epoch identify it, its marker completes it, readers of committed records never see a torn commit, and compaction
-does not replace a complete commit by a torn one. So nothing has to be restored or committed again.
+The proposal detects a torn commit by a commit id and a number of records. Kafka's
+transaction does that here: producer id and epoch identify it, its marker completes it,
+readers of committed records never see a torn commit, and compaction does not replace a
+complete commit by a torn one. So nothing has to be restored or committed again.
 
-`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). Kafka's transaction
-markers order transactions within a partition only. With this setting a transactional commit waits until the stable
-offset of each partition has reached the commit's first offset, so results become visible in the order of the input.
+`commit_order="offset"` is the proposal's purgatory ("Look into the future:
+Transactional Support"). Kafka's transaction markers order transactions within a
+partition only. With this setting a transactional commit waits until the stable offset
+of each partition has reached the commit's first offset, so results become visible in
+the order of the input.
 
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
 
-The commit topic is the queue: each consumer reads the progress of the others there, and needs no other signal. So a
-consumer also commits that it has no records up to an offset (`let_pass`), before it waits itself and from time to time
-in `consume`. Otherwise two consumers whose last commits are old would wait for each other, and one without records
+The commit topic is the queue: each consumer reads the progress of the others there, and
+needs no other signal. So a consumer also commits that it has no records up to an offset
+(`let_pass`), before it waits itself and from time to time in `consume`. Otherwise two
+consumers whose last commits are old would wait for each other, and one without records
 would hold up all others.
 
-Invariant: individual commits first, fence last (`tasks/committer`). After a failure the writer aborts, which decides
-whether the failed commit counted. What is in flight stays in flight, and the next commit repeats everything; positions
-only grow.
-Turned down: making every transaction wait (by default order matters only within a key, where it holds anyway).
+Invariant: individual commits first, fence last (`tasks/committer`). After a failure the
+writer aborts, which decides whether the failed commit counted. What is in flight stays
+in flight, and the next commit repeats everything; positions only grow. Turned down:
+making every transaction wait (by default order matters only within a key, where it
+holds anyway).
 """
 
 from __future__ import annotations
@@ -47,9 +54,10 @@ WAIT_S = 0.02
 class CommitResult:
     """The result of a commit, by partition.
 
-    Shape: `offset`: below it, this consumer's key ranges are committed. `last_stable_offset`: below it, all key ranges
-    are committed, as far as is known; None: some key range has never committed. `ranges`: the offsets done since the
-    last commit.
+    Shape: `offset`: below it, this consumer's key ranges are committed.
+    `last_stable_offset`: below it, all key ranges are committed, as far as is known;
+    None: some key range has never committed. `ranges`: the offsets done since the last
+    commit.
     """
 
     offset: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -72,8 +80,11 @@ class Committing:
         *,
         in_offset_order: bool,
     ) -> None:
-        """Open the writer. Its `transactional_id` ends a transaction that a predecessor with the same id left open."""
-        self._host, self._follower = host, follower
+        """Open the writer. Its `transactional_id` ends a transaction that a predecessor
+        with the same id left open.
+        """
+        self._host = host
+        self._follower = follower
         self._writer: Writer = log.writer(
             transactional_id, lambda: [follower.partition.topic]
         )
@@ -85,10 +96,12 @@ class Committing:
         """The partitions in which a transaction has timed out waiting for others."""
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Commit the inherited positions of these key ranges under this consumer's own terms.
+        """Commit the inherited positions of these key ranges under this consumer's own
+        terms.
 
-        From then on, this consumer's commits outrank those of earlier owners. A group that begins at the end of the log
-        keeps that position, whichever member gets the key range next.
+        From then on, this consumer's commits outrank those of earlier owners. A group
+        that begins at the end of the log keeps that position, whichever member gets the
+        key range next.
 
         Raises:
             LogError: it is unknown whether the claim counted.
@@ -108,13 +121,17 @@ class Committing:
         ownership: Ownership,
         metadata: Mapping[TopicPartition, str] | None,
     ) -> CommitResult:
-        """Commit the done records of these key ranges in a transaction of its own; write nothing if nothing changed.
+        """Commit the done records of these key ranges in a transaction of its own;
+        write nothing if nothing changed.
 
-        `metadata`: what the user says; None: the user has not asked for this commit, and that of the last one stays.
+        `metadata`: what the user says; None: the user has not asked for this commit,
+        and that of the last one stays.
 
         Raises:
-            MembershipLostError: the group has removed this member; uncommitted work is void.
-            LogError: it is unknown whether the commit counted; the next commit repeats it.
+            MembershipLostError: the group has removed this member; uncommitted work is
+            void.
+            LogError: it is unknown whether the commit counted; the next commit repeats
+            it.
         """
         for share in shares:
             share.stand(in_order=self.in_order)
@@ -143,7 +160,8 @@ class Committing:
         ownership: Ownership,
         metadata: Mapping[TopicPartition, str],
     ) -> CommitResult:
-        """Add the commit of these key ranges (at least one) to an open transaction, and commit the transaction.
+        """Add the commit of these key ranges (at least one) to an open transaction, and
+        commit the transaction.
 
         `metadata`: what the user says of the key ranges that move.
 
@@ -163,8 +181,8 @@ class Committing:
         return self._result(shares, moved, news)
 
     def let_pass(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Commit that these key ranges have no records below the first uncommitted one: others may wait for this
-        commit.
+        """Commit that these key ranges have no records below the first uncommitted one:
+        others may wait for this commit.
 
         Raises:
             MembershipLostError | LogError: see `commit`.
@@ -176,11 +194,14 @@ class Committing:
             self._commit_again(moved, ownership, claim=False)
 
     def hold(self, shares: Collection[Share]) -> None:
-        """In partitions where a transaction has timed out, hand out a record only when all earlier ones are committed.
+        """In partitions where a transaction has timed out, hand out a record only when
+        all earlier ones are committed.
 
-        Otherwise two consumers with two partitions could wait for each other, each with the next record of one of them.
-        A key range whose first record is not known yet is held until the others have reached the offset from which it
-        is read, so the one that is furthest back always goes on. Call it whenever records may have come.
+        Otherwise two consumers with two partitions could wait for each other, each with
+        the next record of one of them. A key range whose first record is not known yet
+        is held until the others have reached the offset from which it is read, so the
+        one that is furthest back always goes on. Call it whenever records may have
+        come.
         """
         for share in shares:
             if share.at in self._in_turn:
@@ -194,7 +215,9 @@ class Committing:
     def _commit_again(
         self, shares: Sequence[Share], ownership: Ownership, *, claim: bool
     ) -> None:
-        """Commit these key ranges without any new record, with the metadata of the last commit."""
+        """Commit these key ranges without any new record, with the metadata of the last
+        commit.
+        """
         for share in shares:
             share.progress.metadata = share.metadata
         self._in_own_transaction(shares, ownership, claim=claim)
@@ -224,10 +247,8 @@ class Committing:
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = self._host.wall_ms()
-            keys, values = (
-                [key for key, _ in commit.records],
-                [value for _, value in commit.records],
-            )
+            keys = [key for key, _ in commit.records]
+            values = [value for _, value in commit.records]
             where = self._follower.partition
             transaction.append(
                 where.topic, keys, values, [now] * len(keys), partitions=where.partition
@@ -241,7 +262,8 @@ class Committing:
         news: Mapping[TopicPartition, Runs],
         ownership: Ownership,
     ) -> None:
-        """Return when other consumers have committed everything before the first offset of this commit.
+        """Return when other consumers have committed everything before the first offset
+        of this commit.
 
         Raises:
             LogError: retryable: they have not after half of the transaction timeout.
@@ -268,7 +290,9 @@ class Committing:
     def _others_stable(
         self, at: TopicPartition, shares: Collection[Share]
     ) -> int | None:
-        """Return the stable offset of a partition, with this consumer's own key ranges counted as done."""
+        """Return the stable offset of a partition, with this consumer's own key ranges
+        counted as done.
+        """
         mine = [share for share in shares if share.at == at]
         own = [Segment(share.id.key_range, 1 << 62) for share in mine]
         stable = self._follower.stable(at, mine[0].progress.plain_offset(at), own)
@@ -282,7 +306,8 @@ class Committing:
     ) -> CommitResult:
         for share in moved:
             share.progress.committed()
-            share.metadata, share.progress.metadata = share.progress.metadata or "", ""
+            share.metadata = share.progress.metadata or ""
+            share.progress.metadata = ""
             share.inflight.committed()
         own: dict[TopicPartition, list[Segment]] = {}
         plain = {}
@@ -309,7 +334,9 @@ class Committing:
 
 
 def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
-    """Return the offsets done since the last commit, of all key ranges of a partition together."""
+    """Return the offsets done since the last commit, of all key ranges of a partition
+    together.
+    """
     news: dict[TopicPartition, list[tuple[int, int]]] = {}
     for share in shares:
         news.setdefault(share.at, []).extend(share.inflight.news())
@@ -322,10 +349,11 @@ P = TypeVar("P")
 def behind(
     first: Mapping[P, int], stable: Mapping[P, int | None]
 ) -> dict[P, int | None]:
-    """Return the partitions in which offsets before a commit are not all done; empty: the commit may proceed.
+    """Return the partitions in which offsets before a commit are not all done; empty:
+    the commit may proceed.
 
-    Shape: `first` has the first offset that the commit covers in each partition; `stable` the first offset that is not
-    done there, None: unknown.
+    Shape: `first` has the first offset that the commit covers in each partition;
+    `stable` the first offset that is not done there, None: unknown.
     """
     return {
         at: stable.get(at)

@@ -2,13 +2,15 @@
 
     subscribe | assign  ->  consume  ->  (your work, any thread)  ->  done  ->  commit  ->  close
 
-The methods check their arguments and call the `ConsumerSession`. A lock admits one thread at a time; `done` may be
-called from any thread at any time.
+The methods check their arguments and call the `ConsumerSession`. A lock admits one
+thread at a time; `done` may be called from any thread at any time.
 
-Invariant: only records marked `done` (or committed by name) are committed; a record that is not done is handed out
-again, to the next owner of its key range.
-Turned down: a background thread (one more queue between a record and its user, and errors that surface nowhere).
-Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see docs/proposals.md.
+Invariant: only records marked `done` (or committed by name) are committed; a record
+that is not done is handed out again, to the next owner of its key range. Turned down: a
+background thread (one more queue between a record and its user, and errors that surface
+nowhere).
+Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see
+docs/proposals.md.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ Partition = TopicPartition | tuple[str, int]
 class CooperativeConsumer:
     """Reads key ranges of partitions, and commits done records in any order.
 
-    Shape: `config` has Kafka's dotted names; settings unknown here go to librdkafka. Records that `filter` drops count
-    as done.
+    Shape: `config` has Kafka's dotted names; settings unknown here go to librdkafka.
+    Records that `filter` drops count as done.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class CooperativeConsumer:
         assignor: Assignor | None = None,
         wiring: Wiring = KAFKA,
     ) -> None:
-        """Check the settings; connect to nothing yet. `wiring`: the machine and the cluster, which simulations replace.
+        """Check the settings; connect to nothing yet. `wiring`: the machine and the
+        cluster, which simulations replace.
 
         Raises:
             ConfigError: an invalid setting.
         """
-        self._config, self._wiring = ConsumerConfig.of(config), wiring
+        self._config = ConsumerConfig.of(config)
+        self._wiring = wiring
         self._filter = filter
         self._assignor = (
             assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
@@ -95,10 +99,12 @@ class CooperativeConsumer:
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
     ) -> None:
-        """Join the group and read what it assigns; with `allow_key_share`, also parts of partitions.
+        """Join the group and read what it assigns; with `allow_key_share`, also parts
+        of partitions.
 
-        Shape: `consume` calls the callbacks with key ranges by partition: `on_assign` once they are open, `on_revoke`
-        before they are given up (their last commit follows), `on_lost` when they are lost.
+        Shape: `consume` calls the callbacks with key ranges by partition: `on_assign`
+        once they are open, `on_revoke` before they are given up (their last commit
+        follows), `on_lost` when they are lost.
 
         Raises:
             UnknownTopicError: a topic that does not exist.
@@ -121,14 +127,18 @@ class CooperativeConsumer:
             )
 
     def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
-        """Read these key ranges without joining the group; an empty sequence is the whole partition.
+        """Read these key ranges without joining the group; an empty sequence is the
+        whole partition.
 
-        The positions are those of the group `group.id`, which must have no members. If two consumers read the same
-        hashes, the commits of the one that opened them last count.
+        The positions are those of the group `group.id`, which must have no members. If
+        two consumers read the same hashes, the commits of the one that opened them last
+        count.
 
         Raises:
-            TopicRangeFetchNotAllowedError: a part of a partition, and the topic does not allow it.
-            ConsumerRangeFetchNotAcceptedError: a part of a partition, and `allow.individual.commit` is false.
+            TopicRangeFetchNotAllowedError: a part of a partition, and the topic does
+            not allow it.
+            ConsumerRangeFetchNotAcceptedError: a part of a partition, and
+            `allow.individual.commit` is false.
             UnknownTopicError: a partition that does not exist.
             ValueError: key ranges that overlap.
         """
@@ -151,15 +161,17 @@ class CooperativeConsumer:
     def consume(
         self, num_messages: int = 500, timeout_s: float = 1.0
     ) -> list[ConsumerRecord]:
-        """Return up to `num_messages` records; block up to `timeout_s` for the first one.
+        """Return up to `num_messages` records; block up to `timeout_s` for the first
+        one.
 
-        Returns early when the group revokes something. Hands out no committed records, and none of key ranges that are
-        to be revoked.
+        Returns early when the group revokes something. Hands out no committed records,
+        and none of key ranges that are to be revoked.
 
         Raises:
-            MembershipLostError | LogError: a commit in between failed; nothing is lost, call it again.
-            OffsetOutOfRangeError: the log no longer has the group's position; the message names it.
-            GroupError: Kafka refuses this member; the message says why.
+            MembershipLostError | LogError: a commit in between failed; nothing is lost,
+            call it again. OffsetOutOfRangeError: the log no longer has the group's
+            position; the message names it. GroupError: Kafka refuses this member; the
+            message says why.
         """
         with self._lock:
             return self._free.consume(num_messages, timeout_s)
@@ -185,10 +197,12 @@ class CooperativeConsumer:
     def seek(self, partition: Partition, offset: int) -> None:
         """Hand out from this offset on.
 
-        Skipped records count as done; done records stay committed, although they are handed out again.
+        Skipped records count as done; done records stay committed, although they are
+        handed out again.
 
         Raises:
-            ValueError: the offset is below 0; confluent-kafka's OFFSET_BEGINNING and OFFSET_END are not known here.
+            ValueError: the offset is below 0; confluent-kafka's OFFSET_BEGINNING and
+            OFFSET_END are not known here.
         """
         if offset < 0:
             raise ValueError(
@@ -208,18 +222,21 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str | Mapping[Partition, str] = "",
     ) -> CommitResult:
-        """Commit everything done, in all partitions or none; with `offsets`, also everything below them.
+        """Commit everything done, in all partitions or none; with `offsets`, also
+        everything below them.
 
         With `offsets`, only these partitions are committed.
 
-        Shape: `metadata` is stored beside each offset: one for all, or by partition. `expected`: commit only if this
-        consumer's key ranges of a partition are committed up to exactly this offset.
+        Shape: `metadata` is stored beside each offset: one for all, or by partition.
+        `expected`: commit only if this consumer's key ranges of a partition are
+        committed up to exactly this offset.
 
         Raises:
             CommitConflictError: they are not; nothing was committed.
-            IndividualCommitTooOldError: another consumer has taken over some of it (after `assign` only); this consumer
-                goes on from there.
-            MembershipLostError: the group has removed this member; `lost` returns its former key ranges.
+            IndividualCommitTooOldError: another consumer has taken over some of it
+                (after `assign` only); this consumer goes on from there.
+            MembershipLostError: the group has removed this member; `lost` returns its
+            former key ranges.
             LogError: it is unknown whether the commit counted; commit again.
         """
         with self._lock:
@@ -245,13 +262,16 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str = "",
     ) -> CommitResult:
-        """Commit these offsets, handed out or not, as inclusive (start, end); ignore offsets of other key ranges.
+        """Commit these offsets, handed out or not, as inclusive (start, end); ignore
+        offsets of other key ranges.
 
         Also raises what `commit` raises. Nothing is committed when it raises.
 
         Raises:
-            IndividualCommitNotAllowedError: the cluster, or this consumer, does not allow it.
-            IndividualCommitTooOldError: everything named in a partition is committed already; has its position.
+            IndividualCommitNotAllowedError: the cluster, or this consumer, does not
+            allow it.
+            IndividualCommitTooOldError: everything named in a partition is committed
+            already; has its position.
             MaxIndividualCommitReachedError: more ranges than `max.individual.commits`.
             ValueError: a range that ends before it starts.
         """
@@ -299,13 +319,14 @@ class CooperativeConsumer:
 
         If neither counts, everything since the last commit is handed out again.
 
-        Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after
-        `init_transactions`. `metadata` is stored beside each offset that this commit moves: one for all, or by
-        partition.
+        Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` =
+        `consumer.transactional_id`, after `init_transactions`. `metadata` is stored
+        beside each offset that this commit moves: one for all, or by partition.
 
         Raises:
-            MembershipLostError | LogError: the transaction was aborted; go on consuming.
-            FencedError: a LogError; go on with a new producer, because this one may be unusable.
+            MembershipLostError | LogError: the transaction was aborted; go on
+            consuming. FencedError: a LogError; go on with a new producer, because this
+            one may be unusable.
         """
         with self._lock:
             session = self._session
@@ -343,27 +364,33 @@ class CooperativeConsumer:
     def transactional_id(self) -> str:
         """The transactional id for the producer of `transaction`.
 
-        If this process dies, other members abort the transaction that it left open under this id.
+        If this process dies, other members abort the transaction that it left open
+        under this id.
         """
         return self._ids[0]
 
     # --- giving up ---
 
     def to_be_revoked(self) -> Ranges:
-        """Return the key ranges that the next `consume` gives up: finish and commit them, or call `delay_revoke`."""
+        """Return the key ranges that the next `consume` gives up: finish and commit
+        them, or call `delay_revoke`.
+        """
         with self._lock:
             return by_partition(self._session.revocations.next)
 
     def lost(self) -> Ranges:
         """Return the key ranges lost in the last `consume`: stop working on them.
 
-        Other members own them; or their topic was deleted and made anew, and they are opened again in the new one.
+        Other members own them; or their topic was deleted and made anew, and they are
+        opened again in the new one.
         """
         with self._lock:
             return by_partition(self._session.revocations.lost)
 
     def delay_revoke(self, partitions: Iterable[Partition]) -> bool:
-        """Keep the key ranges of these partitions for one more `consume`; return False if one of them is lost."""
+        """Keep the key ranges of these partitions for one more `consume`; return False
+        if one of them is lost.
+        """
         with self._lock:
             wanted = {TopicPartition(*at) for at in partitions}
             lists = self._session.revocations
@@ -372,7 +399,9 @@ class CooperativeConsumer:
             )
 
     def close(self) -> None:
-        """Commit everything done, leave the group, close all connections. Idempotent. Not within a transaction."""
+        """Commit everything done, leave the group, close all connections. Idempotent.
+        Not within a transaction.
+        """
         with self._lock:
             session = self._running and self._free
             self._running = None
@@ -447,7 +476,8 @@ class CooperativeConsumer:
     def _check_wanted(
         self, shares: Collection[Share], expected: Mapping[Partition, int]
     ) -> None:
-        """Check that these key ranges are where the caller expects them, and still this consumer's.
+        """Check that these key ranges are where the caller expects them, and still this
+        consumer's.
 
         Before any offset is noted as done by name: the next commit would have it.
         """

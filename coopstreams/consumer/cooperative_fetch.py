@@ -1,17 +1,21 @@
-"""Unordered consumption: records go to any member that asks, regardless of their key, and no member owns a range.
+"""Unordered consumption: records go to any member that asks, regardless of their key,
+and no member owns a range.
 
-A share group (KIP-932) provides it. The broker keeps the marker that the proposal asks for and delivers runs of offsets
-to the members in turn. It knows each member by id and epoch, which covers zombies and retries, and delivers again what
-was not finished within `max.gap.wait.ms`. So the commit topic is not used: the broker keeps stable offset and gaps.
+A share group (KIP-932) provides it. The broker keeps the marker that the proposal asks
+for and delivers runs of offsets to the members in turn. It knows each member by id and
+epoch, which covers zombies and retries, and delivers again what was not finished within
+`max.gap.wait.ms`. So the commit topic is not used: the broker keeps stable offset and
+gaps.
 
     poll -> waiting -> consume -> out -> done | release -> commit -> the next poll
 
-Invariant: each delivery of a record is handed out once; nothing is polled while records of the last batch are
-unfinished and their lock has not expired.
-Cost: a slow record holds up its own consumer, for `max.gap.wait.ms` at most, and no other. Delivery is at-least-once,
-but limited: after five failed deliveries (`group.share.delivery.count.limit`) the broker gives a record up.
-Turned down: assigning offset ranges through the group's leader (a second marker, session and re-assignment beside the
-broker's own).
+Invariant: each delivery of a record is handed out once; nothing is polled while records
+of the last batch are unfinished and their lock has not expired.
+Cost: a slow record holds up its own consumer, for `max.gap.wait.ms` at most, and no
+other. Delivery is at-least-once, but limited: after five failed deliveries
+(`group.share.delivery.count.limit`) the broker gives a record up. Turned down:
+assigning offset ranges through the group's leader (a second marker, session and
+re-assignment beside the broker's own).
 """
 
 from __future__ import annotations
@@ -41,17 +45,22 @@ log = logging.getLogger(__name__)
 
 _COMMIT_S = 30.0
 _POLL_S = 0.5
-"""Short, because the lock of a polled record is timed from the beginning of the poll."""
+"""Short, because the lock of a polled record is timed from the beginning of the poll.
+"""
 _OF_THE_GROUP = {
     "auto.offset.reset": ("share.auto.offset.reset", "earliest"),
     "isolation.level": ("share.isolation.level", "read_committed"),
     "max.gap.wait.ms": ("share.record.lock.duration.ms", "30000"),
 }
-"""Settings that the broker keeps for the whole group: Kafka's name, and the default here."""
+"""Settings that the broker keeps for the whole group: Kafka's name, and the default
+here.
+"""
 
 
 class Acquired:
-    """The records of one batch: waiting, handed out, finished. Any thread may finish one. No I/O."""
+    """The records of one batch: waiting, handed out, finished. Any thread may finish
+    one. No I/O.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -74,7 +83,9 @@ class Acquired:
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Mark a record as done, or for another delivery; return False if this process no longer holds it."""
+        """Mark a record as done, or for another delivery; return False if this process
+        no longer holds it.
+        """
         with self._changed:
             if self._out.get(record.id) is not record:
                 return False
@@ -85,11 +96,14 @@ class Acquired:
     def finished(self) -> list[tuple[AcquiredRecord, bool]]:
         """Return the records finished since the last call, and whether each is done."""
         with self._changed:
-            finished, self._finished = self._finished, []
+            finished = self._finished
+            self._finished = []
             return finished
 
     def give_up(self) -> list[AcquiredRecord]:
-        """Return the unfinished records, and forget them: this process no longer holds them."""
+        """Return the unfinished records, and forget them: this process no longer holds
+        them.
+        """
         with self._changed:
             left = [*self._out.values(), *self._waiting]
             self._out.clear()
@@ -113,10 +127,12 @@ class Acquired:
 
 
 class CooperativeFetch:
-    """A consumer of records in no order. `done` and `release` may be called from any thread, the rest from one.
+    """A consumer of records in no order. `done` and `release` may be called from any
+    thread, the rest from one.
 
-    Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers), `auto.offset.reset`,
-    `isolation.level`, `max.gap.wait.ms`, and how to connect, in librdkafka's names.
+    Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers),
+    `auto.offset.reset`, `isolation.level`, `max.gap.wait.ms`, and how to connect, in
+    librdkafka's names.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -161,8 +177,8 @@ class CooperativeFetch:
         """Subscribe to these topics, replacing earlier ones.
 
         Raises:
-            UnknownTopicError: a topic does not exist.
-            IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow
+            UnknownTopicError: a topic does not exist. IndividualCommitNotAllowedError |
+            TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow
                 it.
         """
         known = self._log.partitions(topics)
@@ -199,15 +215,20 @@ class CooperativeFetch:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Mark a record as done; return False if it was too late, and the record is delivered again. Any thread."""
+        """Mark a record as done; return False if it was too late, and the record is
+        delivered again. Any thread.
+        """
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
-        """Return a record to the broker for another delivery; return False if it was too late. Any thread."""
+        """Return a record to the broker for another delivery; return False if it was
+        too late. Any thread.
+        """
         return self._finish(record, done=False)
 
     def commit(self) -> dict[TopicPartition, str]:
-        """Acknowledge finished records; return why, for each partition in which it was too late for some of them.
+        """Acknowledge finished records; return why, for each partition in which it was
+        too late for some of them.
 
         Those are delivered again.
 
@@ -233,7 +254,8 @@ class CooperativeFetch:
         """Commit done records, return all others to the broker, and leave the group.
 
         Raises:
-            LogError: no answer: what was done since the last commit may be done again. This member has left.
+            LogError: no answer: what was done since the last commit may be done again.
+            This member has left.
         """
         try:
             self._release_left()
@@ -262,7 +284,9 @@ class CooperativeFetch:
             )
 
     def _release_left(self) -> int:
-        """Return unfinished records to the broker, and count them: the client polls again only after that."""
+        """Return unfinished records to the broker, and count them: the client polls
+        again only after that.
+        """
         left = self._acquired.give_up()
         for record in left:
             self._client.acknowledge(record, done=False)
@@ -273,7 +297,8 @@ def check_allowed(policy: Policy, topics: Sequence[str]) -> None:
     """Check that the records of these topics may be processed in any order.
 
     Raises:
-        IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow it.
+        IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster,
+        or a topic, does not allow it.
     """
     if not policy.accepts_individual_commit:
         raise IndividualCommitNotAllowedError(

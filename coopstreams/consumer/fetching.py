@@ -1,12 +1,15 @@
-"""One reader for all key ranges of a consumer: it fetches each partition once and routes each record to its range.
+"""One reader for all key ranges of a consumer: it fetches each partition once and
+routes each record to its range.
 
-A range that is paused or has too many records in flight does not hold up the other ranges of its partition. Its records
-are cached, up to `max.bytes.key.range.cache` in total, and leave the cache when they are handed out. Of a topic that
-does not reserve values, the cache keeps only keys and offsets (`waiting`), and a second reader fetches the values later
-(`refetching`). Records that do not fit are dropped, and the first reader goes back for them.
+A range that is paused or has too many records in flight does not hold up the other
+ranges of its partition. Its records are cached, up to `max.bytes.key.range.cache` in
+total, and leave the cache when they are handed out. Of a topic that does not reserve
+values, the cache keeps only keys and offsets (`waiting`), and a second reader fetches
+the values later (`refetching`). Records that do not fit are dropped, and the first
+reader goes back for them.
 
-Invariant: a range gets every record from its opening position on, in order, once, whatever the other ranges of its
-partition do.
+Invariant: a range gets every record from its opening position on, in order, once,
+whatever the other ranges of its partition do.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ class _Partition:
     shares: list[Share] = field(default_factory=list)
     """The shares, in the order of the reader's slots."""
     at: int | None = None
-    """The next offset that the reader fetches; None: the partition is not being read."""
+    """The next offset that the reader fetches; None: the partition is not being read.
+    """
 
 
 class Fetching:
-    """Moves records from a reader to key ranges, and on to the user. Belongs to one thread."""
+    """Moves records from a reader to key ranges, and on to the user. Belongs to one
+    thread.
+    """
 
     def __init__(
         self,
@@ -47,10 +53,14 @@ class Fetching:
         self._filter = filter_
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._changed: set[TopicPartition] = set()
-        """The partitions whose key ranges have changed since the reader was told; the next fetch tells it."""
+        """The partitions whose key ranges have changed since the reader was told; the
+        next fetch tells it.
+        """
         self._paused: set[TopicPartition] = set()
         self._remade: set[TopicPartition] = set()
-        """The partitions of which the reader may have records of a topic that was deleted, until it is told."""
+        """The partitions of which the reader may have records of a topic that was
+        deleted, until it is told.
+        """
 
     def open(self, share: Share) -> None:
         """Read a key range from its opening position on."""
@@ -63,7 +73,8 @@ class Fetching:
     def close(self, shares: Iterable[Share], *, remade: bool = False) -> None:
         """Stop reading these key ranges, and drop their waiting records.
 
-        `remade`: their topic was deleted and made anew, so that nothing that was fetched of it is of use.
+        `remade`: their topic was deleted and made anew, so that nothing that was
+        fetched of it is of use.
         """
         for share in shares:
             if remade:
@@ -81,7 +92,8 @@ class Fetching:
         """Fetch once; block up to `timeout_s`, and only while no record has arrived.
 
         Raises:
-            LogError: a partition cannot be read, or not from its position. The next call tries again.
+            LogError: a partition cannot be read, or not from its position. The next
+            call tries again.
         """
         self._place()
         for share in self._shares():
@@ -115,7 +127,9 @@ class Fetching:
         return records
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
-        """Stop or resume fetching a partition and handing out its records, also of key ranges that are opened later."""
+        """Stop or resume fetching a partition and handing out its records, also of key
+        ranges that are opened later.
+        """
         if paused:
             self._paused.add(at)
         else:
@@ -139,9 +153,11 @@ class Fetching:
             yield from partition.shares
 
     def _place(self) -> None:
-        """Set the reader's positions, and the key range of each of its slots, where something has changed.
+        """Set the reader's positions, and the key range of each of its slots, where
+        something has changed.
 
-        Also move the reader back for ranges whose records it dropped, and which can take records again.
+        Also move the reader back for ranges whose records it dropped, and which can
+        take records again.
         """
         self._changed |= {
             at

@@ -1,10 +1,11 @@
 """A filter drops records of a consumer by key and by size.
 
-A record that the filter drops counts as done for the whole group: the committed position passes over it, and no member
-receives it. All members of a group must therefore use the same filter.
+A record that the filter drops counts as done for the whole group: the committed
+position passes over it, and no member receives it. All members of a group must
+therefore use the same filter.
 
-Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and whitelisted keys, largest and
-smallest record size.
+Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and
+whitelisted keys, largest and smallest record size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The assignment of a consumer group, as its leader makes it: the assignor's target, and the part of it granted now.
+"""The assignment of a consumer group, as its leader makes it: the assignor's target,
+and the part of it granted now.
 
-A topic takes the place of a sub-topology in task ids. Its number is a hash of its name, so that members with different
-subscriptions agree on the number.
+A topic takes the place of a sub-topology in task ids. Its number is a hash of its name,
+so that members with different subscriptions agree on the number.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
     """Return the topics by number.
 
     Raises:
-        ConfigError: two of them have the same number (one chance in 2^32); read one of them in another group.
+        ConfigError: two of them have the same number (one chance in 2^32); read one of
+        them in another group.
     """
     numbers: dict[int, str] = {}
     for topic in topics:
@@ -45,10 +47,12 @@ def assign_consumers(
     shareable: Collection[str],
     members: Mapping[str, MemberState],
 ) -> dict[str, Assignment]:
-    """Return each member's assignment. Topics that are not among `partitions` are not assigned.
+    """Return each member's assignment. Topics that are not among `partitions` are not
+    assigned.
 
     Raises:
-        AssignmentError: the assignor's ranges overlap or leave a hole; no member is assigned anything.
+        AssignmentError: the assignor's ranges overlap or leave a hole; no member is
+        assigned anything.
     """
     topics = topic_numbers(partitions)
     consumers = {
@@ -61,7 +65,8 @@ def assign_consumers(
     )
     target = {id_: _tasks(assigned.get(id_, {})) for id_ in consumers}
     claims = claims_of(consumers)
-    # Instances of an application hold tasks whose topics are unknown here: grant nothing until they have released them.
+    # Instances of an application hold tasks whose topics are unknown here: grant
+    # nothing until they have released them.
     held = any(state.tasks for state in strangers.values())
     granted = (
         dict.fromkeys(consumers, ())
@@ -102,7 +107,8 @@ _STRANGER = (
 
 def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription:
     known = frozenset(state.topics) & frozenset(topics.values())
-    held, promised = _held(state.tasks, topics), _held(state.target, topics)
+    held = _held(state.tasks, topics)
+    promised = _held(state.target, topics)
     return Subscription(
         known, state.info.allow_key_share, held, promised, state.generation
     )
@@ -114,7 +120,9 @@ def _whole_or_shared(
     wanted: Mapping[str, Subscription],
     shareable: Collection[str],
 ) -> dict[str, tuple[TaskId, ...]]:
-    """For members that read whole partitions, withhold parts of a partition until all of it is free."""
+    """For members that read whole partitions, withhold parts of a partition until all
+    of it is free.
+    """
     return {
         id_: tuple(
             task

@@ -1,11 +1,14 @@
-"""How a consumer opens key ranges and fences its commits: alone (`assign`), or as a member of a group (`subscribe`).
+"""How a consumer opens key ranges and fences its commits: alone (`assign`), or as a
+member of a group (`subscribe`).
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
     Alone          no group assigns; a later opener of the same hashes outranks this one (a higher term)
     Shared         the group assigns; a revoked range stays held until it is released
 
-Invariant: no key range is opened that overlaps another one of its partition that this consumer still holds.
-Invariant: alone or not, a range is opened behind the barrier, at a term above all terms seen before.
+Invariant: no key range is opened that overlaps another one of its partition that this
+consumer still holds.
+Invariant: alone or not, a range is opened behind the barrier, at a term above all terms
+seen before.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 COMPLAIN_S = 5.0
-"""How long a key range waits for the barrier before a warning, and the time between warnings."""
+"""How long a key range waits for the barrier before a warning, and the time between
+warnings.
+"""
 
 Transaction: TypeAlias = Writer | ProducerTransaction
 """The writer of a commit: the consumer's own, or a producer of the user's."""
@@ -77,10 +82,12 @@ class Openings:
         return self._positions.remade(opened)
 
     def step(self, held: Collection[TaskId]) -> list[tuple[Progress, Opening]]:
-        """Return the key ranges that opened now; end transactions of dead members that hold the barrier.
+        """Return the key ranges that opened now; end transactions of dead members that
+        hold the barrier.
 
         Raises:
-            LogError: the brokers did not answer (call again), or the log no longer has a position.
+            LogError: the brokers did not answer (call again), or the log no longer has
+            a position.
         """
         self.barrier.hunt()
         ready = [
@@ -133,7 +140,8 @@ class Alone:
     ) -> None:
         """Commit the transaction, then commit the plain offsets without a fence.
 
-        Positions are read from the individual commits; the plain offsets are for monitoring tools.
+        Positions are read from the individual commits; the plain offsets are for
+        monitoring tools.
         """
         writer.commit(timeout_s)
         if offsets := {at: offset for at, offset in plan.offsets.items() if offset[1]}:
@@ -156,10 +164,12 @@ class Shared:
     def commit(
         self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float
     ) -> None:
-        """Send the plain offsets with the group's fence, last, and commit the transaction.
+        """Send the plain offsets with the group's fence, last, and commit the
+        transaction.
 
         Raises:
-            MembershipLostError: the fence was refused: the group has removed this member. Uncommitted work is void.
+            MembershipLostError: the fence was refused: the group has removed this
+            member. Uncommitted work is void.
             LogError: it is unknown whether the commit counted.
         """
         with self.group.fence(epoch) as fence:
@@ -167,7 +177,9 @@ class Shared:
         writer.commit(timeout_s)
 
     def released(self, ids: Iterable[TaskId]) -> None:
-        """Report these key ranges as committed and closed, so that the group may assign them to others."""
+        """Report these key ranges as committed and closed, so that the group may assign
+        them to others.
+        """
         assert self.assigned is not None
         self.group.released(ids, self.assigned.serial)
 

@@ -1,7 +1,9 @@
-"""The policy of administrators, as consumers read, set and obey it. `commit/policy.py` has its topic.
+"""The policy of administrators, as consumers read, set and obey it. `commit/policy.py`
+has its topic.
 
-A consumer refreshes the policy and the partition counts of topics every few seconds (`Policies`). The leader assigns on
-the I/O thread of its membership, which must not block: it uses the values seen last, and rejoins when they change.
+A consumer refreshes the policy and the partition counts of topics every few seconds
+(`Policies`). The leader assigns on the I/O thread of its membership, which must not
+block: it uses the values seen last, and rejoins when they change.
 
 Invariant: `for_leader` and `reserves_values` never contact the brokers.
 """
@@ -25,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def read_policy(settings: Mapping[str, Any]) -> Policy:
-    """Return the policy of a cluster. `settings`: its connection, in librdkafka's names.
+    """Return the policy of a cluster. `settings`: its connection, in librdkafka's
+    names.
 
     Raises:
         LogError: the policy topic cannot be read.
@@ -57,10 +60,13 @@ def set_policy(
 
 
 class Policies:
-    """The topics and the policy, as last seen. Only the consumer's thread calls `changed` and `watch`."""
+    """The topics and the policy, as last seen. Only the consumer's thread calls
+    `changed` and `watch`.
+    """
 
     def __init__(self, log: Log, replication: int, host: Host) -> None:
-        self._log, self._host = log, host
+        self._log = log
+        self._host = host
         self._topic = PolicyTopic(log, replication=replication, host=host)
         self.policy = Policy()
         self._counts: dict[str, int] = {}
@@ -98,7 +104,9 @@ class Policies:
         return before != self._seen()
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
-        """Return the partition counts of these topics, as far as known, and which of them may be shared."""
+        """Return the partition counts of these topics, as far as known, and which of
+        them may be shared.
+        """
         self._asked |= topics - {COMMIT_TOPIC}
         known = {
             topic: self._counts[topic]

@@ -1,13 +1,16 @@
-"""A second reader that reads records again whose values were not cached, one request after the other.
+"""A second reader that reads records again whose values were not cached, one request
+after the other.
 
-    a key range wants the values at some offsets -> `ask` -> the reader seeks and reads -> `fetch` fills the records in
+    a key range wants the values at some offsets -> `ask` -> the reader seeks and reads
+    -> `fetch` fills the records in
 
-Offsets that lie near each other are read in one go, together with what lies between them; the reader seeks over gaps of
-more than `JUMP` offsets.
+Offsets that lie near each other are read in one go, together with what lies between
+them; the reader seeks over gaps of more than `JUMP` offsets.
 
-Invariant: a request is answered once, with the records that the log still has; compaction may have removed some. An
-offset that retention has deleted raises the same error as on the first read.
-Turned down: sending the first reader back (it would read again for all key ranges of the partition).
+Invariant: a request is answered once, with the records that the log still has;
+compaction may have removed some. An offset that retention has deleted raises the same
+error as on the first read. Turned down: sending the first reader back (it would read
+again for all key ranges of the partition).
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class Refetching:
         self._requests.append(request)
 
     def fetch(self, timeout_s: float) -> None:
-        """Fetch once, for the first request; block only while no record has arrived. Without requests, fetch nothing.
+        """Fetch once, for the first request; block only while no record has arrived.
+        Without requests, fetch nothing.
 
         Raises:
             OffsetOutOfRangeError: the log no longer has the offset.
@@ -112,7 +116,9 @@ class Refetching:
 
 
 def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
-    """Return the first and last of the offsets, from `start` on, that are read in one go."""
+    """Return the first and last of the offsets, from `start` on, that are read in one
+    go.
+    """
     first = bisect_left(offsets, start)
     last = first
     while last + 1 < len(offsets) and offsets[last + 1] - offsets[last] <= JUMP:

@@ -1,4 +1,5 @@
-"""The lists by which a consumer gives up key ranges without stopping: revoked in one poll, released in a later one.
+"""The lists by which a consumer gives up key ranges without stopping: revoked in one
+poll, released in a later one.
 
     asked       -> revoke-next                       nothing more of it is handed out; its records are finished and
                 committed meanwhile
@@ -6,8 +7,10 @@
     delayed        revoke-next -> revoke-thereafter  each poll anew, until the deadline
     deadline    -> lost                              its uncommitted work is void; other members may own it
 
-Invariant: a key range on a list is not handed out; it leaves the lists once, released or lost.
-Source: KIP-983 (`getToBeRevokedPartitions`, `getLostPartitions`, `delayRevoke`), with its three lists, for key ranges.
+Invariant: a key range on a list is not handed out; it leaves the lists once, released
+or lost.
+Source: KIP-983 (`getToBeRevokedPartitions`, `getLostPartitions`, `delayRevoke`), with
+its three lists, for key ranges.
 """
 
 from __future__ import annotations
@@ -38,10 +41,13 @@ class Revocations(Generic[T]):
         return one in self._next or one in self._thereafter
 
     def poll(self, now: float) -> tuple[set[T], set[T]]:
-        """Begin a poll: return the key ranges to commit and release now, and those that are lost by their deadline."""
+        """Begin a poll: return the key ranges to commit and release now, and those that
+        are lost by their deadline.
+        """
         self.lost = set()
         given_up = set(self._next)
-        self._next, self._thereafter = self._thereafter, {}
+        self._next = self._thereafter
+        self._thereafter = {}
         late = self.expire(now)
         return given_up, late
 
@@ -75,7 +81,9 @@ class Revocations(Generic[T]):
         self.lost |= gone
 
     def delay(self, some: Iterable[T]) -> bool:
-        """Keep these for one more poll; return False, and change nothing, if one of them is already lost."""
+        """Keep these for one more poll; return False, and change nothing, if one of
+        them is already lost.
+        """
         wanted = list(some)
         if any(one in self.lost for one in wanted):
             return False

@@ -1,11 +1,14 @@
-"""The state of a consumer from `subscribe` or `assign` to `close`: it opens, hands out and gives up key ranges.
+"""The state of a consumer from `subscribe` or `assign` to `close`: it opens, hands out
+and gives up key ranges.
 
     group events       -> openings, revocations        `_handle`
     openings           -> shares, fetched from now on  `_open`
     revocations        -> committed, released          `_begin_poll`
 
-Invariant: a key range that is being revoked hands out nothing more; the others are never paused for a rebalance.
-Invariant: a share that is given up is marked, so that `done` for its records changes nothing.
+Invariant: a key range that is being revoked hands out nothing more; the others are
+never paused for a rebalance.
+Invariant: a share that is given up is marked, so that `done` for its records changes
+nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
 AGAIN_S = 0.1
 LET_PASS_S = 0.2
-"""With `commit.order=offset`: the time between two commits that let siblings' transactions proceed."""
+"""With `commit.order=offset`: the time between two commits that let siblings'
+transactions proceed.
+"""
 MOST_IN_VAIN = 5
 """Attempts at a commit that was fenced because the group has a new generation."""
 
@@ -60,7 +65,9 @@ RangesCallback = Callable[[Ranges], object]
 
 
 class ConsumerSession:
-    """The key ranges of a consumer, and how its parts work together. `building` makes the parts."""
+    """The key ranges of a consumer, and how its parts work together. `building` makes
+    the parts.
+    """
 
     def __init__(
         self,
@@ -77,8 +84,11 @@ class ConsumerSession:
         *,
         parts: bool,
     ) -> None:
-        """`parts`: whether this consumer takes parts of partitions. `listeners`: by "assign", "revoke", "lost"."""
-        self.config, self._host = config, host
+        """`parts`: whether this consumer takes parts of partitions. `listeners`: by
+        "assign", "revoke", "lost".
+        """
+        self.config = config
+        self._host = host
         self.ownership = ownership
         self.follower = follower
         self.openings = openings
@@ -91,13 +101,17 @@ class ConsumerSession:
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
         self.polled = [self._host.now()]
-        """The time of the last `consume`, which the membership checks against `max.poll.interval.ms`."""
+        """The time of the last `consume`, which the membership checks against
+        `max.poll.interval.ms`.
+        """
         self._policies = policies
         self._inbox = inbox
         self._listeners = listeners
         self._parts = parts
         self._told = False
-        """Whether something was revoked or lost during this poll, so that `consume` returns early."""
+        """Whether something was revoked or lost during this poll, so that `consume`
+        returns early.
+        """
         self._let_pass_at = 0.0
         self._compare_at = host.now() + LOOK_EVERY_S
         """The time of the next look whether topics were made anew."""
@@ -106,7 +120,9 @@ class ConsumerSession:
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
-        """Return up to `most` records; block up to `timeout_s` for the first; return early after a revocation."""
+        """Return up to `most` records; block up to `timeout_s` for the first; return
+        early after a revocation.
+        """
         deadline = self._host.now() + timeout_s
         self._begin_poll()
         while True:
@@ -149,24 +165,29 @@ class ConsumerSession:
         shares: Collection[Share],
         metadata: Mapping[TopicPartition, str] | None = None,
     ) -> CommitResult:
-        """Commit the done records of these key ranges. `metadata` None: that of their last commit stays.
+        """Commit the done records of these key ranges. `metadata` None: that of their
+        last commit stays.
 
         Raises:
-            MembershipLostError: the group has removed this member; the next poll fills `lost`.
-            LogError: it is unknown whether the commit counted; the next commit repeats it.
+            MembershipLostError: the group has removed this member; the next poll fills
+            `lost`.
+            LogError: it is unknown whether the commit counted; the next commit repeats
+            it.
         """
         in_order = sorted(shares, key=lambda share: share.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
                 return self.committing.commit(in_order, self.ownership, metadata)
-            # The group has a new generation. As long as this is a member, it still owns its key ranges: commit again.
+            # The group has a new generation. As long as this is a member, it still owns
+            # its key ranges: commit again.
             except FencedError as error:
                 log.info("committing again: %s", error)
                 self._host.sleep(AGAIN_S)
         return self.committing.commit(in_order, self.ownership, metadata)
 
     def take_done(self) -> bool:
-        """Take over the records marked done; return False if some belong to key ranges that were given up.
+        """Take over the records marked done; return False if some belong to key ranges
+        that were given up.
 
         Such records, and records that were done before, are logged and ignored.
         """
@@ -191,11 +212,12 @@ class ConsumerSession:
         return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
-        """Check that no other consumer has opened the same hashes later, as it can after `assign`.
+        """Check that no other consumer has opened the same hashes later, as it can
+        after `assign`.
 
         Raises:
-            IndividualCommitTooOldError: one has: uncommitted work here does not count. The key range is opened again
-                at the position of the other.
+            IndividualCommitTooOldError: one has: uncommitted work here does not count.
+                The key range is opened again at the position of the other.
         """
         if not self.ownership.alone:
             return
@@ -228,7 +250,9 @@ class ConsumerSession:
                 )
 
     def reopen(self) -> None:
-        """Forget uncommitted progress, and open the key ranges again, so that their records are handed out again."""
+        """Forget uncommitted progress, and open the key ranges again, so that their
+        records are handed out again.
+        """
         epochs = {
             share.id: share.epoch
             for share in self.shares.values()
@@ -355,7 +379,9 @@ class ConsumerSession:
         self._told = self._told or bool(asked)
 
     def _open(self) -> None:
-        """Open the key ranges that passed the barrier, and commit their positions as a claim."""
+        """Open the key ranges that passed the barrier, and commit their positions as a
+        claim.
+        """
         if not self.openings:
             return
         opened: list[tuple[Progress, Opening]] = []
@@ -385,7 +411,9 @@ class ConsumerSession:
         self._tell("assign", fresh)
 
     def _note(self) -> None:
-        """Take over done records; commit if they are many; rejoin when a key range becomes blocked."""
+        """Take over done records; commit if they are many; rejoin when a key range
+        becomes blocked.
+        """
         self.take_done()
         most = self.config["max.num.ranges.to.commit"]
         many = [
@@ -405,7 +433,9 @@ class ConsumerSession:
         self._blocked = blocked
 
     def _let_pass(self) -> None:
-        """Commit that key ranges have no earlier records, so that siblings' transactions need not wait."""
+        """Commit that key ranges have no earlier records, so that siblings'
+        transactions need not wait.
+        """
         if self._host.now() < self._let_pass_at:
             return
         self._let_pass_at = self._host.now() + LET_PASS_S
@@ -423,9 +453,11 @@ class ConsumerSession:
         self._tell("lost", gone)
 
     def _lose_remade(self, given_up: Collection[Share] = ()) -> bool:
-        """Lose the key ranges whose topic was deleted and made anew, because its other records are at their offsets.
+        """Lose the key ranges whose topic was deleted and made anew, because its other
+        records are at their offsets.
 
-        Those that are not given up are opened again, in the new topic. Return whether there are any.
+        Those that are not given up are opened again, in the new topic. Return whether
+        there are any.
 
         Raises:
             LogError: the brokers did not answer.

@@ -1,6 +1,7 @@
 """Settings of a cooperative consumer: Kafka's names, the proposal's, and librdkafka's.
 
-Invariant: names not listed here are passed to the Kafka clients unchanged, and they refuse unknown names.
+Invariant: names not listed here are passed to the Kafka clients unchanged, and they
+refuse unknown names.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
 class ConsumerConfig:
     """Checked settings.
 
-    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka clients, in librdkafka's names.
+    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka
+    clients, in librdkafka's names.
     """
 
     values: Mapping[str, Any]

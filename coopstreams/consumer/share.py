@@ -1,11 +1,14 @@
-"""One key range of one partition that a consumer owns, and its records that wait to be handed out.
+"""One key range of one partition that a consumer owns, and its records that wait to be
+handed out.
 
-    reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next commit
+    reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next
+    commit
                          |  ^
                        ask  fill      records cached without values are read again when they can be handed out
 
-Invariant: records wait only while their key range is stuck (too many are in flight, or it is paused). Records that do
-not fit into the cache are dropped and read again: `behind` notes it.
+Invariant: records wait only while their key range is stuck (too many are in flight, or
+it is paused). Records that do not fit into the cache are dropped and read again:
+`behind` notes it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True, eq=False)
 class ConsumerRecord:
-    """A record for the user. Units: the timestamp in ms since the epoch, -1 without one."""
+    """A record for the user. Units: the timestamp in ms since the epoch, -1 without
+    one.
+    """
 
     topic: str
     partition: int
@@ -46,7 +51,9 @@ class ConsumerRecord:
 
 
 class Share:
-    """A key range of a partition, from its opening to its end. Belongs to the consumer's thread."""
+    """A key range of a partition, from its opening to its end. Belongs to the
+    consumer's thread.
+    """
 
     def __init__(self, id_: TaskId, progress: Progress, epoch: int, most: int) -> None:
         self.id = id_
@@ -64,7 +71,9 @@ class Share:
         """Whether the reader has passed `taken`, and must go back there."""
         self.paused = False
         self.held = False
-        """Whether waiting records are held until earlier records of other key ranges are committed."""
+        """Whether waiting records are held until earlier records of other key ranges
+        are committed.
+        """
         self.leaving = False
         """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
@@ -87,9 +96,11 @@ class Share:
         *,
         values: bool,
     ) -> None:
-        """Keep fetched records; if they cannot be handed out and exceed the room in the cache, drop them to read again.
+        """Keep fetched records; if they cannot be handed out and exceed the room in the
+        cache, drop them to read again.
 
-        `room` returns the free bytes, and is called only then. `values`: whether to cache values, too.
+        `room` returns the free bytes, and is called only then. `values`: whether to
+        cache values, too.
         """
         if self.behind or next_offset <= self.taken:
             return
@@ -100,7 +111,8 @@ class Share:
                 bisect_left(columns.offsets, self.taken), len(columns)
             )
         if not self.waiting:
-            # No record lies below: siblings need not wait for this range, also if the first one is dropped.
+            # No record lies below: siblings need not wait for this range, also if the
+            # first one is dropped.
             self.inflight.hand_out(
                 (), (), columns.offsets[0] if len(columns) else next_offset
             )
@@ -108,7 +120,8 @@ class Share:
                 self.taken = next_offset
                 return
         if self.stuck or not self.waiting.ready:
-            # Records that arrive while the last values are being read again are handed out right after them.
+            # Records that arrive while the last values are being read again are handed
+            # out right after them.
             whole = values or (not self.stuck and self.waiting.all_asked)
             if not self.waiting.keep(columns, next_offset, room(), values=whole):
                 self.behind = True
@@ -136,21 +149,27 @@ class Share:
         return records
 
     def first(self) -> int:
-        """Return the offset of the first record of the next transaction, or from which it is to be read."""
-        uncommitted, waiting = self.inflight.uncommitted(), self.waiting.first
+        """Return the offset of the first record of the next transaction, or from which
+        it is to be read.
+        """
+        uncommitted = self.inflight.uncommitted()
+        waiting = self.waiting.first
         if uncommitted is not None:
             return uncommitted
         return self.inflight.wanted if waiting is None else waiting
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
-        """Count waiting records against the cache if the range became stuck; without room, drop them to read again."""
+        """Count waiting records against the cache if the range became stuck; without
+        room, drop them to read again.
+        """
         if self.stuck and not self.waiting.settle(room(), values=values):
             self._forget_waiting()
 
     def ask(self) -> Sequence[int] | None:
         """Return the offsets of bare records whose values are to be read now.
 
-        None if there are none, if they are being read already, or if the range is stuck.
+        None if there are none, if they are being read already, or if the range is
+        stuck.
         """
         return (
             None
@@ -164,13 +183,17 @@ class Share:
         self._forget_waiting()
 
     def leave(self, leaving: bool) -> None:
-        """Stop handing out (the group revokes it), or go on (the group assigns it again)."""
+        """Stop handing out (the group revokes it), or go on (the group assigns it
+        again).
+        """
         self.leaving = leaving
         if leaving:
             self._forget_waiting()
 
     def stand(self, *, in_order: bool) -> tuple[Segment, ...]:
-        """Set the segments of the next commit in `progress`, and return them; `in_order`: without new done runs."""
+        """Set the segments of the next commit in `progress`, and return them;
+        `in_order`: without new done runs.
+        """
         segments = self.inflight.segments()
         if in_order:
             segments = tuple(
@@ -181,9 +204,11 @@ class Share:
         return segments
 
     def stand_before(self) -> None:
-        """Set the segments in `progress` for a commit without records beyond the last commit.
+        """Set the segments in `progress` for a commit without records beyond the last
+        commit.
 
-        They end at the first waiting record: where all ranges told less, each could wait for another one.
+        They end at the first waiting record: where all ranges told less, each could
+        wait for another one.
         """
         if self.waiting.first is not None:
             self.inflight.hand_out((), (), self.waiting.first)
@@ -194,10 +219,13 @@ class Share:
     def _forget_waiting(self) -> None:
         """Drop the waiting records, to read them again."""
         self.waiting.clear()
-        self.taken, self.behind = self.inflight.wanted, True
+        self.taken = self.inflight.wanted
+        self.behind = True
 
     def _committed_runs(self, segment: Segment) -> Runs:
-        """Return the done runs that are committed already: a later commit must not take them back."""
+        """Return the done runs that are committed already: a later commit must not take
+        them back.
+        """
         before = [
             done
             for done in self.progress.committed_segments(self.at)

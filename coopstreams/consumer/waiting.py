@@ -1,13 +1,16 @@
-"""The cached records of one key range: whole, or bare (keys and offsets without values).
+"""The cached records of one key range: whole, or bare (keys and offsets without
+values).
 
-    put, keep -> [whole] [bare] [bare] ... -> pop
-                           ask, fill: the first bare records get their values, or are dropped
+    put, keep -> [whole] [bare] [bare] ... -> pop ask, fill: the first bare records get
+                           their values, or are dropped
 
-Records are kept bare unless their topic sets `reserve.message.value.range.fetch`. `ask` returns the offsets of the
-first bare records, and `fill` replaces them by what the log still has; records that compaction has removed are skipped.
+Records are kept bare unless their topic sets `reserve.message.value.range.fetch`. `ask`
+returns the offsets of the first bare records, and `fill` replaces them by what the log
+still has; records that compaction has removed are skipped.
 
-Invariant: offsets ascend; `bytes` is the size of all records that cannot be handed out now, whole or bare.
-Turned down: asking for single records (each costs a round trip; neighbours together cost one).
+Invariant: offsets ascend; `bytes` is the size of all records that cannot be handed out
+now, whole or bare. Turned down: asking for single records (each costs a round trip;
+neighbours together cost one).
 """
 
 from __future__ import annotations
@@ -22,14 +25,20 @@ from coopstreams.topology.columns import NO_RECORDS, Columns
 RECORD_BYTES = 200
 """The approximate memory of a record beside its key and value."""
 BARE_BYTES = 64
-"""The approximate memory of a bare record beside its key: an object, a reference, an offset."""
+"""The approximate memory of a bare record beside its key: an object, a reference, an
+offset.
+"""
 BARE_RECORDS = 1000
-"""The most neighbouring bare records that are kept in one batch and read again together."""
+"""The most neighbouring bare records that are kept in one batch and read again
+together.
+"""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Neighbouring records. `next_offset` is the first offset behind them; bare columns have keys and offsets only."""
+    """Neighbouring records. `next_offset` is the first offset behind them; bare columns
+    have keys and offsets only.
+    """
 
     columns: Columns
     next_offset: int
@@ -47,7 +56,9 @@ class WaitingRecords:
         """The offsets of the first bare records, while they are being read again."""
         self._batches: deque[_Batch] = deque()
         self._loose = False
-        """Whether some batches are not counted in `bytes`, or have values that need not be kept."""
+        """Whether some batches are not counted in `bytes`, or have values that need not
+        be kept.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -79,7 +90,9 @@ class WaitingRecords:
     def keep(
         self, columns: Columns, next_offset: int, room: int, *, values: bool
     ) -> bool:
-        """Add records that cannot be handed out now; return False, and change nothing, if they exceed `room` bytes."""
+        """Add records that cannot be handed out now; return False, and change nothing,
+        if they exceed `room` bytes.
+        """
         batch = _kept(columns, next_offset, values=values)
         if batch.bytes > room:
             return False
@@ -99,7 +112,8 @@ class WaitingRecords:
                 array("q", [*last.columns.offsets, *columns.offsets]),
                 (),
             )
-            last.next_offset, last.bytes = next_offset, last.bytes + batch.bytes
+            last.next_offset = next_offset
+            last.bytes = last.bytes + batch.bytes
         else:
             self._batches.append(batch)
         self.bytes += batch.bytes
@@ -107,7 +121,8 @@ class WaitingRecords:
         return True
 
     def settle(self, room: int, *, values: bool) -> bool:
-        """Count every batch in `bytes`, dropping values that need not be kept; return False if that exceeds `room`.
+        """Count every batch in `bytes`, dropping values that need not be kept; return
+        False if that exceeds `room`.
 
         The batches are kept in either case.
         """
@@ -126,20 +141,25 @@ class WaitingRecords:
         return True
 
     def pop(self, most: int) -> tuple[Columns, int]:
-        """Remove and return the first records (`ready` must hold), and the offset after them."""
+        """Remove and return the first records (`ready` must hold), and the offset after
+        them.
+        """
         batch = self._batches.popleft()
-        columns, next_offset = batch.columns, batch.next_offset
+        columns = batch.columns
+        next_offset = batch.next_offset
         self.bytes -= batch.bytes
         if len(columns) > most:
             rest = columns.slice(most, len(columns))
             size = _size(rest) if batch.bytes else 0
             self._batches.appendleft(_Batch(rest, next_offset, bytes=size))
             self.bytes += size
-            columns, next_offset = columns.slice(0, most), rest.offsets[0]
+            columns = columns.slice(0, most)
+            next_offset = rest.offsets[0]
         return columns, next_offset
 
     def ask(self, most: int) -> Sequence[int] | None:
-        """Return the offsets of the first records if these are bare, and note that they are asked for; else None.
+        """Return the offsets of the first records if these are bare, and note that they
+        are asked for; else None.
 
         Also None while an earlier request is unanswered.
         """
@@ -149,9 +169,13 @@ class WaitingRecords:
         return self.asked
 
     def fill(self, found: Columns) -> None:
-        """Replace the records that were asked for by those that the log still has at their offsets."""
+        """Replace the records that were asked for by those that the log still has at
+        their offsets.
+        """
         assert self.asked is not None
-        batch, count, self.asked = self._batches.popleft(), len(self.asked), None
+        batch = self._batches.popleft()
+        count = len(self.asked)
+        self.asked = None
         self.bytes -= batch.bytes
         rest = batch.columns.slice(count, len(batch.columns))
         if len(rest):
@@ -166,7 +190,9 @@ class WaitingRecords:
     def clear(self) -> None:
         """Drop everything, and forget the request."""
         self._batches.clear()
-        self.bytes, self.asked, self._loose = 0, None, False
+        self.bytes = 0
+        self.asked = None
+        self._loose = False
 
 
 def _kept(columns: Columns, next_offset: int, *, values: bool) -> _Batch:

@@ -1,11 +1,13 @@
-"""A real Kafka node in a folder, alone or one of several: start, reuse, stop, and for tests kill, pause and restart.
+"""A real Kafka node in a folder, alone or one of several: start, reuse, stop, and for
+tests kill, pause and restart.
 
-The broker outlives the process that started it, so `coopstreams dev` can leave it running, and a later call finds it by
-the record in the folder (`process.py`). A context manager stops it at the end.
+The broker outlives the process that started it, so `coopstreams dev` can leave it
+running, and a later call finds it by the record in the folder (`process.py`). A context
+manager stops it at the end.
 
-Invariant: the bootstrap address of a folder stays the same over restarts, as long as the port is free.
-Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not every user may run
-them).
+Invariant: the bootstrap address of a folder stays the same over restarts, as long as
+the port is free. Turned down: librdkafka's mock cluster (no isolation of transactions,
+no compaction), containers (not every user may run them).
 """
 
 from __future__ import annotations
@@ -76,9 +78,11 @@ class KafkaBroker:
         version: str = KAFKA,
         secure: bool = False,
     ) -> None:
-        """For one node of several, pass `controller_port`, `cluster` (an id, see `cluster_id`) and `settings`.
+        """For one node of several, pass `controller_port`, `cluster` (an id, see
+        `cluster_id`) and `settings`.
 
-        The settings must have `node.id` and `controller.quorum.voters`. `secure`: TLS, users and ACLs, see `secured`.
+        The settings must have `node.id` and `controller.quorum.voters`. `secure`: TLS,
+        users and ACLs, see `secured`.
 
         Raises:
             DevError: a secured broker needs cryptography.
@@ -109,7 +113,9 @@ class KafkaBroker:
 
     @property
     def running(self) -> BrokerProcess | None:
-        """The broker process on this folder, whichever process started it; None if there is none."""
+        """The broker process on this folder, whichever process started it; None if
+        there is none.
+        """
         ended = (
             self._process is not None and self._process.poll() is not None
         )  # poll reaps a dead child
@@ -121,7 +127,8 @@ class KafkaBroker:
 
     @property
     def bootstrap(self) -> str:
-        """The address for `bootstrap.servers`; also while the broker is down, once it was started.
+        """The address for `bootstrap.servers`; also while the broker is down, once it
+        was started.
 
         Raises:
             DevError: no broker was ever started on this folder.
@@ -143,13 +150,14 @@ class KafkaBroker:
         return answers(last.inner_port, timeout_s, self.secured.context())
 
     def start(self) -> bool:
-        """Start a broker, or use the one that runs on the folder; return whether a new process was started.
+        """Start a broker, or use the one that runs on the folder; return whether a new
+        process was started.
 
         Blocks until the broker answers.
 
         Raises:
-            DevError: no Java, no jars, the port is taken, or Kafka ended at once; the message has the reason and the
-                cure.
+            DevError: no Java, no jars, the port is taken, or Kafka ended at once; the
+                message has the reason and the cure.
         """
         with locked(self.folder / "lock"):
             if (broker := self.running) is not None:
@@ -170,7 +178,9 @@ class KafkaBroker:
             )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Stop the broker (SIGTERM, then SIGKILL after the time-out); return whether one was running."""
+        """Stop the broker (SIGTERM, then SIGKILL after the time-out); return whether
+        one was running.
+        """
         with locked(self.folder / "lock"):
             if not self._signal(signal.SIGTERM):
                 return False
@@ -180,11 +190,15 @@ class KafkaBroker:
             return True
 
     def kill(self) -> None:
-        """End the process without warning (SIGKILL), as a power failure would; return when it has ended."""
+        """End the process without warning (SIGKILL), as a power failure would; return
+        when it has ended.
+        """
         self._end()
 
     def pause(self) -> None:
-        """Pause the process (SIGSTOP); return when it has stopped. Connections stay open, and requests time out."""
+        """Pause the process (SIGSTOP); return when it has stopped. Connections stay
+        open, and requests time out.
+        """
         self._signal(signal.SIGSTOP)
         wait_until(
             lambda: (broker := self.running) is None or paused(broker.pid),
@@ -217,9 +231,12 @@ class KafkaBroker:
             )
 
     def _launch(self, java: Java, classpath: str) -> bool:
-        """Start a process on the folder; return False if the chosen free port is taken by now."""
+        """Start a process on the folder; return False if the chosen free port is taken
+        by now.
+        """
         port, controller_port = self._ports()
-        inner_port, settings = 0, self._settings
+        inner_port = 0
+        settings = self._settings
         if self.secured is not None:
             self._check_kept(self.secured)
             self.secured.make()
@@ -253,7 +270,8 @@ class KafkaBroker:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                start_new_session=True,  # Ctrl-C in the terminal ends the caller, not the broker
+                # Ctrl-C in the terminal ends the caller, not the broker
+                start_new_session=True,
             )
         broker = BrokerProcess(self._process.pid, port, controller_port, inner_port)
         record(self.folder, broker)
@@ -269,7 +287,9 @@ class KafkaBroker:
         return True
 
     def _ports(self) -> tuple[int, int]:
-        """Return the ports to listen on: the given ones, else the last ones if they are free, else any."""
+        """Return the ports to listen on: the given ones, else the last ones if they are
+        free, else any.
+        """
         if self._port is not None and not port_is_free(self._port):
             raise DevError(
                 f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one."
@@ -297,7 +317,9 @@ class KafkaBroker:
         return self.secured.java_options if self.secured is not None else ()
 
     def _check_ours(self, config: Path) -> None:
-        """Check that settings in this file are from an earlier start, not those of another broker."""
+        """Check that settings in this file are from an earlier start, not those of
+        another broker.
+        """
         if (
             recorded(self.folder) is None
             and config.exists()
@@ -308,7 +330,9 @@ class KafkaBroker:
             )
 
     def _check_kept(self, secured: Secured) -> None:
-        """Check that the folder has no data of a broker without security, which has no super user."""
+        """Check that the folder has no data of a broker without security, which has no
+        super user.
+        """
         if not secured.made and (self.folder / "log" / "meta.properties").exists():
             raise DevError(
                 f"{self.folder} has the data of a broker without security, which has no users. Use another folder "
@@ -387,5 +411,7 @@ def _reason(said: str) -> str:
 
 
 def cluster_id(random: uuid.UUID) -> str:
-    """Return an id in Kafka's form that does not begin with a dash: the storage tool would take it for an option."""
+    """Return an id in Kafka's form that does not begin with a dash: the storage tool
+    would take it for an option.
+    """
     return urlsafe_b64encode(random.bytes).rstrip(b"=").decode().replace("-", "_")

@@ -1,7 +1,8 @@
-"""The cache folder of downloads, and a lock that keeps two processes from writing the same download.
+"""The cache folder of downloads, and a lock that keeps two processes from writing the
+same download.
 
-Invariant: a file or folder under its final name is complete. It is made under another name, with the lock held, and
-renamed.
+Invariant: a file or folder under its final name is complete. It is made under another
+name, with the lock held, and renamed.
 """
 
 import fcntl
@@ -14,7 +15,8 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Return the cache folder; it need not exist yet.
 
-    Shape: `COOPSTREAMS_CACHE`, else `XDG_CACHE_HOME`/coopstreams, else ~/.cache/coopstreams.
+    Shape: `COOPSTREAMS_CACHE`, else `XDG_CACHE_HOME`/coopstreams, else
+    ~/.cache/coopstreams.
     """
     if own := os.environ.get("COOPSTREAMS_CACHE"):
         return Path(own).expanduser()
@@ -24,7 +26,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path` (made if missing); wait for it without limit.
+    """Hold an exclusive lock on the file `path` (made if missing); wait for it without
+    limit.
 
     The kernel releases it when the process dies, so a lock is never stale.
     """

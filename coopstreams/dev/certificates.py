@@ -1,6 +1,8 @@
-"""Certificates for a development broker: its own authority, and certificates signed by it. Needs `cryptography`.
+"""Certificates for a development broker: its own authority, and certificates signed by
+it. Needs `cryptography`.
 
-Turned down: `keytool` of the Java that is there (it does not export private keys, which clients need as PEM files).
+Turned down: `keytool` of the Java that is there (it does not export private keys, which
+clients need as PEM files).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _AN_HOUR = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate and its private key. Shape: PEM; the key is PKCS #8 without a password."""
+    """A certificate and its private key. Shape: PEM; the key is PKCS #8 without a
+    password.
+    """
 
     certificate: bytes
     key: bytes
@@ -55,7 +59,9 @@ def authority() -> Issued:
 
 
 def issue(by: Issued, name: str, hosts: Sequence[str]) -> Issued:
-    """Return a certificate of this authority for a server on these hosts, or for a client: its subject is `CN=name`."""
+    """Return a certificate of this authority for a server on these hosts, or for a
+    client: its subject is `CN=name`.
+    """
     signer = serialization.load_pem_private_key(by.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     root = x509.load_pem_x509_certificate(by.certificate)

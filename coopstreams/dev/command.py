@@ -17,7 +17,8 @@ from coopstreams.dev.jars import KAFKA
 from coopstreams.dev.process import memory_mb, port_is_free, recorded
 from coopstreams.topology.errors import DevError
 
-USUAL_PORT, USUAL_SECURE_PORT = 9092, 9093
+USUAL_PORT = 9092
+USUAL_SECURE_PORT = 9093
 
 _Data = Annotated[
     Path | None,
@@ -104,7 +105,9 @@ def stop(context: typer.Context, data: _Data = None) -> None:
 
 @app.command()
 def status(context: typer.Context, data: _Data = None) -> None:
-    """Print whether the broker runs, where, and with which Java. Exit code 0 when it answers, 1 otherwise."""
+    """Print whether the broker runs, where, and with which Java. Exit code 0 when it
+    answers, 1 otherwise.
+    """
     console = Console()
     chosen = _chosen(context, data)
     folder = chosen.folder
@@ -141,7 +144,9 @@ def status(context: typer.Context, data: _Data = None) -> None:
 
 @contextmanager
 def _told(console: Console) -> Iterator[None]:
-    """Print a DevError, or why a folder cannot be written, and end the command with exit code 1."""
+    """Print a DevError, or why a folder cannot be written, and end the command with
+    exit code 1.
+    """
     try:
         yield
     except (DevError, OSError) as error:
@@ -161,7 +166,9 @@ class _Chosen:
 
 
 def _chosen(context: typer.Context, data: Path | None) -> _Chosen:
-    """Return the folder of a sub-command: its own option wins over that of the main command."""
+    """Return the folder of a sub-command: its own option wins over that of the main
+    command.
+    """
     if data is not None:
         return _Chosen(_folder(data, False), _option(data, False))
     found: _Chosen = context.obj

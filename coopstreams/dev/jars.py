@@ -1,13 +1,16 @@
-"""Kafka's jars, downloaded once into the cache by jgo, a Maven client on PyPI: no PySpark, no Maven, no tarball.
+"""Kafka's jars, downloaded once into the cache by jgo, a Maven client on PyPI: no
+PySpark, no Maven, no tarball.
 
-The files and their SHA-256 are pinned (`pins.py`). They come from Maven Central, which is jgo's default, or from the
-repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the variable that Spark reads for the same purpose. jgo uses
-requests: `HTTPS_PROXY`, `NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
+The files and their SHA-256 are pinned (`pins.py`). They come from Maven Central, which
+is jgo's default, or from the repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the
+variable that Spark reads for the same purpose. jgo uses requests: `HTTPS_PROXY`,
+`NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
 
-Invariant: the folder that `kafka_jars` returns is complete, and each file in it has its pinned content. A download that
-breaks off leaves the files it has checked in a `.partial` folder, and the next one fetches the others.
-Turned down: the Ivy inside PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate limits
-are jgo's), to keep the half of a file (the largest has 10 MB).
+Invariant: the folder that `kafka_jars` returns is complete, and each file in it has its
+pinned content. A download that breaks off leaves the files it has checked in a
+`.partial` folder, and the next one fetches the others. Turned down: the Ivy inside
+PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate
+limits are jgo's), to keep the half of a file (the largest has 10 MB).
 """
 
 from __future__ import annotations
@@ -40,13 +43,17 @@ if TYPE_CHECKING:
     from jgo.maven import MavenContext
 
 Reported = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""jgo calls it with a file's name and size; the context manager yields a function that takes newly received bytes."""
+"""jgo calls it with a file's name and size; the context manager yields a function that
+takes newly received bytes.
+"""
 
 KAFKA = "4.2.1"
-"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0, a transaction coordinator mistakes a partition that
-has no leader for a moment (a broker stops, the partition has one replica) for a deleted one: it calls the transaction
-complete, and the partition never gets its marker. Exactly-once then loses records.
-`tests/broker/test_hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
+"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0, a transaction
+coordinator mistakes a partition that has no leader for a moment (a broker stops, the
+partition has one replica) for a deleted one: it calls the transaction complete, and the
+partition never gets its marker. Exactly-once then loses records.
+`tests/broker/test_hanging_transactions.py` reproduces it; do not upgrade to a version
+that loses records there.
 """
 
 REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"
@@ -58,10 +65,12 @@ _LISTEN_EVERY_S = 0.2
 def kafka_jars(
     console: Console, repository: str | None = None, version: str = KAFKA
 ) -> Path:
-    """Return the folder with the jars of a version of Kafka; download them if they are not there yet.
+    """Return the folder with the jars of a version of Kafka; download them if they are
+    not there yet.
 
     Raises:
-        DevError: jgo is not installed, the download failed, or a file differs from its pinned content; with the cure.
+        DevError: jgo is not installed, the download failed, or a file differs from its
+        pinned content; with the cure.
     """
     jars = cache_folder() / f"kafka-{version}"
     if jars.is_dir():
@@ -75,11 +84,13 @@ def kafka_jars(
 def _download(
     version: str, jars: Path, console: Console, repository: str | None
 ) -> None:
-    wanted, partial = pins(version), jars.with_name(jars.name + ".partial")
+    wanted = pins(version)
+    partial = jars.with_name(jars.name + ".partial")
     checked = partial / "checked"
     checked.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in wanted if not (checked / pin.file).exists()]
-    total, rest = sum(pin.size for pin in wanted), sum(pin.size for pin in missing)
+    total = sum(pin.size for pin in wanted)
+    rest = sum(pin.size for pin in missing)
     where = repository or "Maven Central"
     columns = (
         TextColumn("{task.description}"),
@@ -116,7 +127,9 @@ def _download(
 
 
 class _Download:
-    """Downloads files from a Maven repository into a folder, several at a time; a failure cancels the others."""
+    """Downloads files from a Maven repository into a folder, several at a time; a
+    failure cancels the others.
+    """
 
     def __init__(
         self,
@@ -146,7 +159,8 @@ class _Download:
                 workers.put(self, partial(self._fetch_for, futures[-1], pin))
             done = _wait(futures, FIRST_EXCEPTION)
         finally:
-            self._stopped.set()  # Ctrl-C: do not wait for a repository that does not answer
+            # Ctrl-C: do not wait for a repository that does not answer
+            self._stopped.set()
         _wait(futures, ALL_COMPLETED)
         for future in done:
             future.result()
@@ -191,10 +205,12 @@ class _Download:
 
 
 def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
-    """Return the finished futures, as `concurrent.futures.wait` does; raise KeyboardInterrupt soon after Ctrl-C.
+    """Return the finished futures, as `concurrent.futures.wait` does; raise
+    KeyboardInterrupt soon after Ctrl-C.
 
-    Python handles a signal between two steps of the main thread. One that comes just before a wait without a limit is
-    handled when that wait ends: one of some hundred downloads went on after Ctrl-C.
+    Python handles a signal between two steps of the main thread. One that comes just
+    before a wait without a limit is handled when that wait ends: one of some hundred
+    downloads went on after Ctrl-C.
     """
     while True:
         done, others = wait(futures, _LISTEN_EVERY_S, until)
@@ -208,7 +224,8 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
 def maven(
     cache: Path, repository: str | None, reported: Reported | None = None
 ) -> MavenContext:
-    """Return a client that keeps downloads in `cache`, and does not use the machine's own Maven repository.
+    """Return a client that keeps downloads in `cache`, and does not use the machine's
+    own Maven repository.
 
     Raises:
         DevError: jgo is not installed.

@@ -1,10 +1,13 @@
-"""The pinned files of a Kafka version, with size and SHA-256: the lines of `kafka-VERSION.jars` beside this module.
+"""The pinned files of a Kafka version, with size and SHA-256: the lines of
+`kafka-VERSION.jars` beside this module.
 
-The broker is `kafka_2.13` with its runtime dependencies, and slf4j-simple, the smallest writer for its log messages.
-The list is pinned and not resolved on each machine: a download then asks for jars only, in parallel, and a repository
-or mirror cannot slip in another file.
+The broker is `kafka_2.13` with its runtime dependencies, and slf4j-simple, the smallest
+writer for its log messages. The list is pinned and not resolved on each machine: a
+download then asks for jars only, in parallel, and a repository or mirror cannot slip in
+another file.
 
-`make pin KAFKA=4.2.2` writes the list of another version: jgo, a Maven client on PyPI, resolves the dependencies.
+`make pin KAFKA=4.2.2` writes the list of another version: jgo, a Maven client on PyPI,
+resolves the dependencies.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def pins(version: str) -> list[Pin]:
 
 
 def write_pins(version: str) -> Path:
-    """Resolve a version with jgo, download its files, and write the list of them; return where it is."""
+    """Resolve a version with jgo, download its files, and write the list of them;
+    return where it is.
+    """
     from jgo.maven import MavenContext
 
     with tempfile.TemporaryDirectory() as cache:

@@ -1,7 +1,8 @@
-"""The record of a broker process, kept beside its data, and the check that this process still runs.
+"""The record of a broker process, kept beside its data, and the check that this process
+still runs.
 
-A process id alone is no proof: after a crash or a reboot another process may have it. So the command line of the
-process must also contain the broker's folder.
+A process id alone is no proof: after a crash or a reboot another process may have it.
+So the command line of the process must also contain the broker's folder.
 """
 
 import contextlib
@@ -41,7 +42,9 @@ def recorded(folder: Path) -> BrokerProcess | None:
 
 
 def running(folder: Path) -> BrokerProcess | None:
-    """Return the broker that runs on the folder now; None if the recorded process has ended."""
+    """Return the broker that runs on the folder now; None if the recorded process has
+    ended.
+    """
     last = recorded(folder)
     return (
         last
@@ -81,7 +84,9 @@ def command_line(pid: int) -> list[str]:
 
 
 def paused(pid: int) -> bool:
-    """Return whether all threads of a process have stopped after a SIGSTOP, which takes a moment on a busy machine."""
+    """Return whether all threads of a process have stopped after a SIGSTOP, which takes
+    a moment on a busy machine.
+    """
     if Path("/proc/self/task").exists():
         try:
             threads = [
@@ -138,7 +143,8 @@ def port_is_free(port: int) -> bool:
 def free_port() -> int:
     """Return a port on which no process listens.
 
-    It is below the ephemeral range, so the system assigns it to no connection, and a stopped broker keeps its port.
+    It is below the ephemeral range, so the system assigns it to no connection, and a
+    stopped broker keeps its port.
     """
     while not port_is_free(port := secrets.choice(_PORTS)):
         pass
@@ -148,12 +154,14 @@ def free_port() -> int:
 def answers(
     port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = None
 ) -> bool:
-    """Return whether a Kafka broker answers requests on the port, and takes part in its cluster. `context`: by TLS.
+    """Return whether a Kafka broker answers requests on the port, and takes part in its
+    cluster. `context`: by TLS.
 
-    A broker that has just started answers before its controller has unfenced it; until then no topic can be created on
-    it.
+    A broker that has just started answers before its controller has unfenced it; until
+    then no topic can be created on it.
 
-    Shape: a Metadata request, version 1, without topics; its answer begins with the number of live brokers.
+    Shape: a Metadata request, version 1, without topics; its answer begins with the
+    number of live brokers.
     """
     client = b"coopstreams-dev"
     request = struct.pack(">hhih", 3, 1, 1, len(client)) + client + struct.pack(">i", 0)

@@ -1,13 +1,15 @@
-"""A broker of development as production has them: TLS on every listener, users who log in, and only what ACLs allow.
+"""A broker of development as production has them: TLS on every listener, users who log
+in, and only what ACLs allow.
 
     SASL_SSL     SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER, for clients
     SSL          mutual TLS: clients with a certificate of the broker's authority, and the broker's own requests
     CONTROLLER   mutual TLS
 
-Keys, certificates and the super user's password are made once, in the folder `security` beside the data.
+Keys, certificates and the super user's password are made once, in the folder `security`
+beside the data.
 
-Invariant: no listener takes a request of an unknown user.
-Turned down: plain listeners for the broker's own requests (every program on this machine would be a super user).
+Invariant: no listener takes a request of an unknown user. Turned down: plain listeners
+for the broker's own requests (every program on this machine would be a super user).
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Secured:
         )  # last: `made` checks for this file
 
     def certificate(self, name: str) -> tuple[Path, Path]:
-        """Make a certificate for the user `name`; return the files of the certificate and of its key."""
+        """Make a certificate for the user `name`; return the files of the certificate
+        and of its key.
+        """
         authority = certificates.Issued(
             self.authority.read_bytes(), (self.folder / "ca.key").read_bytes()
         )
@@ -89,7 +93,9 @@ class Secured:
         )
 
     def admin(self) -> dict[str, str]:
-        """Return the settings with which a client is the super user, in librdkafka's names; without the addresses."""
+        """Return the settings with which a client is the super user, in librdkafka's
+        names; without the addresses.
+        """
         return {
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(self.authority),
@@ -99,7 +105,9 @@ class Secured:
         }
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context with which a connection to the listener SSL is the broker's own."""
+        """Return a TLS context with which a connection to the listener SSL is the
+        broker's own.
+        """
         context = ssl.create_default_context(cafile=self.authority)
         context.load_cert_chain(
             self.folder / f"{_BROKER}.pem", self.folder / f"{_BROKER}.key"
@@ -109,7 +117,9 @@ class Secured:
     def broker_settings(
         self, port: int, inner_port: int, controller_port: int
     ) -> dict[str, str]:
-        """Return the server properties for listeners on these ports: SASL_SSL, SSL and CONTROLLER."""
+        """Return the server properties for listeners on these ports: SASL_SSL, SSL and
+        CONTROLLER.
+        """
         store = self.folder / f"{_BROKER}.both.pem"
         listeners = f"SASL_SSL://127.0.0.1:{port},SSL://127.0.0.1:{inner_port}"
         outer = "listener.name.sasl_ssl"
@@ -137,7 +147,8 @@ class Secured:
             f"{outer}.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": self._keys,
             f"{outer}.oauthbearer.sasl.oauthbearer.expected.audience": tokens.AUDIENCE,
             f"{outer}.oauthbearer.sasl.oauthbearer.expected.issuer": tokens.ISSUER,
-            # A login counts for an hour, or as long as its token: clients have to log in again (KIP-368).
+            # A login counts for an hour, or as long as its token: clients have to log
+            # in again (KIP-368).
             f"{outer}.connections.max.reauth.ms": "3600000",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": f"User:{_BROKER};User:{ADMIN}",
@@ -149,11 +160,14 @@ class Secured:
         return (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._keys}",)
 
     def format_arguments(self) -> list[str]:
-        """Return the arguments with which the storage tool makes the super user. They are in lists of processes.
+        """Return the arguments with which the storage tool makes the super user. They
+        are in lists of processes.
 
-        So they have no password, but the salted hash of it that the broker stores (RFC 5802).
+        So they have no password, but the salted hash of it that the broker stores (RFC
+        5802).
         """
-        password, arguments = (self.folder / f"{ADMIN}.password").read_bytes(), []
+        password = (self.folder / f"{ADMIN}.password").read_bytes()
+        arguments = []
         for mechanism, digest in _SCRAM.items():
             salt = os.urandom(16)
             salted = base64.b64encode(
@@ -169,7 +183,9 @@ class Secured:
         return (self.folder / "jwks.json").as_uri()
 
     def _admin_settings(self) -> str:
-        """Return the text of a settings file for the super user: it names the file with the password."""
+        """Return the text of a settings file for the super user: it names the file with
+        the password.
+        """
         told: Mapping[str, str] = self.admin() | {
             "sasl.password": f"${{file:{self.folder / f'{ADMIN}.password'}}}"
         }

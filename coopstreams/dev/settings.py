@@ -1,7 +1,7 @@
 """The settings of a Kafka node for development: pure, a mapping and its text.
 
-Each node is broker and controller. A single node keeps one replica where Kafka's default is three; thread pools are
-sized for two cores.
+Each node is broker and controller. A single node keeps one replica where Kafka's
+default is three; thread pools are sized for two cores.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ from pathlib import Path
 def broker_settings(
     folder: Path, port: int, controller_port: int, changes: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the server properties of a node that keeps its data in `folder`; `changes` win."""
+    """Return the server properties of a node that keeps its data in `folder`; `changes`
+    win.
+    """
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -24,7 +26,8 @@ def broker_settings(
         "log.dirs": str(folder / "log"),
         # Topics are created explicitly: a misspelt name must be an error.
         "auto.create.topics.enable": "false",
-        # Records have the time of their events: with a retention, flights of 2013 would be deleted at once.
+        # Records have the time of their events: with a retention, flights of 2013 would
+        # be deleted at once.
         "log.retention.ms": "-1",
         "default.replication.factor": "1",
         "min.insync.replicas": "1",
@@ -37,12 +40,15 @@ def broker_settings(
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # A member of a share group gets its assignment with a heartbeat: 5 s after it joined, by default.
+        # A member of a share group gets its assignment with a heartbeat: 5 s after it
+        # joined, by default.
         "group.share.min.heartbeat.interval.ms": "500",
         "group.share.heartbeat.interval.ms": "500",
-        # Tests of lost members use shorter session time-outs than Kafka's minimum of six seconds.
+        # Tests of lost members use shorter session time-outs than Kafka's minimum of
+        # six seconds.
         "group.min.session.timeout.ms": "1000",
-        # After a kill, the controller accepts the broker again when its old session has expired.
+        # After a kill, the controller accepts the broker again when its old session has
+        # expired.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         "num.network.threads": "2",

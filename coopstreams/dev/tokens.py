@@ -1,6 +1,8 @@
-"""Tokens for OAUTHBEARER on a broker of development: signed by a key of its own. Needs `cryptography`.
+"""Tokens for OAUTHBEARER on a broker of development: signed by a key of its own. Needs
+`cryptography`.
 
-Shape: JSON Web Tokens, signed with ES256; the broker reads the public key from a JWKS file.
+Shape: JSON Web Tokens, signed with ES256; the broker reads the public key from a JWKS
+file.
 Source: RFC 7515 (JWS), RFC 7517 (JWK), RFC 7518 section 3.4 (ES256).
 """
 
@@ -14,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-AUDIENCE, ISSUER = "kafka", "coopstreams-dev"
+AUDIENCE = "kafka"
+ISSUER = "coopstreams-dev"
 _KEY_ID = "dev"
 
 
@@ -51,7 +54,9 @@ def key_set(key: bytes) -> bytes:
 
 
 def signed(key: bytes, subject: str, lifetime_s: float) -> str:
-    """Return a token for the user `subject` that is valid from now on for `lifetime_s`; a negative one has expired."""
+    """Return a token for the user `subject` that is valid from now on for `lifetime_s`;
+    a negative one has expired.
+    """
     now = time.time()
     claims = {
         "sub": subject,

@@ -1,8 +1,8 @@
 """Describe a group, and read or commit its offsets, without being a member.
 
-Invariant: a commit from here is refused as soon as the group has a member (the coordinator checks it).
-Turned down: kafka-python's admin client (it does not wait for open transactions, and does not follow a coordinator that
-moves).
+Invariant: a commit from here is refused as soon as the group has a member (the
+coordinator checks it). Turned down: kafka-python's admin client (it does not wait for
+open transactions, and does not follow a coordinator that moves).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from coopstreams.topology.errors import GroupError, MembershipLostError
 _T = TypeVar("_T")
 
 NOBODY = (-1, "")
-"""Generation and member id for a commit by no member. Not in transactions: brokers would not refuse it there."""
+"""Generation and member id for a commit by no member. Not in transactions: brokers
+would not refuse it there.
+"""
 
 
 class GroupAdmin:
@@ -34,7 +36,8 @@ class GroupAdmin:
         """Connect. `settings` in librdkafka's names.
 
         Raises:
-            ConfigError: a connection or security setting that this client does not have.
+            ConfigError: a connection or security setting that this client does not
+            have.
             GroupError: no brokers in this time.
         """
         self.group = group
@@ -58,7 +61,8 @@ class GroupAdmin:
     def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> requests.Offsets:
-        """Return the plain offset and metadata of each partition; `partitions` None: of all that have one.
+        """Return the plain offset and metadata of each partition; `partitions` None: of
+        all that have one.
 
         Waits for open transactions that would change them.
 

@@ -1,4 +1,5 @@
-"""Balances the cells of one sub-topology over the members: evenly, with few moves, siblings together.
+"""Balances the cells of one sub-topology over the members: evenly, with few moves,
+siblings together.
 
     quotas      which members take one cell more, where cells do not come out even: those that hold more already
     slot counts which partitions have one slot more: those where it keeps the most in place
@@ -6,11 +7,11 @@
     fill        the rest goes where the member has a store already, then where it fits as a whole
     cell        which cell of the partition: the one of which the member holds the most
 
-Invariant: every cell has one member and every member its quota; cells that a member holds completely stay, up to its
-quota.
-Turned down: a maximum matching (cubic; the leader decides on the thread that sends its heartbeats), keeping members in
-the order of the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a
-quarter).
+Invariant: every cell has one member and every member its quota; cells that a member
+holds completely stay, up to its quota. Turned down: a maximum matching (cubic; the
+leader decides on the thread that sends its heartbeats), keeping members in the order of
+the hash space (when the first of n leaves, all others shift: half of everything moves;
+by overlap it is a quarter).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _PASSES = 8
 """Bound on passes of exchanging cells; they settle in two or three."""
 
 _CALM = 4
-"""A partition in which no task would change counts a sixteenth (2^-4) more than one that is cut again."""
+"""A partition in which no task would change counts a sixteenth (2^-4) more than one
+that is cut again.
+"""
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 
@@ -38,8 +41,8 @@ def balance(
 ) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
-    Shape: `held` by member and partition, disjoint ranges. `load` is each member's share of other sub-topologies: it
-    breaks ties.
+    Shape: `held` by member and partition, disjoint ranges. `load` is each member's
+    share of other sub-topologies: it breaks ties.
     """
     counts = _slot_counts(layout, held)
     cells = {
@@ -75,7 +78,9 @@ def balance(
 
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
-    """Return the slots of each partition. One more goes where it keeps the most in place."""
+    """Return the slots of each partition. One more goes where it keeps the most in
+    place.
+    """
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
         gain = {
@@ -103,7 +108,9 @@ def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
 def _overlaps(
     cells: Iterable[Cell], members: Iterable[str], held: _Held
 ) -> Iterator[tuple[int, Cell, str]]:
-    """Yield how many hashes of a cell a member holds, with the cell and the member; only where it holds some."""
+    """Yield how many hashes of a cell a member holds, with the cell and the member;
+    only where it holds some.
+    """
     members = tuple(members)
     for cell in cells:
         for member in members:
@@ -135,7 +142,8 @@ def _quotas(
 ) -> dict[str, int]:
     """Return how many cells each member takes.
 
-    The odd cells go to members that can keep them, then to those that hold most, then to the idle.
+    The odd cells go to members that can keep them, then to those that hold most, then
+    to the idle.
     """
     quota = {member: low for member, (low, _) in layout.quotas.items()}
     odd = layout.slots - sum(quota.values())
@@ -160,7 +168,9 @@ def _quotas(
 
 
 def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
-    """Return the cells to keep, if there are more than the quota: those of partitions where the member has most."""
+    """Return the cells to keep, if there are more than the quota: those of partitions
+    where the member has most.
+    """
     together = Counter(cell.partition for cell in cells)
     return sorted(
         cells,
@@ -202,7 +212,9 @@ def _stores(
     balanced: Mapping[str, list[Cell]],
     held: _Held,
 ) -> Iterator[tuple[bool, int, int, str]]:
-    """Yield where members have a store, as (it would be given up, minus the free hashes it has, partition, member)."""
+    """Yield where members have a store, as (it would be given up, minus the free hashes
+    it has, partition, member).
+    """
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
         for partition in stays | set(held.get(member, ())):
@@ -216,7 +228,8 @@ def _stores(
 def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
     """Return the partition to start a store in.
 
-    One that takes all missing cells is preferred, the fullest of them; a single slot goes round robin.
+    One that takes all missing cells is preferred, the fullest of them; a single slot
+    goes round robin.
     """
 
     def order(partition: int) -> tuple[bool, int, int]:
@@ -231,9 +244,11 @@ def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
 def _match(
     cells: list[Cell], limits: Mapping[str, int], held: _Held
 ) -> tuple[dict[Cell, str | None], int]:
-    """Return the owner of each cell, none beyond its limit, and how many hashes stay in place.
+    """Return the owner of each cell, none beyond its limit, and how many hashes stay in
+    place.
 
-    The largest overlap first, the rest in order; then pairs of owners swap while that keeps more.
+    The largest overlap first, the rest in order; then pairs of owners swap while that
+    keeps more.
     """
     overlaps = {
         (cell, member): overlap
@@ -270,8 +285,11 @@ def _swap(
     owners: dict[Cell, str | None],
     overlaps: Mapping[tuple[Cell, str], int],
 ) -> bool:
-    """Swap the owners of two cells if more hashes stay in place; return whether they were swapped."""
-    mine, other = owners[a] or "", owners[b] or ""
+    """Swap the owners of two cells if more hashes stay in place; return whether they
+    were swapped.
+    """
+    mine = owners[a] or ""
+    other = owners[b] or ""
     stays = overlaps.get((a, mine), 0) + overlaps.get((b, other), 0)
     would = overlaps.get((a, other), 0) + overlaps.get((b, mine), 0)
     if would > stays:

@@ -1,9 +1,11 @@
 """Which ranges each member rightly holds, and which tasks may therefore be granted now.
 
-A range that another member still holds is withheld: its next owner gets it when it was released, a rebalance later.
+A range that another member still holds is withheld: its next owner gets it when it was
+released, a rebalance later.
 
-Invariant: a grant overlaps no range that another member rightly holds. Of two claims to the same hashes the one of the
-higher generation is right: a member that was away claims ranges that the group has given to others since.
+Invariant: a grant overlaps no range that another member rightly holds. Of two claims to
+the same hashes the one of the higher generation is right: a member that was away claims
+ranges that the group has given to others since.
 Source: KIP-429 (cooperative hand-over), KIP-792 (generations of claims).
 """
 
@@ -18,7 +20,9 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
 Claims: TypeAlias = Mapping[str, Mapping[TaskPartition, list[KeyRange]]]
-"""The ranges that each member rightly holds of each partition: disjoint, ascending, none touching the next."""
+"""The ranges that each member rightly holds of each partition: disjoint, ascending,
+none touching the next.
+"""
 
 
 def task_partition_of(task: TaskId) -> TaskPartition:
@@ -44,7 +48,9 @@ def common(ranges: Iterable[KeyRange], key_range: KeyRange) -> int:
 
 
 def claims_of(members: Mapping[str, MemberState]) -> Claims:
-    """Return the ranges that each member rightly holds; among equal generations the smaller member id wins."""
+    """Return the ranges that each member rightly holds; among equal generations the
+    smaller member id wins.
+    """
     taken: dict[TaskPartition, list[KeyRange]] = {}
     claims: dict[str, dict[TaskPartition, list[KeyRange]]] = {}
     for member in sorted(members, key=lambda id_: (-members[id_].generation, id_)):
@@ -66,7 +72,9 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 def grant(
     target: Mapping[str, Iterable[TaskId]], claims: Claims
 ) -> dict[str, tuple[TaskId, ...]]:
-    """Return the part of each member's target that no other member holds. A task may be granted in parts."""
+    """Return the part of each member's target that no other member holds. A task may be
+    granted in parts.
+    """
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
         for task_partition, ranges in held.items():
@@ -91,7 +99,8 @@ def grant(
 
 
 def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> None:
-    """Check that the grants overlap neither each other nor ranges that other members rightly hold.
+    """Check that the grants overlap neither each other nor ranges that other members
+    rightly hold.
 
     Raises:
         AssignmentError: two members would own the same hashes; names both.

@@ -3,12 +3,15 @@
     subscription   Kafka's consumer protocol v3 (topics, owned partitions, generation), our state in its user data
     assignment     Kafka's consumer protocol v3 (partitions), ours in its user data
 
-Kafka's own tools can read the consumer protocol. Our user data are `CS`, a version byte, then compressed JSON: two
-streams in an assignment, the second the same for all members and compressed once.
+Kafka's own tools can read the consumer protocol. Our user data are `CS`, a version
+byte, then compressed JSON: two streams in an assignment, the second the same for all
+members and compressed once.
 
-Invariant: equal values give equal bytes (a follower whose bytes have not changed does not start a rebalance).
-Invariant: decoding foreign bytes raises only `GroupError`, which names the member that sent them.
-Turned down: one record a field (the broker keeps all of a group in one record of about 1 MB: measured).
+Invariant: equal values give equal bytes (a follower whose bytes have not changed does
+not start a rebalance).
+Invariant: decoding foreign bytes raises only `GroupError`, which names the member that
+sent them. Turned down: one record a field (the broker keeps all of a group in one
+record of about 1 MB: measured).
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ VERSION = b"2"
 _READ = (b"1", VERSION)
 """Versions of subscriptions that are decoded.
 
-In version 1 members do not announce their topology: such a member gets no tasks, but the tasks it holds are not granted
-to others. Assignments of version 1 are refused: their leader ignores topologies.
+In version 1 members do not announce their topology: such a member gets no tasks, but
+the tasks it holds are not granted to others. Assignments of version 1 are refused:
+their leader ignores topologies.
 """
 _MAGIC = b"CS"
 _WRAPPER = 3
@@ -49,12 +53,15 @@ _WRAPPER = 3
 MOST_BYTES = 8 << 20
 """The most bytes of JSON that are decompressed for one value.
 
-Anybody who may join the group writes them, and zlib makes 300 MiB of 300 kB. 50,000 tasks
-of 100 members are 770 kB (measured); a broker keeps all of a group in a record of 1 MB.
+Anybody who may join the group writes them, and zlib makes 300 MiB of 300 kB. 50,000
+tasks of 100 members are 770 kB (measured); a broker keeps all of a group in a record of
+1 MB.
 """
 
 _Task = tuple[int, ...]
-"""(sub-topology, partition, first group, last group); a range that is not cut at groups: (…, start, end, 0)."""
+"""(sub-topology, partition, first group, last group); a range that is not cut at
+groups: (…, start, end, 0).
+"""
 
 
 class _Info(msgspec.Struct, omit_defaults=True):
@@ -107,9 +114,9 @@ def encode_subscription(
 ) -> bytes:
     """Return the bytes of a subscription.
 
-    Shape: `topics` is all the group commits offsets for, else the broker forgets them (measured). `sources` names the
-    topics of each sub-topology: only for people and tools, which then see partitions. A different `nonce` gives
-    different bytes.
+    Shape: `topics` is all the group commits offsets for, else the broker forgets them
+    (measured). `sources` names the topics of each sub-topology: only for people and
+    tools, which then see partitions. A different `nonce` gives different bytes.
     """
     ours = _Subscription(
         **_info(state.info),
@@ -136,7 +143,8 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     """Return the state of the member `who`.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; names the sender and the cure.
+        GroupError: not bytes of ours, or of another version; names the sender and the
+        cure.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
     ours, _ = _unpack(wrapper.user_data, _SUBSCRIPTION, who, _READ)
@@ -163,7 +171,8 @@ def encode_assignments(
         for assignment in [*assignments.values()][:1]
     )
     for member, assignment in assignments.items():
-        tasks, target = _tasks(assignment.tasks), _tasks(assignment.target)
+        tasks = _tasks(assignment.tasks)
+        target = _tasks(assignment.target)
         ours = _Assignment(
             assignment.process,
             tasks,
@@ -187,7 +196,8 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
     """Return an assignment by the leader `who`.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; names the sender and the cure.
+        GroupError: not bytes of ours, or of another version; names the sender and the
+        cure.
     """
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
     ours, rest = _unpack(wrapper.user_data, _ASSIGNMENT, who, (VERSION,))

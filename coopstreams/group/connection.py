@@ -1,9 +1,11 @@
-"""A connection to the brokers with an I/O thread: kafka-python's client, and its private names, behind a few methods.
+"""A connection to the brokers with an I/O thread: kafka-python's client, and its
+private names, behind a few methods.
 
-Invariant: every wait has a time limit, and its error names the request, the time and the last answer.
-Turned down: kafka-python's admin client for the same requests (a second connection and thread, and it does not look
-again for a coordinator that moved).
-Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change between minor versions.
+Invariant: every wait has a time limit, and its error names the request, the time and
+the last answer. Turned down: kafka-python's admin client for the same requests (a
+second connection and thread, and it does not look again for a coordinator that moved).
+Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change
+between minor versions.
 """
 # pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
 # pyright brings stubs of kafka-python 2.
@@ -42,13 +44,19 @@ _T = TypeVar("_T")
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
 _MARGIN_MS = 50
-"""How much earlier a request's own time-out ends than its caller's: its error says more."""
+"""How much earlier a request's own time-out ends than its caller's: its error says
+more.
+"""
 REQUEST_MS = 4000
-"""Time limit of a heartbeat, and of the search for the coordinator; a join has a limit of its own."""
+"""Time limit of a heartbeat, and of the search for the coordinator; a join has a limit
+of its own.
+"""
 
 
 class Connection:
-    """The brokers. Other threads call `run`, `soon` and `close`; `async` methods run on the I/O thread."""
+    """The brokers. Other threads call `run`, `soon` and `close`; `async` methods run on
+    the I/O thread.
+    """
 
     def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
         plain = dict(settings)
@@ -137,7 +145,9 @@ class Connection:
         return None
 
     async def _why(self) -> errors.KafkaError:
-        """Return the error of one connection made by hand: a failed bootstrap does not give its reason."""
+        """Return the error of one connection made by hand: a failed bootstrap does not
+        give its reason.
+        """
         node = self._manager.cluster.bootstrap_brokers()[0].node_id
         await self._net.sleep(self._manager.connection_delay(node) + 0.01)
         try:
@@ -159,8 +169,11 @@ class Connection:
     async def once(
         self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS
     ) -> _T:
-        """Send a request to a node; return its decoded answer, or raise kafka-python's error."""
-        # `wait_for` as well: while a connection is being made, kafka-python's own time-out does not run.
+        """Send a request to a node; return its decoded answer, or raise kafka-python's
+        error.
+        """
+        # `wait_for` as well: while a connection is being made, kafka-python's own
+        # time-out does not run.
         try:
             answer = self._manager.send(
                 exchange.request, node_id=node, request_timeout_ms=timeout_ms
@@ -184,12 +197,15 @@ class Connection:
     ) -> _T:
         """Return the answer of the responsible broker; retry while that may help.
 
-        `moved` is called when another broker may have become responsible. Each attempt has only a part of the time: a
-        broker that hangs is asked again until another one is responsible.
+        `moved` is called when another broker may have become responsible. Each attempt
+        has only a part of the time: a broker that hangs is asked again until another
+        one is responsible.
 
         Raises:
-            MembershipLostError: the request came from a process that is not a member in this generation.
-            UnknownTopicError: it is about a topic that the broker does not know, for `UNKNOWN_FOR_S`.
+            MembershipLostError: the request came from a process that is not a member in
+            this generation.
+            UnknownTopicError: it is about a topic that the broker does not know, for
+            `UNKNOWN_FOR_S`.
             LogError: refused, or no answer in time.
         """
         timeout_s = (timeout_ms or self._request_ms) / 1000
@@ -205,7 +221,8 @@ class Connection:
                 )
             except errors.KafkaError as error:
                 if isinstance(error, errors.UnknownTopicOrPartitionError):
-                    # The coordinator may not know yet a topic that the controller has created.
+                    # The coordinator may not know yet a topic that the controller has
+                    # created.
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
                     passes = time.monotonic() <= unknown_until
                 else:
@@ -233,10 +250,12 @@ class Connection:
         timeout_ms: float,
         enough: Callable[[Mapping[int, _T]], bool] | None = None,
     ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
-        """Send each node its request, all at once; return the answers, and the errors; a late node is in neither.
+        """Send each node its request, all at once; return the answers, and the errors;
+        a late node is in neither.
 
-        The wait ends when all have answered or failed, when the answers are `enough`, or at the time limit. The request
-        to a broker that hangs is not cancelled, as in `open_transactions`.
+        The wait ends when all have answered or failed, when the answers are `enough`,
+        or at the time limit. The request to a broker that hangs is not cancelled, as in
+        `open_transactions`.
         """
         answers: dict[int, _T] = {}
         failed: dict[int, errors.KafkaError] = {}
@@ -301,10 +320,12 @@ class Connection:
         )
 
     async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of open transactions, of the brokers that answer within this time. All are asked at once.
+        """Return the ids of open transactions, of the brokers that answer within this
+        time. All are asked at once.
 
-        The request to a broker that hangs is kept, not repeated: repeated requests would leave no room for others, and
-        a cancelled one would close the connection, commits included.
+        The request to a broker that hangs is kept, not repeated: repeated requests
+        would leave no room for others, and a cancelled one would close the connection,
+        commits included.
         """
         asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
         for node in self.brokers():
@@ -332,7 +353,9 @@ class Connection:
         return frozenset(found)
 
     def plain_node(self, coordinator: Any) -> Any:
-        """Return the broker behind the coordinator's connection: another connection to it, not blocked by joins."""
+        """Return the broker behind the coordinator's connection: another connection to
+        it, not blocked by joins.
+        """
         plain = self.plain_id(coordinator)
         return (
             coordinator
@@ -353,7 +376,9 @@ class Connection:
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     def another(self, broker: int) -> Any:
-        """Return another broker than this one; None (which means any) if no other is known."""
+        """Return another broker than this one; None (which means any) if no other is
+        known.
+        """
         others = [other for other in self.brokers() if other != broker]
         return random.choice(others) if others else None
 
@@ -369,7 +394,8 @@ class Connection:
 
 
 class _Forgetful(dict[Any, Any]):
-    """In place of kafka-python's refused logins by broker, to which it never connects again.
+    """In place of kafka-python's refused logins by broker, to which it never connects
+    again.
 
     The next login has another token.
     """
@@ -408,9 +434,12 @@ def _client_settings(
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "proxy_url": f"{names.SCHEME}://",
-        "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
-        "socket_connection_setup_timeout_ms": REQUEST_MS,  # a broker that hangs still takes connections
-        "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
+        # kafka-python's 30 s would cost the membership when the coordinator hangs
+        "request_timeout_ms": REQUEST_MS,
+        # a broker that hangs still takes connections
+        "socket_connection_setup_timeout_ms": REQUEST_MS,
+        # kafka-python's 30 s would cost the membership after a short outage
+        "reconnect_backoff_max_ms": 1000,
         "receive_message_max_bytes": 100_000_000,
         **settings,
     }

@@ -1,13 +1,16 @@
-"""Joining a group and staying in it: kafka-python's state machine of a member, with our hooks in it.
+"""Joining a group and staying in it: kafka-python's state machine of a member, with our
+hooks in it.
 
-Heartbeats, joins and hooks all run on the connection's I/O thread. Hooks must return at once: while they run, no
-heartbeat is sent.
+Heartbeats, joins and hooks all run on the connection's I/O thread. Hooks must return at
+once: while they run, no heartbeat is sent.
 
-Invariant: a lost membership reaches the hooks before a new one can begin.
-Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one
-connection for joins and commits (a broker answers one request after the other, and a join may wait for seconds).
-Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended; `_generation`, `_heartbeat_wakeup` and the
-`_on_join_*`, `_send_*`, `_handle_*` and `_process_*` methods are private and change between minor versions.
+Invariant: a lost membership reaches the hooks before a new one can begin. Turned down:
+kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the
+user's loop), one connection for joins and commits (a broker answers one request after
+the other, and a join may wait for seconds).
+Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended;
+`_generation`, `_heartbeat_wakeup` and the `_on_join_*`, `_send_*`, `_handle_*` and
+`_process_*` methods are private and change between minor versions.
 """
 # pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
 # pyright brings stubs of kafka-python 2.
@@ -38,7 +41,9 @@ from coopstreams.topology.errors import CoopStreamsError, GroupError
 log = logging.getLogger(__name__)
 
 PROTOCOL = "coopstreams"
-"""The name of our assignor: a member with other assignors cannot join a group that uses it."""
+"""The name of our assignor: a member with other assignors cannot join a group that uses
+it.
+"""
 
 _T = TypeVar("_T")
 
@@ -46,7 +51,9 @@ _STEP_MS = 1000
 _IDLE_S = 0.25
 _LAST_HEARTBEAT_S = 0.5
 _LOOK_S = 2.0
-"""How often a member that waits for a join or a heartbeat checks whether its coordinator is still the right broker."""
+"""How often a member that waits for a join or a heartbeat checks whether its
+coordinator is still the right broker.
+"""
 
 
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
@@ -65,15 +72,16 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """A time (`Host.elapsed`) not after the sending of the last answered heartbeat or join.
+        """A time (`Host.elapsed`) not after the sending of the last answered heartbeat
+        or join.
 
         kafka-python's own clock stops while the machine sleeps.
         """
         self.calm_at = 0.0
         """Likewise, but of the last one whose answer named no rebalance.
 
-        Once a rebalance has begun, the group goes on without a member that has not joined again at the time-out,
-        whatever heartbeats it has sent meanwhile.
+        Once a rebalance has begun, the group goes on without a member that has not
+        joined again at the time-out, whatever heartbeats it has sent meanwhile.
         """
         self._beat_at = self._joined_at = 0.0
         self.shut_out: errors.KafkaError | None = None
@@ -83,7 +91,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         )
 
     def protocol_type(self) -> str:
-        return "consumer"  # so that Kafka's tools show the group, and brokers keep the offsets of its topics
+        # so that Kafka's tools show the group, and brokers keep the offsets of its
+        # topics
+        return "consumer"
 
     def group_protocols(self) -> list[tuple[str, bytes]]:
         return [(PROTOCOL, self._hooks.subscription())]
@@ -182,10 +192,12 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
 
 def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
-    """Return a factory of coordinators on these brokers; `settings` in librdkafka's names.
+    """Return a factory of coordinators on these brokers; `settings` in librdkafka's
+    names.
 
     Raises:
-        ConfigError: a connection or security setting that the group's client does not have.
+        ConfigError: a connection or security setting that the group's client does not
+        have.
     """
     return partial(GroupCoordinator, kafka_python_settings(settings), host=host)
 
@@ -220,7 +232,9 @@ class GroupCoordinator:
         self._connection.start(self._drive)
 
     def identity(self) -> tuple[int, str]:
-        """Return generation and member id as they are now; a generation below 0: no member."""
+        """Return generation and member id as they are now; a generation below 0: no
+        member.
+        """
         if self._member is None:
             return -1, ""
         metadata = self._member.group_metadata()
@@ -228,7 +242,9 @@ class GroupCoordinator:
 
     @property
     def broker(self) -> int | None:
-        """The broker that coordinates the group and is connected; None: it is being looked for. Any thread."""
+        """The broker that coordinates the group and is connected; None: it is being
+        looked for. Any thread.
+        """
         node = None if self._member is None else self._member.coordinator_id
         return (
             self._connection.plain_id(node)
@@ -237,7 +253,9 @@ class GroupCoordinator:
         )
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation and not joining the next one, which cannot begin without it."""
+        """Whether this is a member in that generation and not joining the next one,
+        which cannot begin without it.
+        """
         member = self._member
         return (
             member is not None
@@ -247,7 +265,9 @@ class GroupCoordinator:
 
     @property
     def sure_until(self) -> float:
-        """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
+        """The time (`Host.elapsed`) until which certainly no other member has our
+        tasks; 0: no member.
+        """
         member = self._joined
         return (
             0.0
@@ -257,7 +277,9 @@ class GroupCoordinator:
 
     @property
     def heard_at(self) -> float:
-        """The time (`Host.elapsed`) at which the last answered request of this member was sent; 0: no member."""
+        """The time (`Host.elapsed`) at which the last answered request of this member
+        was sent; 0: no member.
+        """
         member = self._joined
         return 0.0 if member is None else member.heard_at
 
@@ -298,9 +320,10 @@ class GroupCoordinator:
     ) -> requests.FetchedOffset:
         """Return the group's offsets.
 
-        A coordinator that hung may return old ones, until it learns of its successor. That costs work, but gives no
-        wrong result: only a later generation can have moved them, the successor refuses a commit of this generation,
-        and the stale coordinator has no replicas to acknowledge it.
+        A coordinator that hung may return old ones, until it learns of its successor.
+        That costs work, but gives no wrong result: only a later generation can have
+        moved them, the successor refuses a commit of this generation, and the stale
+        coordinator has no replicas to acknowledge it.
         """
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 
@@ -323,11 +346,15 @@ class GroupCoordinator:
         )
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of open transactions that this principal may see, of the brokers that answer in time."""
+        """Return the ids of open transactions that this principal may see, of the
+        brokers that answer in time.
+        """
         return self._connection.run(self._connection.open_transactions, timeout_ms)
 
     def close(self, *, leave: bool) -> None:
-        """End everything. `leave` False: the group learns it when the session has timed out. Idempotent."""
+        """End everything. `leave` False: the group learns it when the session has timed
+        out. Idempotent.
+        """
         if self._connection.closed:
             return
         self._connection.closed = True
@@ -393,7 +420,9 @@ class GroupCoordinator:
         )
 
     async def _remove_predecessor(self) -> None:
-        """Have a dead process leave the group: a rebalance would otherwise wait until its session has timed out."""
+        """Have a dead process leave the group: a rebalance would otherwise wait until
+        its session has timed out.
+        """
         if not self._predecessor:
             return
         try:
@@ -406,7 +435,9 @@ class GroupCoordinator:
             log.info("%s", error)
 
     async def _step(self, member: _Member) -> GroupError | None:
-        """Do one step of the membership, then wait for more work. Return the error that ends it for good."""
+        """Do one step of the membership, then wait for more work. Return the error that
+        ends it for good.
+        """
         if member.shut_out is not None:
             return self._refusal(member.shut_out)
         wanted = self._hooks.alive()
@@ -440,7 +471,9 @@ class GroupCoordinator:
     async def _leave_hanging_coordinator(
         self, member: _Member, *, answers: bool
     ) -> None:
-        """Drop a coordinator that hangs, if another broker names a new one: a join there would wait half a minute."""
+        """Drop a coordinator that hangs, if another broker names a new one: a join
+        there would wait half a minute.
+        """
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:
@@ -470,7 +503,9 @@ class GroupCoordinator:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Leave the group. A static member only resets its generation: its place is kept for the session time-out."""
+        """Leave the group. A static member only resets its generation: its place is
+        kept for the session time-out.
+        """
         generation, member_id = self.identity()
         if self._member is None or not member_id:
             return
@@ -515,7 +550,9 @@ class GroupCoordinator:
             and self._connection.login.by_token
             and isinstance(error, errors.SaslAuthenticationFailedError)
         ):
-            return None  # a later token may be accepted; at the start it is final, as for the other clients
+            # a later token may be accepted; at the start it is final, as for the other
+            # clients
+            return None
         return requests.refusal(
             error,
             self._group,

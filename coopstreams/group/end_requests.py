@@ -29,7 +29,9 @@ _MIN_ISR = "min.insync.replicas"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Partitions and brokers as one broker knows them, and the topics that this principal may not see."""
+    """Partitions and brokers as one broker knows them, and the topics that this
+    principal may not see.
+    """
 
     of: Mapping[TopicPartition, BrokerView]
     brokers: frozenset[int]
@@ -50,7 +52,9 @@ class EndsThere:
 
 
 def find_views(topics: Collection[str]) -> Exchange[Views]:
-    """Ask a broker for the leaders of topics' partitions; topics that it does not know are left out."""
+    """Ask a broker for the leaders of topics' partitions; topics that it does not know
+    are left out.
+    """
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(name=topic) for topic in sorted(topics)]
     request = MetadataRequest(
@@ -85,7 +89,9 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
 
 
 def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
-    """Ask any broker for `min.insync.replicas` of topics; those that this principal may not describe are left out."""
+    """Ask any broker for `min.insync.replicas` of topics; those that this principal may
+    not describe are left out.
+    """
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [
         resource_type(
@@ -109,7 +115,9 @@ def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
 
 
 def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
-    """Ask a broker for the high watermarks of partitions that it leads in exactly these leader epochs."""
+    """Ask a broker for the high watermarks of partitions that it leads in exactly these
+    leader epochs.
+    """
     topic_type = ListOffsetsRequest.ListOffsetsTopic
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), epoch in sorted(epochs.items()):

@@ -1,10 +1,12 @@
-"""The true ends of partitions: every record acknowledged before the request lies below. `leadership` has the argument.
+"""The true ends of partitions: every record acknowledged before the request lies below.
+`leadership` has the argument.
 
-One request to each broker, all at once, and one to each leader. The answer of a broker that is dead or hangs is waited
-for only if it may know of a newer leader than those that answered.
+One request to each broker, all at once, and one to each leader. The answer of a broker
+that is dead or hangs is waited for only if it may know of a newer leader than those
+that answered.
 
-Turned down: reusing the answers of an earlier request (a leader may have been deposed since). One request covers many
-partitions.
+Turned down: reusing the answers of an earlier request (a leader may have been deposed
+since). One request covers many partitions.
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -41,8 +43,8 @@ BELIEVED_S = 60.0
 class EndsAnswer:
     """The result of one request.
 
-    Shape: `reasons` say why an end is not known. `unknown` are partitions that no broker knows. `heard`: some broker
-    answered.
+    Shape: `reasons` say why an end is not known. `unknown` are partitions that no
+    broker knows. `heard`: some broker answered.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -52,7 +54,9 @@ class EndsAnswer:
 
 
 class Ends:
-    """Requests the ends of partitions. Any thread; `async`: on the connection's I/O thread."""
+    """Requests the ends of partitions. Any thread; `async`: on the connection's I/O
+    thread.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -64,7 +68,8 @@ class Ends:
     def ask(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> EndsAnswer:
-        """Return the ends of these partitions that can be known within this time. One try: leaders may be moving.
+        """Return the ends of these partitions that can be known within this time. One
+        try: leaders may be moving.
 
         Raises:
             LogError: this principal may not describe a topic.
@@ -76,7 +81,8 @@ class Ends:
     def silent(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return the brokers of in-sync replicas of these partitions that do not answer in this time.
+        """Return the brokers of in-sync replicas of these partitions that do not answer
+        in this time.
 
         Raises:
             LogError: this principal may not describe a topic.
@@ -179,7 +185,9 @@ class Ends:
         return ends, refused | silent
 
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
-        """Fetch `min.insync.replicas` of topics where it is unknown or too old. The first answer counts."""
+        """Fetch `min.insync.replicas` of topics where it is unknown or too old. The
+        first answer counts.
+        """
         now = time.monotonic()
         wanted = {
             topic

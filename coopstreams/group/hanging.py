@@ -1,10 +1,12 @@
-"""Hanging transactions: the coordinator calls a transaction complete, and a partition still has it open.
+"""Hanging transactions: the coordinator calls a transaction complete, and a partition
+still has it open.
 
-A coordinator completes a transaction when it has written a marker (COMMIT or ABORT) to each of its partitions. A broker
-with KAFKA-20734 (4.3.0, 4.3.1, 4.4.0) takes a partition that has no leader at that moment for deleted, and completes
-the transaction without a marker there. The partition then keeps the producer's transaction open, and the producer's
-*next* marker there ends both as one: an ABORT takes back what was acknowledged as committed, a COMMIT brings back what
-was aborted.
+A coordinator completes a transaction when it has written a marker (COMMIT or ABORT) to
+each of its partitions. A broker with KAFKA-20734 (4.3.0, 4.3.1, 4.4.0) takes a
+partition that has no leader at that moment for deleted, and completes the transaction
+without a marker there. The partition then keeps the producer's transaction open, and
+the producer's *next* marker there ends both as one: an ABORT takes back what was
+acknowledged as committed, a COMMIT brings back what was aborted.
 
 The cure follows from both answers, if the coordinator was asked first:
 
@@ -15,11 +17,12 @@ The cure follows from both answers, if the coordinator was asked first:
     CompleteAbort      yes               an ABORT marker that was never written                    write it
     Empty              yes               the same: the producer was initialised after an abort     write it
 
-The coordinator reports `Empty` after `InitProducerId`, which forgets how the last transaction ended. That transaction
-was aborted: by the invariant a committed one was finished before.
+The coordinator reports `Empty` after `InitProducerId`, which forgets how the last
+transaction ended. That transaction was aborted: by the invariant a committed one was
+finished before.
 
-Invariant: no producer is initialised and no transaction begun before the committed one in front of it is finished in
-all its partitions.
+Invariant: no producer is initialised and no transaction begun before the committed one
+in front of it is finished in all its partitions.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ ONGOING = "Ongoing"
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 
 SKIPPING_METADATA = range(30, 32)
-"""The newest metadata versions of brokers with KAFKA-20734: 4.3 (30) and 4.4 (31). Patch releases look the same."""
+"""The newest metadata versions of brokers with KAFKA-20734: 4.3 (30) and 4.4 (31).
+Patch releases look the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,12 @@ def missing_markers(
 ) -> dict[TopicPartition, Marker]:
     """Return the marker that each partition lacks.
 
-    The coordinator must be asked before the partitions, and give the same answer after them. A partition with a newer
-    producer epoch than the coordinator's lacks none: the producer has gone on in between.
+    The coordinator must be asked before the partitions, and give the same answer after
+    them. A partition with a newer producer epoch than the coordinator's lacks none: the
+    producer has gone on in between.
 
-    Shape: the marker is the one that the coordinator would have written; its own epoch is at least that of the
-    partition's last marker.
+    Shape: the marker is the one that the coordinator would have written; its own epoch
+    is at least that of the partition's last marker.
     """
     if told.state not in ENDED:
         return {}
@@ -101,11 +107,13 @@ def missing_markers(
 def believed(
     told_by: int | None, brokers: Collection[int], named: Mapping[int, int]
 ) -> bool:
-    """Return whether the broker that described a transaction coordinates it: the other brokers must name it.
+    """Return whether the broker that described a transaction coordinates it: the other
+    brokers must name it.
 
-    `named`: the coordinator, by broker that has answered. A broker that hung still acts as the coordinator for a moment
-    and reports an old state: it may call a transaction committed that the new coordinator has open, or aborts (seen:
-    802 records became visible 0.2 s before their abort).
+    `named`: the coordinator, by broker that has answered. A broker that hung still acts
+    as the coordinator for a moment and reports an old state: it may call a transaction
+    committed that the new coordinator has open, or aborts (seen: 802 records became
+    visible 0.2 s before their abort).
     """
     others = set(brokers) - {told_by}
     return told_by is not None and (
@@ -121,7 +129,9 @@ def refusal(
     why: str,
     login: Login,
 ) -> str:
-    """Return the message on a hanging transaction that may not be ended: the problem, the danger, and the cure."""
+    """Return the message on a hanging transaction that may not be ended: the problem,
+    the danger, and the cure.
+    """
     starts = {
         at: min(one.start_offset for one in open_[at] if one.producer == told.producer)
         for at in missing

@@ -1,19 +1,22 @@
-"""The tasks that this member holds, is giving up, and was promised: a state machine without I/O.
+"""The tasks that this member holds, is giving up, and was promised: a state machine
+without I/O.
 
     answered    a generation began with the last request of this member; if one was missed in between: lost
     assigned    tasks that are not in the assignment are closing, new ones are added
     released    a closing task is closed: no thread of this process touches it again
     lost        the group has removed this member: all its work is void, and the epoch is another one
 
-Invariant: every task that may still be open here is in `held`, so the leader grants it to no other member (revoked is
-not released).
-Invariant: the epoch changes whenever membership is lost, before any work can begin under a new one. A commit names the
-epoch under which its work began; under another epoch the work is void, even if this member holds the same task again.
-Invariant: what is held was claimed in each generation since it was assigned. A broker may handle an old request to join
-after a newer one (they came by two connections) and begin a generation with the old claim. It answers the request that
-it handled last, so this member gets no answer from such a generation, and voids what it holds when it has missed one.
-Turned down: releasing revoked tasks at once, as consumers may: the next owner would open them beside our open
-transaction.
+Invariant: every task that may still be open here is in `held`, so the leader grants it
+to no other member (revoked is not released).
+Invariant: the epoch changes whenever membership is lost, before any work can begin
+under a new one. A commit names the epoch under which its work began; under another
+epoch the work is void, even if this member holds the same task again.
+Invariant: what is held was claimed in each generation since it was assigned. A broker
+may handle an old request to join after a newer one (they came by two connections) and
+begin a generation with the old claim. It answers the request that it handled last, so
+this member gets no answer from such a generation, and voids what it holds when it has
+missed one. Turned down: releasing revoked tasks at once, as consumers may: the next
+owner would open them beside our open transaction.
 """
 
 from __future__ import annotations
@@ -35,10 +38,12 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A new assignment. Open the `added` tasks, after those `revoked` ones that they overlap are closed.
+    """A new assignment. Open the `added` tasks, after those `revoked` ones that they
+    overlap are closed.
 
-    Shape: `tasks` is everything this member owns now, sorted. Each of `revoked` must be released; until then no other
-    member gets it. `serial` numbers the assignments of this member.
+    Shape: `tasks` is everything this member owns now, sorted. Each of `revoked` must be
+    released; until then no other member gets it. `serial` numbers the assignments of
+    this member.
     """
 
     serial: int
@@ -54,7 +59,8 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The membership is lost, and these tasks with it: uncommitted work is void, and no task has to be released.
+    """The membership is lost, and these tasks with it: uncommitted work is void, and no
+    task has to be released.
 
     `epoch` is the new one.
     """
@@ -65,7 +71,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Kafka refuses this member for good: the instance has to stop. `error` has the reason."""
+    """Kafka refuses this member for good: the instance has to stop. `error` has the
+    reason.
+    """
 
     error: GroupError
 
@@ -82,7 +90,9 @@ class Holdings:
         """The generation of the last assignment, from which the held tasks come."""
         self.tasks: tuple[TaskId, ...] = ()
         self.closing: dict[TaskId, int] = {}
-        """Revoked and not yet released tasks, each with the serial of the assignment that revoked it."""
+        """Revoked and not yet released tasks, each with the serial of the assignment
+        that revoked it.
+        """
         self.process = process
         self._target: tuple[TaskId, ...] = ()
         self._settled = True
@@ -98,27 +108,34 @@ class Holdings:
         return tuple(sorted({*self.tasks, *self.closing}))
 
     def state(self, info: MemberInfo) -> tuple[MemberState, int]:
-        """Return the state to send to the leader, and a nonce that changes with each requested rebalance.
+        """Return the state to send to the leader, and a nonce that changes with each
+        requested rebalance.
 
-        A member whose bytes have not changed only gets its old assignment again (measured).
+        A member whose bytes have not changed only gets its old assignment again
+        (measured).
         """
         self._sent = self._asked
         return MemberState(info, self.held, self.generation, self._target), self._asked
 
     def ask(self) -> None:
-        """Request a rebalance, because the leader's knowledge of this member is out of date."""
+        """Request a rebalance, because the leader's knowledge of this member is out of
+        date.
+        """
         self._asked += 1
 
     @property
     def wants_rebalance(self) -> bool:
-        """Whether a rebalance was requested after the state was sent last: one that runs already may be too early."""
+        """Whether a rebalance was requested after the state was sent last: one that
+        runs already may be too early.
+        """
         return self._asked > self._sent
 
     def answered(self, generation: int) -> Lost | None:
-        """Apply the answer to the last request to join; return what is lost because a generation was missed before it.
+        """Apply the answer to the last request to join; return what is lost because a
+        generation was missed before it.
 
-        A missed one may have begun with a request from before the last assignment, and have granted to others what is
-        held here.
+        A missed one may have begun with a request from before the last assignment, and
+        have granted to others what is held here.
         """
         missed = generation > self._answered + 1
         self._answered = generation
@@ -129,7 +146,8 @@ class Holdings:
 
     def assigned(self, generation: int, assignment: Assignment) -> Assigned:
         """Apply an assignment; revoked tasks stay held until they are released."""
-        old, new = set(self.tasks), set(assignment.tasks)
+        old = set(self.tasks)
+        new = set(assignment.tasks)
         self._serial += 1
         added = tuple(task for task in assignment.tasks if task not in old)
         revoked = tuple(task for task in self.tasks if task not in new)
@@ -140,7 +158,8 @@ class Holdings:
         self.generation = generation
         self._target = assignment.target
         self._settled = assignment.settled
-        # a predecessor's assignment: the leader knows neither our endpoint nor our tasks
+        # a predecessor's assignment: the leader knows neither our endpoint nor our
+        # tasks
         if assignment.process != self.process:
             self.ask()
         return Assigned(
@@ -155,10 +174,12 @@ class Holdings:
         )
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Forget closing tasks; when none is left and another member waits for them, request a rebalance.
+        """Forget closing tasks; when none is left and another member waits for them,
+        request a rebalance.
 
-        Shape: `seen` is the serial of the last assignment that the caller has handled. A task revoked by a later one
-        stays held: the caller is about to get that assignment, and may have to open the task first.
+        Shape: `seen` is the serial of the last assignment that the caller has handled.
+        A task revoked by a later one stays held: the caller is about to get that
+        assignment, and may have to open the task first.
         """
         before = len(self.closing)
         done = set(tasks)
@@ -175,5 +196,7 @@ class Holdings:
         gone = self.held
         self.epoch += 1
         self.generation = NO_GENERATION
-        self.tasks, self._target, self.closing = (), (), {}
+        self.tasks = ()
+        self._target = ()
+        self.closing = {}
         return Lost(self.epoch, gone)

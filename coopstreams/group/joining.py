@@ -1,7 +1,8 @@
-"""The interface between a member and its group's coordinator: all that a group needs of Kafka, without a client.
+"""The interface between a member and its group's coordinator: all that a group needs of
+Kafka, without a client.
 
-Two classes implement it: `GroupCoordinator` (kafka-python) and the model of the simulation, which answers late, twice,
-or never.
+Two classes implement it: `GroupCoordinator` (kafka-python) and the model of the
+simulation, which answers late, twice, or never.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class Timings:
     session: int = 10_000
     """Without heartbeats for this long, a member is out.
 
-    A C call that keeps the GIL for longer costs the membership, but nothing else. The group waits no longer for a
-    member to join again (Kafka's rebalance time-out): a join runs on the same thread as the heartbeats and waits for no
-    record, and a member that dies inside one would hold up all the others.
+    A C call that keeps the GIL for longer costs the membership, but nothing else. The
+    group waits no longer for a member to join again (Kafka's rebalance time-out): a
+    join runs on the same thread as the heartbeats and waits for no record, and a member
+    that dies inside one would hold up all the others.
     """
     heartbeat: int = 400
     """Interval of heartbeats. Each round of a rebalance takes about one interval."""
@@ -34,14 +36,18 @@ class Timings:
     request: int = 30_000
     """How long a request is retried while brokers are unreachable."""
     patience: int = 1000
-    """How long a commit waits for a join, or a join for commits, before it goes on regardless."""
+    """How long a commit waits for a join, or a join for commits, before it goes on
+    regardless.
+    """
 
 
 class Hooks(Protocol):
     """The decisions of a member. Called on the I/O thread; must return at once."""
 
     def alive(self) -> bool:
-        """Whether this process makes progress; if not, it leaves the group until it does."""
+        """Whether this process makes progress; if not, it leaves the group until it
+        does.
+        """
         ...
 
     def subscription(self) -> bytes:
@@ -57,7 +63,8 @@ class Hooks(Protocol):
         ...
 
     def answered(self, generation: int) -> None:
-        """Handle the answer to a join: this generation began with the subscription that was sent last.
+        """Handle the answer to a join: this generation began with the subscription that
+        was sent last.
 
         Called before `Coordinator.identity` names the generation.
         """
@@ -74,7 +81,9 @@ class Hooks(Protocol):
 
 
 class Coordinator(Protocol):
-    """Membership of one process in one group. Any thread but the one that calls the hooks."""
+    """Membership of one process in one group. Any thread but the one that calls the
+    hooks.
+    """
 
     @property
     def problem(self) -> str:
@@ -85,12 +94,16 @@ class Coordinator(Protocol):
         """Begin to join; the hooks are called from now on."""
 
     def identity(self) -> tuple[int, str]:
-        """Return generation and member id as they are now; a generation below 0: no member."""
+        """Return generation and member id as they are now; a generation below 0: no
+        member.
+        """
         ...
 
     @property
     def broker(self) -> int | None:
-        """The broker that coordinates the group, and is connected; None: it is being looked for."""
+        """The broker that coordinates the group, and is connected; None: it is being
+        looked for.
+        """
         ...
 
     def settled_in(self, generation: int) -> bool:
@@ -102,12 +115,16 @@ class Coordinator(Protocol):
 
     @property
     def sure_until(self) -> float:
-        """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
+        """The time (`Host.elapsed`) until which certainly no other member has our
+        tasks; 0: no member.
+        """
         ...
 
     @property
     def heard_at(self) -> float:
-        """The time (`Host.elapsed`) at which the last answered request of this member was sent; 0: no member."""
+        """The time (`Host.elapsed`) at which the last answered request of this member
+        was sent; 0: no member.
+        """
         ...
 
     def rejoin(self) -> None:
@@ -125,14 +142,16 @@ class Coordinator(Protocol):
         """Commit offsets, as the member and generation of the fence.
 
         Raises:
-            MembershipLostError: the coordinator does not know this member and generation.
+            MembershipLostError: the coordinator does not know this member and
+            generation.
             LogError: it refused, or did not answer in time; the message has the reason.
         """
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
     ) -> FetchedOffset:
-        """Return the group's offsets (None: all). `stable`: without those that an open transaction may still change.
+        """Return the group's offsets (None: all). `stable`: without those that an open
+        transaction may still change.
 
         Raises:
             LogError: it refused, or did not answer in time; the message has the reason.
@@ -149,16 +168,21 @@ class Coordinator(Protocol):
         """
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of open transactions that this principal may see, of the brokers that answer in time."""
+        """Return the ids of open transactions that this principal may see, of the
+        brokers that answer in time.
+        """
         ...
 
     def close(self, *, leave: bool) -> None:
-        """End everything. `leave` False: the group learns it when the session has timed out. Idempotent."""
+        """End everything. `leave` False: the group learns it when the session has timed
+        out. Idempotent.
+        """
 
 
 Connector = Callable[[str, str | None, Timings, Hooks, str], Coordinator]
-"""Returns a `Coordinator`, given the group, a static member's id (or None), time limits, hooks and a predecessor.
+"""Returns a `Coordinator`, given the group, a static member's id (or None), time
+limits, hooks and a predecessor.
 
-The predecessor is the member id of a process that is certainly dead: it leaves the group before this one joins; empty:
-none.
+The predecessor is the member id of a process that is certainly dead: it leaves the
+group before this one joins; empty: none.
 """

@@ -1,11 +1,13 @@
-"""The data that members of the group exchange, as values: member information, held tasks, assignments.
+"""The data that members of the group exchange, as values: member information, held
+tasks, assignments.
 
     MemberInfo     an instance's description of itself      instance -> subscription
     MemberState    that, and the tasks it holds             subscription -> leader
     Assignment     its tasks, and those of all members      leader -> each member
     Cluster        the owners, for routing and barriers     in every assignment
 
-Invariant: plain data. `codec.py` defines the bytes, `assignor.py` the leader's decision.
+Invariant: plain data. `codec.py` defines the bytes, `assignor.py` the leader's
+decision.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ NO_GENERATION = -1
 
 
 class TaskPartition(NamedTuple):
-    """A partition of a sub-topology: siblings share it, and each store has its part there."""
+    """A partition of a sub-topology: siblings share it, and each store has its part
+    there.
+    """
 
     subtopology: int
     partition: int
@@ -35,9 +39,13 @@ class Runs(NamedTuple):
 
     fingerprint: str
     partitions: int
-    """The partition count in this member's view; another may see more topics of a pattern. 0: no topic matches yet."""
+    """The partition count in this member's view; another may see more topics of a
+    pattern. 0: no topic matches yet.
+    """
     divisible: bool = True
-    """Whether its partitions may be cut by key range, as far as this member knows. All members must say so."""
+    """Whether its partitions may be cut by key range, as far as this member knows. All
+    members must say so.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,17 @@ class MemberInfo:
     """An instance's description of itself."""
 
     process: str
-    """The name of one run of the process: the same instance started again has another."""
+    """The name of one run of the process: the same instance started again has another.
+    """
     host: str = ""
     endpoint: str | None = None
     """The address of the instance's query server; None: it has none (yet)."""
     threads: int = 1
     """The instance's capacity: how many slots it has. At least 1."""
     transactional_ids: tuple[str, ...] = ()
-    """The ids of its producers. A transaction of this application under any other id has no living owner."""
+    """The ids of its producers. A transaction of this application under any other id
+    has no living owner.
+    """
     allow_key_share: bool = True
     """False: whole partitions only, for the whole group."""
     ending: str = ""
@@ -60,7 +71,8 @@ class MemberInfo:
     topology: tuple[Runs, ...] = ()
     """Its sub-topologies, by number: they define its task ids.
 
-    Empty: a consumer, or a member of a version of the format that does not announce them.
+    Empty: a consumer, or a member of a version of the format that does not announce
+    them.
     """
 
     def __post_init__(self) -> None:
@@ -78,7 +90,9 @@ class MemberState:
     tasks: tuple[TaskId, ...] = ()
     """All tasks held here: assigned, or revoked but not yet released."""
     generation: int = NO_GENERATION
-    """The generation of the assignment that the tasks come from: of two claims the newer one is right."""
+    """The generation of the assignment that the tasks come from: of two claims the
+    newer one is right.
+    """
     target: tuple[TaskId, ...] = ()
     """Its share of the last target: the tasks it gets once all hand-overs are done."""
     topics: tuple[str, ...] = field(default=(), compare=False)
@@ -87,7 +101,9 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as all members see it after a rebalance. `tasks` are granted: no other member holds any of them."""
+    """A member as all members see it after a rebalance. `tasks` are granted: no other
+    member holds any of them.
+    """
 
     id: str
     info: MemberInfo
@@ -96,7 +112,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The whole group in one generation. Shape: `members` sorted by id; `partitions` of each sub-topology."""
+    """The whole group in one generation. Shape: `members` sorted by id; `partitions` of
+    each sub-topology.
+    """
 
     members: tuple[Member, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)
@@ -114,14 +132,19 @@ class Assignment:
     """The leader's assignment of one member."""
 
     process: str
-    """The process that the assignment is for: a restarted static member gets its predecessor's assignment."""
+    """The process that the assignment is for: a restarted static member gets its
+    predecessor's assignment.
+    """
     tasks: tuple[TaskId, ...] = ()
     target: tuple[TaskId, ...] = ()
     """`tasks`, and the tasks that other members must release first."""
     settled: bool = True
-    """No member waits for another: releasing revoked tasks needs no further rebalance."""
+    """No member waits for another: releasing revoked tasks needs no further rebalance.
+    """
     cluster: Cluster = field(default_factory=Cluster)
     error: str = ""
     """Why the leader never gives this member any task: it has to stop."""
     waits: str = ""
-    """Why the leader gives this member no tasks for now: it stays, and takes over when it can."""
+    """Why the leader gives this member no tasks for now: it stays, and takes over when
+    it can.
+    """

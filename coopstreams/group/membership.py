@@ -3,18 +3,22 @@
     Kafka -> coordinator.py (I/O thread) -> holdings.py (state machine) -> events -> the instance's control thread
     control thread -> released -> join again;   stream threads -> fence -> commit
 
-A commit names a generation. When the group begins a new generation during the commit, the broker refuses a rightful
-owner, which then repeats its work. So a join waits until no commit is under way, and a commit waits while this member
-joins (`CommitGate`). Both wait only for a while, because neither a dead member that the group waits for nor a hanging
-commit may stop the other for long.
+A commit names a generation. When the group begins a new generation during the commit,
+the broker refuses a rightful owner, which then repeats its work. So a join waits until
+no commit is under way, and a commit waits while this member joins (`CommitGate`). Both
+wait only for a while, because neither a dead member that the group waits for nor a
+hanging commit may stop the other for long.
 
-Invariant: a revoked task is held until `released`, so no other member opens it before its last commit here.
-Invariant: work names the epoch it began under. `fence` refuses another one, and reads the identity before the epoch: a
-member that was lost and came back cannot commit old work under its new identity. Without an identity there is no
+Invariant: a revoked task is held until `released`, so no other member opens it before
+its last commit here.
+Invariant: work names the epoch it began under. `fence` refuses another one, and reads
+the identity before the epoch: a member that was lost and came back cannot commit old
+work under its new identity. Without an identity there is no
 commit: brokers do not fence such a one.
-Invariant: the gate avoids refusals; safety does not depend on it. The broker checks every commit's generation; without
-the gate a refusal is only likelier.
-Turned down: a thread that drives the membership beside the I/O thread (two more hand-overs, nothing gained).
+Invariant: the gate avoids refusals; safety does not depend on it. The broker checks
+every commit's generation; without the gate a refusal is only likelier. Turned down: a
+thread that drives the membership beside the I/O thread (two more hand-overs, nothing
+gained).
 """
 
 from __future__ import annotations
@@ -56,20 +60,25 @@ log = logging.getLogger(__name__)
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
-"""How long a broker may take to list open transactions. Those of a dead broker could not be ended now anyway."""
+"""How long a broker may take to list open transactions. Those of a dead broker could
+not be ended now anyway.
+"""
 LOOK_S = 0.02
 """How often a commit checks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000
 """Size of a group's metadata above which a warning is logged. Units: bytes.
 
-The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most.
+The broker keeps all subscriptions and assignments of a group in one record, by default
+of 1 MiB at most.
 """
 
 
 class GroupMember:
-    """One process in one group. Any thread may call it, except from inside `on_event`, `info`, `assign` and `alive`.
+    """One process in one group. Any thread may call it, except from inside `on_event`,
+    `info`, `assign` and `alive`.
 
-    These four run on the I/O thread (`on_event` on whichever thread causes the event) and must return at once.
+    These four run on the I/O thread (`on_event` on whichever thread causes the event)
+    and must return at once.
     """
 
     def __init__(
@@ -90,13 +99,15 @@ class GroupMember:
     ) -> None:
         """Connect nothing yet.
 
-        Shape: `coordinator` returns the client of the group's coordinator. `topics` is every topic that offsets are
-        committed for: brokers forget those of others. `sources` names the source topics of each sub-topology, for tools
-        that show which member reads which partition. `predecessor`: the member id of a process that is certainly dead,
-        so that the group need not wait for it; empty: none.
+        Shape: `coordinator` returns the client of the group's coordinator. `topics` is
+        every topic that offsets are committed for: brokers forget those of others.
+        `sources` names the source topics of each sub-topology, for tools that show
+        which member reads which partition. `predecessor`: the member id of a process
+        that is certainly dead, so that the group need not wait for it; empty: none.
 
         Raises:
-            ConfigError: a connection or security setting that the group's client does not have.
+            ConfigError: a connection or security setting that the group's client does
+            not have.
         """
         self.group = group
         self._host = host
@@ -123,7 +134,8 @@ class GroupMember:
     def close(self, leave: bool = True) -> None:
         """Leave the group. No events follow.
 
-        `leave` False: the group learns it when the session has timed out, as if this process had died.
+        `leave` False: the group learns it when the session has timed out, as if this
+        process had died.
         """
         with self._lock:
             self._closed = True
@@ -146,42 +158,52 @@ class GroupMember:
             return self._holdings.epoch
 
     def held(self) -> tuple[TaskId, ...]:
-        """Return the tasks that no other member can have: assigned, or revoked and not yet released."""
+        """Return the tasks that no other member can have: assigned, or revoked and not
+        yet released.
+        """
         with self._lock:
             return self._holdings.held
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """Return whether this is certainly still a member, under that epoch.
 
-        It is if a heartbeat was answered within the session time-out, outside of a rebalance. With a generation: and no
-        later one can have begun, because none begins before this process has asked to join it.
+        It is if a heartbeat was answered within the session time-out, outside of a
+        rebalance. With a generation: and no later one can have begun, because none
+        begins before this process has asked to join it.
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
         return self.sure_s(epoch) > 0
 
     def sure_s(self, epoch: int) -> float:
-        """Return for how many seconds this certainly stays a member under that epoch; 0: it may be none now."""
+        """Return for how many seconds this certainly stays a member under that epoch;
+        0: it may be none now.
+        """
         left = self._coordinator.sure_until - self._host.elapsed()
         return max(0.0, left) if self.epoch == epoch else 0.0
 
     def ask(self) -> float:
-        """Have the group confirm this member as soon as it can; return the time of the request, for `confirmed`."""
+        """Have the group confirm this member as soon as it can; return the time of the
+        request, for `confirmed`.
+        """
         moment = self._host.elapsed()
         self._coordinator.check()
         return moment
 
     def confirmed(self, since: float, epoch: int) -> bool:
-        """Return whether the group has answered a request sent after that time, to this member in that epoch."""
+        """Return whether the group has answered a request sent after that time, to this
+        member in that epoch.
+        """
         return (
             self._coordinator.heard_at > since and self.epoch == epoch
         )  # in this order: answers to a new membership come under its own epoch
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Release these revoked tasks, which are committed and closed. If another member waits for one, rebalance.
+        """Release these revoked tasks, which are committed and closed. If another
+        member waits for one, rebalance.
 
-        Shape: `seen` is the `serial` of the last `Assigned` that the caller has handled: tasks revoked by a later one
-        stay held.
+        Shape: `seen` is the `serial` of the last `Assigned` that the caller has
+        handled: tasks revoked by a later one stay held.
         """
         with self._lock:
             self._holdings.released(tasks, seen)
@@ -199,18 +221,21 @@ class GroupMember:
         self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]
     ) -> None:
         """Read these topics from now on (see `__init__`); the group rebalances."""
-        self._topics, self._sources = sorted(set(topics)), dict(sources)
+        self._topics = sorted(set(topics))
+        self._sources = dict(sources)
         self.rejoin()
 
     @contextmanager
     def fence(self, epoch: int) -> Iterator[GroupFence]:
         """Return the fence for a commit of work that began under `epoch`.
 
-        Any number of threads may have one at once; joins wait for them, for a while. While the coordinator is being
-        looked for, this waits: a client that sends to a broker that is gone may never return (`bounded`).
+        Any number of threads may have one at once; joins wait for them, for a while.
+        While the coordinator is being looked for, this waits: a client that sends to a
+        broker that is gone may never return (`bounded`).
 
         Raises:
-            MembershipLostError: the membership of that epoch is over: uncommitted work is void.
+            MembershipLostError: the membership of that epoch is over: uncommitted work
+            is void.
         """
         coordinator = self._await_coordinator(epoch)
         self._gate.enter(self._timings.patience / 1000)
@@ -232,7 +257,9 @@ class GroupMember:
             self._gate.leave()
 
     def _await_coordinator(self, epoch: int) -> int | None:
-        """Return the broker that coordinates the group; None: none in time, or the membership of that epoch is over."""
+        """Return the broker that coordinates the group; None: none in time, or the
+        membership of that epoch is over.
+        """
         give_up = self._host.now() + self._timings.request / 1000
         while (
             (broker := self._coordinator.broker) is None
@@ -296,7 +323,8 @@ class GroupMember:
     def end_transaction(
         self, transactional_id: str, timeout_ms: int | None = None
     ) -> None:
-        """Abort the open transaction that a dead producer left under that id. A live producer is fenced.
+        """Abort the open transaction that a dead producer left under that id. A live
+        producer is fenced.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -306,7 +334,9 @@ class GroupMember:
     def open_transactions(
         self, prefix: str = "", timeout_ms: int = LIST_MS
     ) -> frozenset[str]:
-        """Return the ids, with that prefix, of open transactions, of the brokers that answer within this time."""
+        """Return the ids, with that prefix, of open transactions, of the brokers that
+        answer within this time.
+        """
         return frozenset(
             id_
             for id_ in self._coordinator.open_transactions(timeout_ms)
@@ -331,7 +361,9 @@ class _Hooks:
         return encode_subscription(state, nonce, member._topics, member._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Assign tasks to our members. A foreign process in the group gets none, and does not stop the others."""
+        """Assign tasks to our members. A foreign process in the group gets none, and
+        does not stop the others.
+        """
         member = self._of
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}
@@ -434,7 +466,9 @@ class CommitGate:
         self._joining = False
 
     def enter(self, patience_s: float) -> bool:
-        """Begin a commit; return whether no join was under way when it began. Every `enter` needs a `leave`."""
+        """Begin a commit; return whether no join was under way when it began. Every
+        `enter` needs a `leave`.
+        """
         with self._changed:
             clear = self._changed.wait_for(lambda: not self._joining, patience_s)
             self._committing += 1
@@ -447,7 +481,9 @@ class CommitGate:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Begin a join: new commits wait, for a while. Return whether none is under way. Never waits."""
+        """Begin a join: new commits wait, for a while. Return whether none is under
+        way. Never waits.
+        """
         with self._changed:
             self._joining = True
             return self._committing == 0

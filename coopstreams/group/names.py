@@ -1,12 +1,15 @@
 """Looks up the names of brokers for kafka-python, on threads of their own.
 
-kafka-python looks a name up on its I/O thread, which also sends the heartbeats. While a name server does not answer,
-that takes 5 to 30 s a name, as long as a session, although the coordinator is connected.
+kafka-python looks a name up on its I/O thread, which also sends the heartbeats. While a
+name server does not answer, that takes 5 to 30 s a name, as long as a session, although
+the coordinator is connected.
 
-Invariant: the I/O thread waits `PATIENCE_S` at most. A name that takes longer counts as unknown for this attempt to
-connect; kafka-python makes another one soon, which takes the answer if it has come.
-Turned down: keeping answers (a broker that is replaced may have another address).
-Source: kafka-python 3.0 `KafkaNetSocket`, which chooses a subclass by the scheme of the setting `proxy_url`.
+Invariant: the I/O thread waits `PATIENCE_S` at most. A name that takes longer counts as
+unknown for this attempt to connect; kafka-python makes another one soon, which takes
+the answer if it has come. Turned down: keeping answers (a broker that is replaced may
+have another address).
+Source: kafka-python 3.0 `KafkaNetSocket`, which chooses a subclass by the scheme of the
+setting `proxy_url`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from kafka.net.inet import KafkaNetSocket
 
 SCHEME = "names"
 PATIENCE_S = 0.2
-"""How long a lookup is waited for: most name servers answer in a tenth of that, and heartbeats can be so late."""
+"""How long a lookup is waited for: most name servers answer in a tenth of that, and
+heartbeats can be so late.
+"""
 
 _Addresses = list[tuple[Any, ...]]
 
@@ -35,7 +40,9 @@ class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
     SCHEMES = (SCHEME,)
 
     def dns_lookup(self, host: str, port: int, raise_error: bool = False) -> _Addresses:  # noqa: ARG002
-        """Return the addresses of a host, as `socket.getaddrinfo`; none if they are not known yet."""
+        """Return the addresses of a host, as `socket.getaddrinfo`; none if they are not
+        known yet.
+        """
         with _lock:
             if (lookup := _lookups.get((host, port))) is None:
                 lookup = _lookups[host, port] = Future()

@@ -1,8 +1,8 @@
 """A group's plain offsets, fetched until no open transaction can change them.
 
-Invariant: a stable offset is kept, and only the others are fetched again. Under exactly-once some thread always has a
-transaction open: if one request for all partitions failed as a whole, 64 threads would leave no moment in which it
-succeeds.
+Invariant: a stable offset is kept, and only the others are fetched again. Under
+exactly-once some thread always has a transaction open: if one request for all
+partitions failed as a whole, 64 threads would leave no moment in which it succeeds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def settled_offsets(
     timeout_s: float,
     host: Host = SYSTEM,
 ) -> Offsets:
-    """Return the offsets of these partitions (None: of all), fetched until no open transaction can change them.
+    """Return the offsets of these partitions (None: of all), fetched until no open
+    transaction can change them.
 
-    Partitions of the commit topic, which some transaction always changes, are fetched once: no task begins at their
-    offsets.
+    Partitions of the commit topic, which some transaction always changes, are fetched
+    once: no task begins at their offsets.
 
     Raises:
         LogError: retryable: a transaction stayed open; names the partitions.

@@ -1,6 +1,8 @@
-"""Requests about groups, besides joining: group offsets, and open transactions of dead producers. No connections.
+"""Requests about groups, besides joining: group offsets, and open transactions of dead
+producers. No connections.
 
-Each exchange is a request and a function that reads the answer and raises kafka-python's error for a refusal.
+Each exchange is a request and a function that reads the answer and raises
+kafka-python's error for a refusal.
 
 Invariant: a commit carries the identity it was begun under, never the current one.
 """
@@ -48,7 +50,8 @@ Offsets = dict[TopicPartition, tuple[int, str] | None]
 class FetchedOffset:
     """An answer with a group's offsets.
 
-    `unstable`: partitions whose offset an open transaction may still change; it is not returned, so fetch it again.
+    `unstable`: partitions whose offset an open transaction may still change; it is not
+    returned, so fetch it again.
     """
 
     offsets: Offsets
@@ -71,13 +74,16 @@ _STALE_COORDINATOR = (
     errors.RequestTimedOutError,
     errors.UnknownBrokerIdError,
 )
-_GROUP, _TRANSACTION = 0, 1
+_GROUP = 0
+_TRANSACTION = 1
 """Coordinator types: of groups with their offsets, and of transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedMember:
-    """A member as the group coordinator knows it, with its subscription and assignment as bytes."""
+    """A member as the group coordinator knows it, with its subscription and assignment
+    as bytes.
+    """
 
     id: str
     host: str
@@ -89,8 +95,9 @@ class DescribedMember:
 class DescribedGroup:
     """A group as its coordinator knows it.
 
-    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (it does not exist).
-    `protocol` is that of the members: classic, as ours; the members of another (`consumer`, `streams`) are not listed.
+    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance,
+    Empty, Dead (it does not exist). `protocol` is that of the members: classic, as
+    ours; the members of another (`consumer`, `streams`) are not listed.
     """
 
     state: str
@@ -99,7 +106,9 @@ class DescribedGroup:
 
     @property
     def members_text(self) -> str:
-        """The members in words, with their number as far as it is known; empty: there are none."""
+        """The members in words, with their number as far as it is known; empty: there
+        are none.
+        """
         if self.protocol != "classic":
             return (
                 ""
@@ -123,7 +132,9 @@ class Exchange(Generic[_T]):
 def commit_offsets(
     fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]
 ) -> Exchange[None]:
-    """Ask the group coordinator to commit offsets, as the member and generation of the fence."""
+    """Ask the group coordinator to commit offsets, as the member and generation of the
+    fence.
+    """
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     committed: dict[str, list[Any]] = {}
@@ -159,7 +170,9 @@ def commit_offsets(
 def fetch_offsets(
     group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
 ) -> Exchange[FetchedOffset]:
-    """Ask the group coordinator for offsets (None: all). `stable`: without those that may still change."""
+    """Ask the group coordinator for offsets (None: all). `stable`: without those that
+    may still change.
+    """
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     numbers = by_topic(set(partitions or ()))
     topics = (
@@ -269,9 +282,11 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
 
 
 def list_group(group: str) -> Exchange[DescribedGroup]:
-    """Ask the group coordinator for the state and the protocol of a group of any protocol, without its members.
+    """Ask the group coordinator for the state and the protocol of a group of any
+    protocol, without its members.
 
-    Of a group whose members speak a newer protocol (KIP-848, KIP-1071), `describe_group` returns that it is Dead.
+    Of a group whose members speak a newer protocol (KIP-848, KIP-1071),
+    `describe_group` returns that it is Dead.
     """
 
     def read(response: Any) -> DescribedGroup:
@@ -288,7 +303,9 @@ def list_group(group: str) -> Exchange[DescribedGroup]:
 
 
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
-    """Ask the transaction coordinator for a new producer epoch: it aborts the open transaction of the old one."""
+    """Ask the transaction coordinator for a new producer epoch: it aborts the open
+    transaction of the old one.
+    """
     request = InitProducerIdRequest(
         max_version=4,
         transactional_id=transactional_id,
@@ -331,7 +348,9 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 def outcomes(
     topics: Iterable[Any],
 ) -> Iterator[tuple[TopicPartition, Any, errors.KafkaError | None]]:
-    """Yield what an answer says of each partition, and the error with which it was refused, if it was."""
+    """Yield what an answer says of each partition, and the error with which it was
+    refused, if it was.
+    """
     for topic in topics:
         for partition in topic.partitions:
             at = TopicPartition(topic.name, partition.partition_index)
@@ -372,7 +391,9 @@ def coordinator_moved(error: errors.KafkaError) -> bool:
 def translated(
     what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOTHING
 ) -> CoopStreamsError:
-    """Return our error for an error of kafka-python that is final; `attempt`: which ACLs it needs."""
+    """Return our error for an error of kafka-python that is final; `attempt`: which
+    ACLs it needs.
+    """
     text = f"{what}: {error}"
     if missing := attempt.missing(_name(error)):
         return AccessDeniedError(f"{text}. {missing}")
@@ -396,7 +417,9 @@ def refusal(
     session_ms: int,
     login: Login,
 ) -> GroupError | None:
-    """Return why Kafka refuses this member for good, with the cure; None: a later attempt may succeed."""
+    """Return why Kafka refuses this member for good, with the cure; None: a later
+    attempt may succeed.
+    """
     if missing := Attempt(login, group=group).missing(_name(error)):
         return GroupError(f"group {group}: {error}. {missing}")
     if isinstance(error, errors.FencedInstanceIdError):
@@ -431,7 +454,9 @@ def refusal(
 
 
 def likely_cause(error: errors.KafkaError) -> str:
-    """Return the likely cause of an error that brokers do not explain, with the cure, as a sentence; empty: they do."""
+    """Return the likely cause of an error that brokers do not explain, with the cure,
+    as a sentence; empty: they do.
+    """
     if type(error) is not errors.UnknownError:
         return ""
     return (
@@ -442,7 +467,9 @@ def likely_cause(error: errors.KafkaError) -> str:
 
 
 def not_let_in(error: errors.KafkaError, login: Login) -> GroupError | None:
-    """Return why the brokers do not let this process in, or it does not trust them, with the cure; None: they do."""
+    """Return why the brokers do not let this process in, or it does not trust them,
+    with the cure; None: they do.
+    """
     if isinstance(
         error,
         (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError),

@@ -6,7 +6,8 @@
     ignored      settings on other things (batching, fetching, statistics, callbacks)
 
 Invariant: either both clients reach the brokers in the same way, or nothing starts.
-Source: librdkafka's CONFIGURATION.md; kafka-python `KafkaConnectionManager.DEFAULT_CONFIG`.
+Source: librdkafka's CONFIGURATION.md; kafka-python
+`KafkaConnectionManager.DEFAULT_CONFIG`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from coopstreams.common.security import Security
 from coopstreams.common.values import servers
 from coopstreams.topology.errors import ConfigError
 
-_TRUE, _FALSE = {"true", "t", "1", "yes", "on"}, {"false", "f", "0", "no", "off"}
+_TRUE = {"true", "t", "1", "yes", "on"}
+_FALSE = {"false", "f", "0", "no", "off"}
 
 
 def _flag(value: Any) -> bool:
@@ -30,7 +32,9 @@ def _flag(value: Any) -> bool:
 
 
 def _servers(value: Any) -> list[str]:
-    """Return the servers as host:port. A protocol in front is dropped, which librdkafka ignores as well."""
+    """Return the servers as host:port. A protocol in front is dropped, which librdkafka
+    ignores as well.
+    """
     listed = value if isinstance(value, str) else ",".join(value)
     try:
         return [
@@ -71,14 +75,15 @@ _SOCKET: Mapping[str, tuple[int, int, Callable[[Any], int]]] = {
 
 
 def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for kafka-python's client; for `Connection` also `login` and, with OAUTHBEARER,
-    `token_source`. TLS files are read now.
+    """Return the arguments for kafka-python's client; for `Connection` also `login`
+    and, with OAUTHBEARER, `token_source`. TLS files are read now.
 
-    Shape: `settings` in librdkafka's names; keys with the prefix `consumer.`, `producer.` or `admin.` are for other
-    clients.
+    Shape: `settings` in librdkafka's names; keys with the prefix `consumer.`,
+    `producer.` or `admin.` are for other clients.
 
     Raises:
-        ConfigError: a value that cannot be read, or a setting without a counterpart in kafka-python; has the cure.
+        ConfigError: a value that cannot be read, or a setting without a counterpart in
+        kafka-python; has the cure.
     """
     ours = {
         name: value

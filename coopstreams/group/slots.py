@@ -1,11 +1,14 @@
-"""The slots of a partition, and the key ranges of each slot. Pure arithmetic, without members' holdings.
+"""The slots of a partition, and the key ranges of each slot. Pure arithmetic, without
+members' holdings.
 
-A group has one slot for each thread. If slots outnumber the partitions, a partition has several and is cut by key
-range; otherwise a slot has several partitions. A *cell* is the part of one partition that one slot takes: neighbouring
-key ranges.
+A group has one slot for each thread. If slots outnumber the partitions, a partition has
+several and is cut by key range; otherwise a slot has several partitions. A *cell* is
+the part of one partition that one slot takes: neighbouring key ranges.
 
-Invariant: cells of a partition tile the hash space, and differ by at most one key range.
-Source: the proposal's abstract assignor (5 consumers, 3 partitions: two halves, two halves, one whole).
+Invariant: cells of a partition tile the hash space, and differ by at most one key
+range.
+Source: the proposal's abstract assignor (5 consumers, 3 partitions: two halves, two
+halves, one whole).
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Cell:
 class Layout:
     """The allowed cuts of one sub-topology for a group: slot counts and shares.
 
-    Shape: `threads` by member. `ranges` is the least number of key ranges a partition is cut into; `share` False: one.
+    Shape: `threads` by member. `ranges` is the least number of key ranges a partition
+    is cut into; `share` False: one.
     """
 
     partitions: int
@@ -46,7 +50,9 @@ class Layout:
 
     @cached_property
     def slots(self) -> int:
-        """Cells of the whole sub-topology: one per thread, but no less than partitions and no more than key groups."""
+        """Cells of the whole sub-topology: one per thread, but no less than partitions
+        and no more than key groups.
+        """
         wanted = sum(self.threads.values()) if self.share else 0
         return min(max(wanted, self.partitions), self.partitions * GROUPS)
 
@@ -67,7 +73,9 @@ class Layout:
 
     @cached_property
     def quotas(self) -> dict[str, tuple[int, int]]:
-        """The least and the most cells of each member: its share of all cells, rounded down, and rounded up."""
+        """The least and the most cells of each member: its share of all cells, rounded
+        down, and rounded up.
+        """
         total = sum(self.threads.values())
         return {
             member: (self.slots * threads // total, -(-self.slots * threads // total))

@@ -1,7 +1,9 @@
-"""Requests about transactions: their state at the coordinator, open ones at the leaders, and the markers that end them.
+"""Requests about transactions: their state at the coordinator, open ones at the
+leaders, and the markers that end them.
 
-Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions has a
-result or an error for each: one without a leader does not hide the others.
+Each exchange is a request and a function that reads the answer, as in `requests`. An
+answer about many partitions has a result or an error for each: one without a leader
+does not hide the others.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -39,7 +41,9 @@ class PartitionAnswers:
 def describe_transaction(
     transactional_id: str,
 ) -> Exchange[TransactionDescription | None]:
-    """Ask the transaction's coordinator for its description; None: it does not know the transactional id."""
+    """Ask the transaction's coordinator for its description; None: it does not know the
+    transactional id.
+    """
 
     def read(response: Any) -> TransactionDescription | None:
         found = response.transaction_states[0]
@@ -65,12 +69,16 @@ def describe_transaction(
 
 
 def find_leaders(topics: Collection[str]) -> Exchange[Views]:
-    """Ask any broker for the leaders of topics' partitions; topics that it does not know are left out."""
+    """Ask any broker for the leaders of topics' partitions; topics that it does not
+    know are left out.
+    """
     return replace(find_views(topics), what="asking for the leaders of partitions")
 
 
 def list_ended() -> Exchange[dict[int, str]]:
-    """Ask a coordinator for the transactional ids whose last transaction has ended; by producer id."""
+    """Ask a coordinator for the transactional ids whose last transaction has ended; by
+    producer id.
+    """
 
     def read(response: Any) -> dict[int, str]:
         check(response.error_code, "ListTransactions")
@@ -121,7 +129,9 @@ def describe_producers(
 def write_markers(
     markers: Mapping[TopicPartition, Marker],
 ) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
-    """Write the end of a transaction to the leader of partitions, as a coordinator does; return the refusals."""
+    """Write the end of a transaction to the leader of partitions, as a coordinator
+    does; return the refusals.
+    """
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
     topic_type = marker_type.WritableTxnMarkerTopic
     by_marker: dict[Marker, list[TopicPartition]] = {}
@@ -153,7 +163,9 @@ def write_markers(
 
 
 def newest_metadata() -> Exchange[int]:
-    """Ask a broker for the newest metadata version that it supports, which reveals its version without the patch."""
+    """Ask a broker for the newest metadata version that it supports, which reveals its
+    version without the patch.
+    """
     request = ApiVersionsRequest(
         client_software_name="coopstreams", client_software_version="1"
     )

@@ -1,13 +1,17 @@
-"""Hanging transactions found and ended: wait until a transaction has ended in all its partitions, or end it there.
+"""Hanging transactions found and ended: wait until a transaction has ended in all its
+partitions, or end it there.
 
-`settle` is called before a transactional id is taken over, and after a transaction was ended on a broker that may skip
-markers; until it returns, no transaction begins under that id. `hanging` has the rule and the reason.
+`settle` is called before a transactional id is taken over, and after a transaction was
+ended on a broker that may skip markers; until it returns, no transaction begins under
+that id. `hanging` has the rule and the reason.
 
-Invariant: a marker is written only if the coordinator gave the same answer before and after the partitions were asked,
-so that the producer has not gone on in between; and only if the other brokers name this coordinator: one that hung and
-wakes up calls an open transaction committed (seen).
-Turned down: asking after each commit on every broker (two requests a commit; only brokers with KAFKA-20734 need it),
-and a new transactional id for each run of a process (its predecessor's open offsets would hold the group for ever).
+Invariant: a marker is written only if the coordinator gave the same answer before and
+after the partitions were asked, so that the producer has not gone on in between; and
+only if the other brokers name this coordinator: one that hung and wakes up calls an
+open transaction committed (seen). Turned down: asking after each commit on every broker
+(two requests a commit; only brokers with KAFKA-20734 need it), and a new transactional
+id for each run of a process (its predecessor's open offsets would hold the group for
+ever).
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -47,22 +51,31 @@ log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
-SLICE_MS, GLANCE_MS = 3000, 1000
-"""How long a broker may take for an answer: where each must answer, and where late ones are left out."""
+SLICE_MS = 3000
+GLANCE_MS = 1000
+"""How long a broker may take for an answer: where each must answer, and where late ones
+are left out.
+"""
 LOOK_AGAIN_S = 10.0
-"""How long a coordinator's version is cached: its broker may be replaced by another one."""
+"""How long a coordinator's version is cached: its broker may be replaced by another
+one.
+"""
 
 _T = TypeVar("_T")
 
 
 class Transactions:
-    """Requests about transactional ids, and the end of their transactions. `async`: on the connection's I/O thread."""
+    """Requests about transactional ids, and the end of their transactions. `async`: on
+    the connection's I/O thread.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._coordinators: dict[str, int] = {}
         self._skips: dict[str, tuple[bool, float]] = {}
-        """Whether the coordinator of a transactional id may skip markers, and until when that is cached."""
+        """Whether the coordinator of a transactional id may skip markers, and until
+        when that is cached.
+        """
         self._unseen: set[TopicPartition] = set()
         """Partitions whose producers this principal may not describe."""
         self._hidden: set[str] = set()
@@ -91,13 +104,15 @@ class Transactions:
         partitions: Collection[TopicPartition],
         timeout_s: float,
     ) -> frozenset[TopicPartition]:
-        """Wait until the last transaction has ended in these partitions; return the partitions of an ongoing one.
+        """Wait until the last transaction has ended in these partitions; return the
+        partitions of an ongoing one.
 
         If one is ongoing, it returns at once; empty: the last one has ended.
 
         Raises:
-            LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this
-                principal may not end it; the message has the danger and the cure.
+            LogError: retryable: no answer in time, or a partition has no leader. Not
+                retryable: it hangs, and this principal may not end it; the message has
+                the danger and the cure.
         """
         return self._connection.run(
             self._settled, transactional_id, partitions, time.monotonic() + timeout_s
@@ -106,11 +121,13 @@ class Transactions:
     def settle_topics(
         self, transactional_id: str, topics: Collection[str], timeout_s: float
     ) -> frozenset[TopicPartition]:
-        """Settle all partitions of these topics and of the groups' offsets, before the id is taken over.
+        """Settle all partitions of these topics and of the groups' offsets, before the
+        id is taken over.
 
-        Returns the partitions to settle again after the take-over, which aborts the ongoing transaction; none, if the
-        coordinator never skips markers. With such a coordinator a partition that does not answer is left out: only a
-        transaction of an earlier coordinator can hang there.
+        Returns the partitions to settle again after the take-over, which aborts the
+        ongoing transaction; none, if the coordinator never skips markers. With such a
+        coordinator a partition that does not answer is left out: only a transaction of
+        an earlier coordinator can hang there.
         """
         return self._connection.run(
             self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s
@@ -119,7 +136,8 @@ class Transactions:
     def settle_dead(
         self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float
     ) -> None:
-        """End hanging transactions of unused transactional ids in these topics, and in groups' offsets.
+        """End hanging transactions of unused transactional ids in these topics, and in
+        groups' offsets.
 
         Raises:
             LogError: as `settle`.
@@ -180,7 +198,8 @@ class Transactions:
     async def _settle_dead(
         self, dead: Callable[[str], bool], topics: Collection[str], give_up: float
     ) -> None:
-        leaders, ids = await self._leaders(topics, give_up), dict[int, str]()
+        leaders = await self._leaders(topics, give_up)
+        ids = dict[int, str]()
         for broker in sorted(leaders.brokers):
             try:
                 ended = await self._connection.once(
@@ -212,11 +231,11 @@ class Transactions:
             await self._settled(ids[producer], where, give_up)
 
     async def _leaders(self, topics: Collection[str], give_up: float) -> Views:
-        """Return the leaders of the partitions of these topics and of the groups' offsets; only of visible topics."""
-        wanted, unknown_until = (
-            {*topics, OFFSETS_TOPIC},
-            time.monotonic() + UNKNOWN_FOR_S,
-        )
+        """Return the leaders of the partitions of these topics and of the groups'
+        offsets; only of visible topics.
+        """
+        wanted = {*topics, OFFSETS_TOPIC}
+        unknown_until = time.monotonic() + UNKNOWN_FOR_S
         leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
         while (
             wanted - leaders.hidden - {at.topic for at in leaders.of}
@@ -240,7 +259,9 @@ class Transactions:
         return None if told is None else told.partitions
 
     async def _may_skip(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether the coordinator may complete a transaction without a marker in each partition."""
+        """Return whether the coordinator may complete a transaction without a marker in
+        each partition.
+        """
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if time.monotonic() > until:
             self._coordinators.pop(transactional_id, None)
@@ -265,11 +286,13 @@ class Transactions:
     async def _producers(
         self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool
     ) -> PartitionAnswers:
-        """Return the open transactions in these partitions, once the leaders of all existing partitions have answered.
+        """Return the open transactions in these partitions, once the leaders of all
+        existing partitions have answered.
 
         `everywhere` False: only from leaders that answer at once.
         """
-        left, found = set(partitions) - self._unseen, PartitionAnswers({}, {})
+        left = set(partitions) - self._unseen
+        found = PartitionAnswers({}, {})
         reasons: Mapping[TopicPartition, object] = {}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
         while left:
@@ -344,7 +367,9 @@ class Transactions:
         answers: PartitionAnswers,
         give_up: float,
     ) -> None:
-        """Write the missing markers where there is a leader; `_settled` then checks again."""
+        """Write the missing markers where there is a leader; `_settled` then checks
+        again.
+        """
         leaders = (
             await self._ask(
                 transaction_requests.find_leaders({at.topic for at in missing}), give_up
@@ -390,18 +415,17 @@ class Transactions:
             raise LogError(f"{what}: {last or 'it has no leader'}", retryable=True)
 
     async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether all other brokers name the broker that described a transaction as its coordinator.
+        """Return whether all other brokers name the broker that described a transaction
+        as its coordinator.
 
         A coordinator that hung and wakes up describes the past.
 
         Raises:
             LogError: retryable: they do not, or none answers, and the time is over.
         """
-        told_by, brokers, named = (
-            self._coordinators.get(transactional_id),
-            self._connection.brokers(),
-            dict[int, int](),
-        )
+        told_by = self._coordinators.get(transactional_id)
+        brokers = self._connection.brokers()
+        named = dict[int, int]()
         for broker in brokers:
             with suppress(errors.KafkaError):
                 named[broker] = await self._connection.once(

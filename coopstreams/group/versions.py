@@ -1,17 +1,20 @@
-"""The active version of the topology, while members run several. A pure function of the members' subscriptions.
+"""The active version of the topology, while members run several. A pure function of the
+members' subscriptions.
 
     version    the fingerprints of a member's sub-topologies, by number: task ids mean the same to members of one
                version
     active     the version that most members run; of several, the one that was given tasks last
     waiting    members of other versions: they get no tasks, but the reason
 
-Invariant: only members of one version have tasks. A sub-topology's number, the partitions of its topics and the group's
-positions on them are defined within one version only. So the active version gets no tasks before the others have
-released theirs: each hash of a source partition has one owner, whichever sub-topologies read it. Hence, of two versions
-that claim tasks, the newer claim is right: it was granted when the group knew of no other.
-Turned down: tasks for members of several versions with equal sub-topologies (the sub-topologies of one program feed its
-repartition topics and stores together, so half of an old and half of a new program would mix their results), the
-version of the leader (it would change whenever the leader does).
+Invariant: only members of one version have tasks. A sub-topology's number, the
+partitions of its topics and the group's positions on them are defined within one
+version only. So the active version gets no tasks before the others have released
+theirs: each hash of a source partition has one owner, whichever sub-topologies read it.
+Hence, of two versions that claim tasks, the newer claim is right: it was granted when
+the group knew of no other. Turned down: tasks for members of several versions with
+equal sub-topologies (the sub-topologies of one program feed its repartition topics and
+stores together, so half of an old and half of a new program would mix their results),
+the version of the leader (it would change whenever the leader does).
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ def active_version(members: Members) -> Version:
 
 
 def still_held(members: Members, active: Version) -> bool:
-    """Whether members of other versions rightly hold tasks: then no task may be granted."""
+    """Whether members of other versions rightly hold tasks: then no task may be
+    granted.
+    """
     newest = max(
         (
             state.generation
@@ -86,7 +91,8 @@ def still_held(members: Members, active: Version) -> bool:
 
 
 def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]:
-    """Return the assignment of each member: tasks for the active version, the reason for the others.
+    """Return the assignment of each member: tasks for the active version, the reason
+    for the others.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -139,10 +145,12 @@ _STRANGER = (
 
 
 def _most(able: Members) -> tuple[Runs, ...]:
-    """Return the topology of one version's members, with the partition counts of the member that sees the most.
+    """Return the topology of one version's members, with the partition counts of the
+    member that sees the most.
 
-    The other members look for topics again when they get an unknown task. A sub-topology that one member may not divide
-    stays whole, since members learn of a changed policy at different times.
+    The other members look for topics again when they get an unknown task. A
+    sub-topology that one member may not divide stays whole, since members learn of a
+    changed policy at different times.
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(

@@ -1,4 +1,6 @@
-"""`CoopStreams`: one running instance of an application, started by `coopstreams run` or by a user's program."""
+"""`CoopStreams`: one running instance of an application, started by `coopstreams run`
+or by a user's program.
+"""
 
 from __future__ import annotations
 
@@ -41,27 +43,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GIVE_UP_S = 5.0
-"""How long a block that is given up while it is entered waits for the end of the instance: brokers may be silent."""
+"""How long a block that is given up while it is entered waits for the end of the
+instance: brokers may be silent.
+"""
 
 
 class CoopStreams:
-    """One instance of an application: a process of the group, with its tasks, state and query server.
+    """One instance of an application: a process of the group, with its tasks, state and
+    query server.
 
-    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits
-    notebooks and tests. `async with` is that for asyncio: nothing blocks the event loop, and an error that ends the
-    instance cancels the block and is raised by it.
+    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a
+    thread of its own, which suits notebooks and tests. `async with` is that for
+    asyncio: nothing blocks the event loop, and an error that ends the instance cancels
+    the block and is raised by it.
 
-    `on_state(new, old)` is called at each change of `state`, by the thread that changes it. `on_error(error)` is called
-    when an error ends a stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance
-    ends. The methods of `restore_listener` are called while stores are restored, by the threads that restore them.
+    `on_state(new, old)` is called at each change of `state`, by the thread that changes
+    it. `on_error(error)` is called when an error ends a stream thread, and answers with
+    a `StreamThreadExceptionResponse`; without it this instance ends. The methods of
+    `restore_listener` are called while stores are restored, by the threads that restore
+    them.
 
     It runs once: to try again after an error, make another one.
 
     Raises (`run`):
-        ConfigError, TopologyError: before any connection, or when the topics do not fit the topology.
-        LogError: Kafka cannot be reached, or refused a request.
-        ProcessingError: a record failed and its handler says `fail`.
-        RuntimeError: it has run before.
+        ConfigError, TopologyError: before any connection, or when the topics do not fit
+        the topology. LogError: Kafka cannot be reached, or refused a request.
+        ProcessingError: a record failed and its handler says `fail`. RuntimeError: it
+        has run before.
     """
 
     def __init__(
@@ -76,7 +84,9 @@ class CoopStreams:
         self.topology = topology
         self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
-        """The address of this instance's query server; None before it runs, or without a server."""
+        """The address of this instance's query server; None before it runs, or without
+        a server.
+        """
         self.details: dict[str, str | int | float] = {}
         """Further entries of this instance in `/v1/status`."""
         self._instance: Instance | None = None
@@ -107,18 +117,22 @@ class CoopStreams:
                 signal.signal(number, handler)
 
     def stop(self) -> bool:
-        """Ask the instance to drain and end; return at once. Any thread, and before `run` too.
+        """Ask the instance to drain and end; return at once. Any thread, and before
+        `run` too.
 
-        Shape: True if it has begun to join the group, so that `run` has to drain before it returns.
+        Shape: True if it has begun to join the group, so that `run` has to drain before
+        it returns.
         """
         self._stopped.set()
         instance = self._instance
         return instance is not None and instance.stop()
 
     def pause(self) -> None:
-        """Process nothing from now on, and punctuate nothing, until `resume`. Any thread, and before `run` too.
+        """Process nothing from now on, and punctuate nothing, until `resume`. Any
+        thread, and before `run` too.
 
-        The instance keeps its tasks. It goes on to commit what it has processed, to restore and to answer queries.
+        The instance keeps its tasks. It goes on to commit what it has processed, to
+        restore and to answer queries.
         """
         self._pause(True)
 
@@ -135,21 +149,23 @@ class CoopStreams:
     def add_stream_thread(self) -> str | None:
         """Start one more stream thread; return its name at once. Any thread.
 
-        The group learns of it and cuts the key ranges again; it has tasks as soon as they have moved. None: the
-        instance does not run (yet, or any more).
+        The group learns of it and cuts the key ranges again; it has tasks as soon as
+        they have moved. None: the instance does not run (yet, or any more).
         """
         return None if self._instance is None else self._instance.add_thread()
 
     def remove_stream_thread(self) -> str | None:
         """End a stream thread; return its name at once. Any thread.
 
-        It commits, and its tasks move to the other threads and instances. None: the instance does not run, or this is
-        its last thread: `pause` it, or `stop` it.
+        It commits, and its tasks move to the other threads and instances. None: the
+        instance does not run, or this is its last thread: `pause` it, or `stop` it.
         """
         return None if self._instance is None else self._instance.remove_thread()
 
     def status(self) -> dict[str, Any] | None:
-        """Return the status of this instance, as `/v1/status` reports each; None before it runs. Any thread."""
+        """Return the status of this instance, as `/v1/status` reports each; None before
+        it runs. Any thread.
+        """
         serving = self._serving
         return (
             None
@@ -160,10 +176,12 @@ class CoopStreams:
         )
 
     def store(self, name: str) -> ReadOnlyStore:
-        """Return a store of this instance, to be read without HTTP: the keys that this instance owns.
+        """Return a store of this instance, to be read without HTTP: the keys that this
+        instance owns.
 
         Raises:
-            QueryError: UNKNOWN_STORE; TASK_MOVING (`retryable`): this instance does not run yet.
+            QueryError: UNKNOWN_STORE; TASK_MOVING (`retryable`): this instance does not
+            run yet.
         """
         if self._serving is None:
             raise moving("this instance does not run yet")
@@ -173,9 +191,11 @@ class CoopStreams:
         return ReadOnlyStore(self._serving, stores[name])
 
     def asgi(self) -> MountedApp:
-        """Return the paths of the query server as an ASGI app, for `mount` of Starlette or FastAPI.
+        """Return the paths of the query server as an ASGI app, for `mount` of Starlette
+        or FastAPI.
 
-        It answers inside of `async with` of this instance, on the event loop of that block; otherwise with 503.
+        It answers inside of `async with` of this instance, on the event loop of that
+        block; otherwise with 503.
 
         Raises:
             ConfigError: the extra `http` is missing.
@@ -278,7 +298,9 @@ class CoopStreams:
         self._raise_or_tell(error)
 
     def _raise_or_tell(self, error: BaseException | None) -> None:
-        """Raise what has ended the instance, if anything has; if the block has an `error` already, tell it there."""
+        """Raise what has ended the instance, if anything has; if the block has an
+        `error` already, tell it there.
+        """
         if self._error is not None and error is None:
             raise self._error
         if self._error is not None and error is not None:
@@ -355,7 +377,9 @@ class CoopStreams:
                 instance.release()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
-        """Start the query server; it runs before the group knows this instance and until after it has left."""
+        """Start the query server; it runs before the group knows this instance and
+        until after it has left.
+        """
         config = self.config
         if not config["http.listen"]:
             if config["application.server"]:  # the program answers there, with `asgi()`
@@ -381,7 +405,9 @@ class CoopStreams:
 
 
 class _Block:
-    """The block of an `async with`: it is cancelled if the instance fails meanwhile. Used on the event loop."""
+    """The block of an `async with`: it is cancelled if the instance fails meanwhile.
+    Used on the event loop.
+    """
 
     def __init__(self) -> None:
         self.entered = False
@@ -399,7 +425,9 @@ class _Block:
             self._loop.call_soon_threadsafe(self._end, failed)
 
     def was_cancelled(self, error: BaseException) -> bool:
-        """Whether this error ends the block because it was cancelled here, and not by other code."""
+        """Whether this error ends the block because it was cancelled here, and not by
+        other code.
+        """
         if not self._cancelled or not isinstance(error, asyncio.CancelledError):
             return False
         assert self._task is not None
@@ -421,7 +449,9 @@ class _Block:
 
 
 def _check_snapshots(url: str) -> None:
-    """Check that snapshots can be read here, before a restore needs one. The storage is not contacted."""
+    """Check that snapshots can be read here, before a restore needs one. The storage is
+    not contacted.
+    """
     try:
         absent = Storage(url).absent
     except SnapshotError as error:
@@ -437,7 +467,8 @@ def _check_snapshots(url: str) -> None:
 def _on_signals(stop: Any) -> dict[int, Any]:
     """Have Ctrl-C and SIGTERM call `stop`; return the previous handlers.
 
-    Only the main thread can set signal handlers; on other threads they are left alone. `coopstreams run` sets its own.
+    Only the main thread can set signal handlers; on other threads they are left alone.
+    `coopstreams run` sets its own.
     """
     if threading.current_thread() is not threading.main_thread() or listening():
         return {}

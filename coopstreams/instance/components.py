@@ -1,4 +1,5 @@
-"""The components of an instance: cluster, topics, programs, state folder, metrics; built and connected once.
+"""The components of an instance: cluster, topics, programs, state folder, metrics;
+built and connected once.
 
 Invariant: everything opened here is closed here, in the opposite order.
 """
@@ -94,7 +95,9 @@ class Components:
     """The topology as the user built it: patterns are not resolved."""
     log: Log
     watching: Log
-    """A second client of the same cluster, for the watcher: short time-outs; its requests delay no other thread."""
+    """A second client of the same cluster, for the watcher: short time-outs; its
+    requests delay no other thread.
+    """
     resolved: ResolvedTopology
     directory: StateDirectory
     databases: Databases
@@ -117,17 +120,21 @@ class Components:
 
     @staticmethod
     def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Components:
-        """Build the components: brokers reached, topics checked and created, state folder locked.
+        """Build the components: brokers reached, topics checked and created, state
+        folder locked.
 
         Raises:
-            ConfigError: a store's engine is not available, a schema does not fit, a changelog was deleted, or is
-                another framework's, or a backfill waits to be published.
+            ConfigError: a store's engine is not available, a schema does not fit, a
+                changelog was deleted, or is another framework's, or a backfill waits to
+                be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
-            TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
+            TopologyError, UnknownTopicError: the topics do not fit the topology, or the
+            state of its last version does
                 not.
             StateLockedError: another process uses the state folder.
         """
-        application, host = config["application.id"], wiring.host
+        application = config["application.id"]
+        host = wiring.host
         if config["tracing.ratio"] is not None:
             need_otel("tracing.ratio")
         with ExitStack() as closing:
@@ -182,10 +189,8 @@ class Components:
             )
             follower.check_policy()
             metrics = Metrics(application, process)
-            sayings, tallies = (
-                Sayings(host),
-                Tallies(metrics, host, _store_names(topology)),
-            )
+            sayings = Sayings(host)
+            tallies = Tallies(metrics, host, _store_names(topology))
             closing.callback(sayings.close)
             tables = Globals(
                 cluster,
@@ -217,7 +222,8 @@ class Components:
                 closing.pop_all(),
             )
             components.restrictions.look()
-            components.restrictions.close()  # the watcher continues to read, on its own thread
+            # the watcher continues to read, on its own thread
+            components.restrictions.close()
             return components
 
     def __post_init__(self) -> None:
@@ -270,7 +276,9 @@ class Components:
         )
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return the operator times of a source topic, which the reader hands to tasks that share a partition."""
+        """Return the operator times of a source topic, which the reader hands to tasks
+        that share a partition.
+        """
         return next(
             (
                 program.operator_times_of(topic, may_drop=may_drop(self.config))
@@ -281,11 +289,15 @@ class Components:
         )
 
     def transactional_id(self, thread: int) -> str:
-        """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
+        """Return the transactional id of a stream thread: the same after a restart on
+        the same state folder.
+        """
         return f"{self.application}-{self.directory.process_id}-{thread}"
 
     def twins(self, cluster: Cluster) -> list[str]:
-        """Return a sentence for each other member of the group that has the process id of this one."""
+        """Return a sentence for each other member of the group that has the process id
+        of this one.
+        """
         return twins(cluster, self.process, self.directory.folder)
 
     def changelog(self, store: StoreSpec) -> str:
@@ -332,8 +344,9 @@ class Components:
             heartbeat=self.config["heartbeat.interval.ms"],
             connect=self.config["connect.timeout.ms"],
         )
-        # The previous process of the state folder is dead, since this process has its lock. Under exactly-once, brokers
-        # fence the transactions it left. Otherwise only the session time-out keeps its records from the changelogs.
+        # The previous process of the state folder is dead, since this process has its
+        # lock. Under exactly-once, brokers fence the transactions it left. Otherwise
+        # only the session time-out keeps its records from the changelogs.
         predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
             self.wiring.coordinator(self.config.client),
@@ -350,14 +363,17 @@ class Components:
         )
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the source partitions of a task; none if this process has not seen its topics yet."""
+        """Return the source partitions of a task; none if this process has not seen its
+        topics yet.
+        """
         return self.resolved.sources(task)
 
     @property
     def subscribed(self) -> list[str]:
         """All topics that the group commits offsets for.
 
-        The commit topic is among them: brokers expire the offsets of topics to which no member subscribes.
+        The commit topic is among them: brokers expire the offsets of topics to which no
+        member subscribes.
         """
         read = {topic for topics in self.source_topics.values() for topic in topics}
         return sorted(
@@ -421,7 +437,9 @@ class Components:
         return self.results() | marked | {self.follower.partition.topic}
 
     def results(self) -> frozenset[str]:
-        """Return those of them that have records of its program, internal ones and dead letters included."""
+        """Return those of them that have records of its program, internal ones and dead
+        letters included.
+        """
         internal = {plan.name for plan in self.topics.internal}
         return frozenset(
             {
@@ -432,7 +450,9 @@ class Components:
         )
 
     def purged(self) -> frozenset[str]:
-        """Return the repartition topics: their records are deleted when they have been processed."""
+        """Return the repartition topics: their records are deleted when they have been
+        processed.
+        """
         nodes = (node for part in self.topology.subtopologies for node in part.nodes)
         return frozenset(
             node.topic for node in nodes if isinstance(node, Sink) and node.internal
@@ -510,7 +530,8 @@ class Components:
         all_read: Callable[[TopicPartition, int], bool],
         sure: Callable[[int], bool],
     ) -> Watcher:
-        """Return the thread that measures lags and purges repartition topics, not yet started.
+        """Return the thread that measures lags and purges repartition topics, not yet
+        started.
 
         `all_read`: `Dispatcher.all_read`. `sure`: `GroupMember.sure`.
         """
@@ -519,7 +540,8 @@ class Components:
             self.config.commit_interval_s
             + max(0, self.config["max.task.idle.ms"]) / 1000
         )
-        # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
+        # The replicas are asked over the connections that the opener has already: so
+        # they are known in an outage, too.
         looked_at = (
             self.watching,
             self.log.silent_replicas,
@@ -608,26 +630,32 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
 
 
 def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
-    """Return the bound on the buffers of one task, given the partition count of each sub-topology.
+    """Return the bound on the buffers of one task, given the partition count of each
+    sub-topology.
 
-    The buffers of a process keep to the setting, also if it has all tasks: a partition is cut into as many key ranges
-    as there are threads for it.
+    The buffers of a process keep to the setting, also if it has all tasks: a partition
+    is cut into as many key ranges as there are threads for it.
     """
-    # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
+    # Without a record cache updates are forwarded one by one; the write buffer still
+    # keeps recent rows.
     of_process: int = (
         config["statestore.cache.max.bytes"]
         or SETTINGS["statestore.cache.max.bytes"][1]
     )
-    threads, ranges = config["num.stream.threads"], config["ranges.per.partition"]
+    threads = config["num.stream.threads"]
+    ranges = config["ranges.per.partition"]
     tasks: int = sum(max(count * ranges, threads) for count in partitions if count)
     return max(1 << 20, of_process // max(1, tasks))
 
 
 def client_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of the Kafka clients, with time-outs that match those of the group."""
+    """Return the settings of the Kafka clients, with time-outs that match those of the
+    group.
+    """
     own = {
         "producer.transaction.timeout.ms": config["transaction.timeout.ms"],
-        # Below the flush time-out: otherwise a deleted topic looks like an unreachable Kafka, for ever.
+        # Below the flush time-out: otherwise a deleted topic looks like an unreachable
+        # Kafka, for ever.
         "producer.topic.metadata.propagation.max.ms": min(
             10_000, config["transaction.timeout.ms"] // 3
         ),
@@ -637,8 +665,8 @@ def client_settings(config: Config) -> dict[str, Any]:
         "message.timeout.ms",
         "delivery.timeout.ms",
     }:
-        # A process that was suspended for longer has a successor: its unsent records would overwrite the successor's in
-        # the changelog.
+        # A process that was suspended for longer has a successor: its unsent records
+        # would overwrite the successor's in the changelog.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]
     return {**own, **config.client}
 

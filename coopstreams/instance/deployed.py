@@ -1,4 +1,5 @@
-"""The last version of the topology, kept on the cluster; a version that would lose or mix its state is refused.
+"""The last version of the topology, kept on the cluster; a version that would lose or
+mix its state is refused.
 
     topic   `<application id>-topology`: one record, the output of `coopstreams describe --format json` for the version
             that had tasks last, the repartition topics that it was the first to read, and the ids of the topics that
@@ -7,21 +8,26 @@
             opens the first task
     written by the opener then: from now on this version is the last one
 
-An application without stores and repartition topics writes nothing, and has no such topic.
+An application without stores and repartition topics writes nothing, and has no such
+topic.
 
-The ids are those of the topics to which the group's positions belong. Kafka deletes a plain offset with its topic, so a
-source that was made anew looks like one that was added to the program. Its id tells: a topic that the record knows under
-another id, and in which the group has no position, would be counted on top of the state, so it is refused. Once an
-operator has set positions in all of its partitions (`coopstreams group reset`), its new id is recorded.
+The ids are those of the topics to which the group's positions belong. Kafka deletes a
+plain offset with its topic, so a source that was made anew looks like one that was
+added to the program. Its id tells: a topic that the record knows under another id, and
+in which the group has no position, would be counted on top of the state, so it is
+refused. Once an operator has set positions in all of its partitions (`coopstreams group
+reset`), its new id is recorded.
 
-Invariant: the opener reads it when the group has given this process tasks. All tasks of another version were released
-before (`group.versions`), so none of the compared state is written any more.
+Invariant: the opener reads it when the group has given this process tasks. All tasks of
+another version were released before (`group.versions`), so none of the compared state
+is written any more.
 Invariant: no process of a refused version has tasks or writes the record.
-Invariant: only a member writes it. No broker fences that, so it is asked before and behind the record; what was written
-by a process that may have been removed meanwhile is taken back (`log.precondition`).
-Turned down: a record among the group's commits (an administrator could not read it, and a reset has to keep it apart),
-the local state (the next start may have another disk), the names of the topics alone (they name neither the format of
-the bytes nor the operator that wrote them).
+Invariant: only a member writes it. No broker fences that, so it is asked before and
+behind the record; what was written by a process that may have been removed meanwhile is
+taken back (`log.precondition`). Turned down: a record among the group's commits (an
+administrator could not read it, and a reset has to keep it apart), the local state (the
+next start may have another disk), the names of the topics alone (they name neither the
+format of the bytes nor the operator that wrote them).
 """
 
 from __future__ import annotations
@@ -92,15 +98,21 @@ class Deployed:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
-        """The repartition topics that this version reads and the one before did not: they may have no positions yet. If
-        there are none, those of the version before: it may have ended before it began with them.
+        """The repartition topics that this version reads and the one before did not:
+        they may have no positions yet. If there are none, those of the version before:
+        it may have ended before it began with them.
         """
         self.changelogs = frozenset[str]()
-        """The changelogs of the last version, as far as it is known: none of them is created anew in silence."""
+        """The changelogs of the last version, as far as it is known: none of them is
+        created anew in silence.
+        """
         self._ids: Mapping[str, str] = {}
-        """The ids of the topics that the last version reads in order, by name. Records of older versions have none."""
+        """The ids of the topics that the last version reads in order, by name. Records
+        of older versions have none.
+        """
         self._topic_id = ""
-        """The id of the topic in which the record was read last; empty: there was none."""
+        """The id of the topic in which the record was read last; empty: there was none.
+        """
 
     def last(self) -> Outline | None:
         """Return the version that had tasks last; None if there is no record.
@@ -109,7 +121,8 @@ class Deployed:
             TopologyError: a newer coopstreams wrote the record.
             LogError: the topic cannot be read.
         """
-        self._ids, self._topic_id = {}, ""
+        self._ids = {}
+        self._topic_id = ""
         if self.topic not in self._log.partitions([self.topic]):
             return None
         self._topic_id = self._log.topic_id(self.topic)
@@ -124,21 +137,24 @@ class Deployed:
         return last
 
     def check(self, topology: Topology, counts: Mapping[str, int]) -> None:
-        """Check that this version loses, mixes or misreads nothing, or that an operator has accepted the change.
+        """Check that this version loses, mixes or misreads nothing, or that an operator
+        has accepted the change.
 
         `counts`: the partitions of the topics.
 
         Raises:
             TopologyChangedError: it would; the message has the changes and the cures.
-            ConfigError: another application has internal topics of the same names; the message has the cure.
-            TopologyError, LogError: see `last`; or the topics or the group's positions cannot be read.
+            ConfigError: another application has internal topics of the same names; the
+            message has the cure. TopologyError, LogError: see `last`; or the topics or
+            the group's positions cannot be read.
         """
         check_unclaimed(self._log, topology, counts, self._host)
         if (last := self.last()) is not None:
             self._check(last, outline_with(topology, counts))
 
     def not_reset(self, _: str) -> None:
-        """A `log.Check` for internal topics: the application was not reset since the record was read last.
+        """A `log.Check` for internal topics: the application was not reset since the
+        record was read last.
 
         Raises:
             FencedError: it was: what was found out of its topics is of before.
@@ -155,20 +171,24 @@ class Deployed:
         may_act: Callable[[], bool] = lambda: True,
         positions: OffsetStore | None = None,
     ) -> str:
-        """Record this version as the last one, if `check` allows it, and return what tells its state from older state.
+        """Record this version as the last one, if `check` allows it, and return what
+        tells its state from older state.
 
-        `may_act`: whether no other process can run this application: this one certainly is a member, or there is none.
+        `may_act`: whether no other process can run this application: this one certainly
+        is a member, or there is none.
         `positions`: the group's; None: they are about to be set in all topics.
 
-        What is returned is the id of the topic: another one after a reset, and on another cluster. Empty: it has no store that
-        needs it, one without a changelog; or the brokers give topics no ids.
+        What is returned is the id of the topic: another one after a reset, and on
+        another cluster. Empty: it has no store that needs it, one without a changelog;
+        or the brokers give topics no ids.
 
         Raises:
             FencedError: another process may run it now: nothing is recorded.
-            ConfigError: a source was made anew, and there is state of the topic before it; the message has the cure.
-            Or see `check`.
+            ConfigError: a source was made anew, and there is state of the topic before
+            it; the message has the cure. Or see `check`.
         """
-        last, mine = self.last(), outline_with(topology, counts)
+        last = self.last()
+        mine = outline_with(topology, counts)
         if last is not None:
             self._check(last, mine)
         ids = self._ids_now(topology)
@@ -258,7 +278,9 @@ class Deployed:
             raise
 
     def _ids_now(self, topology: Topology) -> dict[str, str]:
-        """Return the ids of the topics that a version reads in order; of one that is missing now, the recorded one."""
+        """Return the ids of the topics that a version reads in order; of one that is
+        missing now, the recorded one.
+        """
         found: dict[str, str] = {}
         parts = [part for part in topology.subtopologies if not part.unordered]
         for topic in sorted({topic for part in parts for topic in part.topics}):
@@ -277,7 +299,8 @@ class Deployed:
         counts: Mapping[str, int],
         positions: OffsetStore,
     ) -> None:
-        """Check that the group has positions in each topic that was made anew, if it has state of the one before.
+        """Check that the group has positions in each topic that was made anew, if it
+        has state of the one before.
 
         Raises:
             ConfigError: see `take_over`.
@@ -295,7 +318,9 @@ class Deployed:
             raise made_anew(self._config["application.id"], lost, None)
 
     def _has_state(self, mine: Outline, counts: Mapping[str, int]) -> bool:
-        """Whether a changelog has records. A store without one may have rows in any folder: it counts as if it had."""
+        """Whether a changelog has records. A store without one may have rows in any
+        folder: it counts as if it had.
+        """
         stores = [store for store in mine.stores.values() if not store.computed]
         changelogs = _changelogs(mine) - mine.sources
         ends = self._log.end_offsets(
@@ -318,7 +343,9 @@ class Deployed:
             return writer.delivered_to(at) - 1
 
     def _take_back(self, own: int) -> None:
-        """Write the record of before again, unless another process has written one since. `own`: the offset of ours."""
+        """Write the record of before again, unless another process has written one
+        since. `own`: the offset of ours.
+        """
         records = list(self._records())
         if records and records[-1][0] == own:
             log.warning(
@@ -338,7 +365,9 @@ class Deployed:
             yield from zip(batch.columns.offsets, batch.columns.values, strict=True)
 
     def holds(self, change: TopologyChange) -> bool:
-        """Whether the topic of a change has records; of a repartition topic: unprocessed records."""
+        """Whether the topic of a change has records; of a repartition topic:
+        unprocessed records.
+        """
         assert change.topic is not None
         partitions = [
             TopicPartition(change.topic, number)
@@ -359,7 +388,9 @@ class Deployed:
     def _unprocessed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return, for each partition, the offset from which on some key range has not processed the records."""
+        """Return, for each partition, the offset from which on some key range has not
+        processed the records.
+        """
         application = self._config["application.id"]
         with (
             GroupAdmin(self._config.client, application) as admin,
@@ -373,12 +404,14 @@ class Deployed:
         }
 
     def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[RecordBatch]:
-        """Yield the committed records of these partitions from these offsets on, up to their ends.
+        """Yield the committed records of these partitions from these offsets on, up to
+        their ends.
 
         Raises:
             LogError: retryable: the end is not reached in time.
         """
-        left, give_up = set(starts), self._host.now() + _TIMEOUT_S
+        left = set(starts)
+        give_up = self._host.now() + _TIMEOUT_S
         with closing(self._log.reader()) as reader:
             reader.assign({at: Position(offset) for at, offset in starts.items()})
             while left:
@@ -394,7 +427,9 @@ class Deployed:
 
 
 def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
-    """Return the outline of a version, with the partition counts of now of topics that cut rows without a changelog."""
+    """Return the outline of a version, with the partition counts of now of topics that
+    cut rows without a changelog.
+    """
     known = {
         store: {topic: counts[topic] for topic in topics if topic in counts}
         for store, topics in unchecked(topology).items()
@@ -403,7 +438,9 @@ def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:
 
 
 def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
-    """Return why a version does not start: the refused changes with their cures, and how to accept them."""
+    """Return why a version does not start: the refused changes with their cures, and
+    how to accept them.
+    """
     told = "".join(
         f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}."
         for change in refused

@@ -1,14 +1,17 @@
-"""The dispatcher: one reader for the instance; each record goes to the sibling that owns it.
+"""The dispatcher: one reader for the instance; each record goes to the sibling that
+owns it.
 
 Each partition is fetched once and hashed once.
 
-Invariant: a running task gets every record of its range from the position it was opened at, in order, once. When a task
-opens below the reader's position, the reader goes back; its siblings drop the records they have already received. When
-that task closes before the reader has caught up, the reader goes forward again: the task's next owner may process and
-delete the records in between (repartition topics).
-Invariant: the records fetched and not processed are bounded: a partition is held while a thread has too many of them,
-or a task that waits for another of its sources. Each partition is held on its own, so that a full stream never keeps
-its table's records back.
+Invariant: a running task gets every record of its range from the position it was opened
+at, in order, once. When a task opens below the reader's position, the reader goes back;
+its siblings drop the records they have already received. When that task closes before
+the reader has caught up, the reader goes forward again: the task's next owner may
+process and delete the records in between (repartition topics).
+Invariant: the records fetched and not processed are bounded: a partition is held while
+a thread has too many of them, or a task that waits for another of its sources. Each
+partition is held on its own, so that a full stream never keeps its table's records
+back.
 """
 
 from __future__ import annotations
@@ -32,11 +35,17 @@ from coopstreams.topology.compile.timestamps import TimestampColumn
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.01
-"""How often to check whether a held partition may be released: a fast thread processes the waiting records in 15 ms."""
+"""How often to check whether a held partition may be released: a fast thread processes
+the waiting records in 15 ms.
+"""
 MOST_WAITING = 4 * FETCH_RECORDS
-"""Most small records before a thread or source. Above it their partitions are held, until half of it is left."""
+"""Most small records before a thread or source. Above it their partitions are held,
+until half of it is left.
+"""
 FRESH_S = 5.0
-"""How long what the reader said last is still evidence: a control thread that works asks it several times a second."""
+"""How long what the reader said last is still evidence: a control thread that works
+asks it several times a second.
+"""
 RECORD_BYTES = 200
 """Approximate overhead of a record beside its key and value."""
 
@@ -46,7 +55,9 @@ class _Route:
     task: Task
     thread: StreamThread
     next: Position
-    """The next offset to send to the task; the task drops records below it that come again."""
+    """The next offset to send to the task; the task drops records below it that come
+    again.
+    """
 
 
 @dataclass(slots=True)
@@ -60,11 +71,14 @@ class _Partition:
     record_bytes: int = RECORD_BYTES
     """The average size of a record in the last batch."""
     silence: Silence | None = None
-    """The silence of the partition; None: its stream time advances with records only."""
+    """The silence of the partition; None: its stream time advances with records only.
+    """
 
 
 class Dispatcher:
-    """Moves records from a reader to the tasks of an instance. Used by the control thread only."""
+    """Moves records from a reader to the tasks of an instance. Used by the control
+    thread only.
+    """
 
     def __init__(
         self,
@@ -85,10 +99,14 @@ class Dispatcher:
         self._read_at = float("-inf")
         """When the reader answered last."""
         self._asking: tuple[TopicPartition, int, float, int] | None = None
-        """The record (partition, offset) on which functions of the program run, since when, and the thread's id."""
+        """The record (partition, offset) on which functions of the program run, since
+        when, and the thread's id.
+        """
 
     def open(self, task: Task, thread: StreamThread) -> None:
-        """Route the records of a task's range to it from now on, from the position it was opened at."""
+        """Route the records of a task's range to it from now on, from the position it
+        was opened at.
+        """
         for source in task.sources:
             partition = self._partitions.setdefault(source, _Partition())
             partition.routes.append(
@@ -119,7 +137,9 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once and deliver the batches; return how many records. Waits `timeout_s` at most, or until `wake`."""
+        """Fetch once and deliver the batches; return how many records. Waits
+        `timeout_s` at most, or until `wake`.
+        """
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
@@ -134,10 +154,8 @@ class Dispatcher:
                 continue
             if partition.silence is not None:
                 partition.silence.heard(batch, self._host.now())
-            partition.at, partition.at_end = (
-                Position(batch.next_offset, batch.stream_time),
-                batch.at_end,
-            )
+            partition.at = Position(batch.next_offset, batch.stream_time)
+            partition.at_end = batch.at_end
             route = partition.routes[batch.slot]
             if batch.next_offset > route.next.offset:
                 route.next = partition.at
@@ -159,12 +177,16 @@ class Dispatcher:
 
     @property
     def asking_s(self) -> float:
-        """For how long functions of the program run on one record; 0: none do. Any thread."""
+        """For how long functions of the program run on one record; 0: none do. Any
+        thread.
+        """
         return 0.0 if (asking := self._asking) is None else self._host.now() - asking[2]
 
     @property
     def asking_for(self) -> str:
-        """The record for which all tasks wait, because functions above a window run on it; empty: none. Any thread."""
+        """The record for which all tasks wait, because functions above a window run on
+        it; empty: none. Any thread.
+        """
         if (asking := self._asking) is None:
             return ""
         source, offset, since, thread = asking
@@ -178,7 +200,9 @@ class Dispatcher:
         self._reader.wake()
 
     def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
+        """Return for how long a partition has been silent; None: it is not, or records
+        alone move time. Any thread.
+        """
         partition = self._partitions.get(source)
         since = (
             partition.silence.since
@@ -193,9 +217,11 @@ class Dispatcher:
         return partition.at if partition is not None else None
 
     def all_read(self, source: TopicPartition, position: int) -> bool:
-        """Whether everything committed in a partition was read, and lies below this position. Any thread.
+        """Whether everything committed in a partition was read, and lies below this
+        position. Any thread.
 
-        False if the reader was not asked lately: a control thread that is stuck would hide behind its last answer.
+        False if the reader was not asked lately: a control thread that is stuck would
+        hide behind its last answer.
         """
         partition = self._partitions.get(source)
         if (
@@ -211,7 +237,9 @@ class Dispatcher:
         self._reader.close()
 
     def _place(self, sources: tuple[TopicPartition, ...]) -> None:
-        """Set the reader's positions and routes after the tasks of these partitions changed."""
+        """Set the reader's positions and routes after the tasks of these partitions
+        changed.
+        """
         for source in sources:
             partition = self._partitions.get(source)
             if partition is None:
@@ -220,9 +248,11 @@ class Dispatcher:
             first = min(
                 (route.next for route in partition.routes), key=lambda at: at.offset
             )
-            # Seek forward, too: the owner of the records in between may have processed and deleted them.
+            # Seek forward, too: the owner of the records in between may have processed
+            # and deleted them.
             if partition.at is None or first.offset != partition.at.offset:
-                partition.at, partition.at_end = first, False
+                partition.at = first
+                partition.at_end = False
                 if partition.silence is not None:
                     partition.silence.broken()
         self._reader.assign(
@@ -245,10 +275,8 @@ class Dispatcher:
                 if any(route.task.program.shared for route in partition.routes)
                 else None
             )
-            timestamps, marked = (
-                self._timestamp_of(source.topic),
-                partition.silence is not None,
-            )
+            timestamps = self._timestamp_of(source.topic)
+            marked = partition.silence is not None
             advances = any(route.task.program.foresees for route in partition.routes)
             self._reader.route(
                 source,
@@ -267,7 +295,9 @@ class Dispatcher:
     def _noting(
         self, source: TopicPartition, reached: OperatorTimeColumns | None
     ) -> OperatorTimeColumns | None:
-        """Return the same function, noting the record of each call of the program's functions."""
+        """Return the same function, noting the record of each call of the program's
+        functions.
+        """
         if reached is None:
             return None
 
@@ -293,8 +323,11 @@ class Dispatcher:
             self._asking = None
 
     def _advance_time(self) -> float:
-        """Have the owners of hash 0 advance the time of silent partitions; return when the next advance may be due."""
-        now, next_s = self._host.now(), math.inf
+        """Have the owners of hash 0 advance the time of silent partitions; return when
+        the next advance may be due.
+        """
+        now = self._host.now()
+        next_s = math.inf
         for source, partition in self._partitions.items():
             owner = partition.routes[0]
             if partition.silence is None or owner.task.id.key_range.start:
@@ -322,7 +355,9 @@ class Dispatcher:
                 self._tell_held(source, partition)
 
     def _tell_held(self, source: TopicPartition, partition: _Partition) -> None:
-        """Tell tasks that a source is held, or not: some may wait for its records with those of another source."""
+        """Tell tasks that a source is held, or not: some may wait for its records with
+        those of another source.
+        """
         for slot, route in enumerate(partition.routes):
             route.task.queues.hold(source, partition.held)
             if (

@@ -3,10 +3,11 @@
     reader -> dispatch -> stream threads (tasks, commits)          this file decides which tasks open and close
     group member ----^        ^---- opener (barrier, positions, restore)
 
-The control thread owns the reader and the task registry; all other threads send it events. It never blocks for longer
-than one fetch.
+The control thread owns the reader and the task registry; all other threads send it
+events. It never blocks for longer than one fetch.
 
-Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
+Invariant: a task reaches a stream thread only through the opener, and the group hears
+`released` only after `Closed`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,17 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""Longest time the control thread waits for records; an event in its inbox ends the wait."""
+"""Longest time the control thread waits for records; an event in its inbox ends the
+wait.
+"""
 DOUBT_S = 0.05
-"""How often the control thread checks, while an error is held, whether the group has confirmed this process."""
+"""How often the control thread checks, while an error is held, whether the group has
+confirmed this process.
+"""
 ENDING_CHARACTERS = 500
-"""Most characters of an error that all members of the group get: brokers limit the size of member metadata."""
+"""Most characters of an error that all members of the group get: brokers limit the size
+of member metadata.
+"""
 
 
 class Instance:
@@ -82,12 +89,16 @@ class Instance:
         self._assigned: Assigned | None = None
         self._stop = self._host.signal()
         self.begun = False
-        """Whether the instance has asked, or is about to ask, to join the group: then `stop` has to drain."""
+        """Whether the instance has asked, or is about to ask, to join the group: then
+        `stop` has to drain.
+        """
         self._threaded = (
             False  # whether threads were started, which close what they use
         )
         self.url: str | None = None
-        """The address of the query server; set before `run`, so that the group learns it."""
+        """The address of the query server; set before `run`, so that the group learns
+        it.
+        """
         self.began = self._host.now()
         self.paused = False
         self._threads = StreamThreads(
@@ -106,7 +117,9 @@ class Instance:
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
-        """Dead stream threads: when the successor's back-off ends, and the error of the dead thread."""
+        """Dead stream threads: when the successor's back-off ends, and the error of the
+        dead thread.
+        """
         self.opener = components.opener(
             self.member, self._tell, self._follower_moved, lifecycle.restore_listener
         )
@@ -136,11 +149,13 @@ class Instance:
 
         Raises:
             ProcessingError: a record failed and the handler says `fail`.
-            CoopStreamsError: an error that repetition does not cure; names it and its place.
+            CoopStreamsError: an error that repetition does not cure; names it and its
+            place.
         """
         self.components.globals.load(self._stop.is_set)
         self.begun = True
-        # after `begun`: either this thread sees the stop, or `stop` returns that there is something to drain
+        # after `begun`: either this thread sees the stop, or `stop` returns that there
+        # is something to drain
         if self._stop.is_set():
             return
         self.components.globals.follow(
@@ -180,13 +195,17 @@ class Instance:
             raise failure.raised
 
     def stop(self) -> bool:
-        """Ask the instance to end; return whether it has to drain. Any thread, signal handlers too."""
+        """Ask the instance to end; return whether it has to drain. Any thread, signal
+        handlers too.
+        """
         self._stop.set()
         self._tell(Stopping())
         return self.begun
 
     def release(self) -> None:
-        """Close the clients of threads that were not started, because `run` was not called, or did not begin."""
+        """Close the clients of threads that were not started, because `run` was not
+        called, or did not begin.
+        """
         if not self._threaded:
             for close in (
                 self._threads.release,
@@ -198,7 +217,8 @@ class Instance:
     def pause(self, paused: bool) -> None:
         """Pause or resume processing. Any thread.
 
-        A paused instance stays a member of the group with its tasks, which are restored, commit and answer queries.
+        A paused instance stays a member of the group with its tasks, which are
+        restored, commit and answer queries.
         """
         if paused is not self.paused:
             log.info("processing is paused" if paused else "processing goes on")
@@ -207,17 +227,23 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether records wait to be processed or fetched: fetching takes the interpreter, too. Any thread."""
+        """Whether records wait to be processed or fetched: fetching takes the
+        interpreter, too. Any thread.
+        """
         return not self.paused and (
             any(thread.backlog for thread in self._threads) or self._dispatcher.behind
         )
 
     def add_thread(self) -> str | None:
-        """Ask for one more stream thread; return its name. None: it does not run (yet, or any more). Any thread."""
+        """Ask for one more stream thread; return its name. None: it does not run (yet,
+        or any more). Any thread.
+        """
         return self._threads.add() if self._runs else None
 
     def remove_thread(self) -> str | None:
-        """Ask for the end of a stream thread; return its name. None: it does not run, or it is the last. Any thread."""
+        """Ask for the end of a stream thread; return its name. None: it does not run,
+        or it is the last. Any thread.
+        """
         return self._threads.remove() if self._runs else None
 
     @property
@@ -225,13 +251,17 @@ class Instance:
         return self.begun and not self._stop.is_set()
 
     def doubts(self) -> list[str]:
-        """Return a sentence for each error that is held until the group has confirmed this member. Any thread."""
+        """Return a sentence for each error that is held until the group has confirmed
+        this member. Any thread.
+        """
         return [
             f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held
         ]
 
     def resting(self) -> list[str]:
-        """Return a sentence for each stream thread that rests because its predecessor has died. Any thread."""
+        """Return a sentence for each stream thread that rests because its predecessor
+        has died. Any thread.
+        """
         now = self._host.now()
         return [
             f"stream thread {number} has died and is replaced in {until - now:.1f} s: {why}"
@@ -241,7 +271,9 @@ class Instance:
 
     @property
     def assigned(self) -> Assigned | None:
-        """The last assignment: all tasks of the group and their owners. None before the first."""
+        """The last assignment: all tasks of the group and their owners. None before the
+        first.
+        """
         return self._assigned
 
     @property
@@ -260,7 +292,9 @@ class Instance:
         )
 
     def _turn(self) -> Failed | None:
-        """Handle the events, then fetch once, unless an error is held. Return an error that counts."""
+        """Handle the events, then fetch once, unless an error is held. Return an error
+        that counts.
+        """
         try:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
@@ -294,12 +328,15 @@ class Instance:
                 self._host.sleep(DOUBT_S)
             else:
                 self._doubtful(Failed(error, "reader"))
-        except SystemExit as error:  # the reader runs functions of the program, too: see `operator_time`
+        except SystemExit as error:
+            # the reader runs functions of the program, too: see `operator_time`
             return Failed(error, "reader")
         return None
 
     def _tell(self, event: Event) -> None:
-        """Put an event into the control thread's inbox, and end its wait. Any thread, signal handlers too."""
+        """Put an event into the control thread's inbox, and end its wait. Any thread,
+        signal handlers too.
+        """
         self._inbox.put(event)
         self._dispatcher.wake()
 
@@ -309,7 +346,9 @@ class Instance:
             thread.look()
 
     def _doubtful(self, failure: Failed) -> bool:
-        """Hold an error that a lost membership may explain, and ask the group; return whether the error is held."""
+        """Hold an error that a lost membership may explain, and ask the group; return
+        whether the error is held.
+        """
         if not failure.doubtful:
             return False
         self._doubts.hold(failure, self.member.ask())
@@ -321,9 +360,11 @@ class Instance:
         return True
 
     def _settle_doubts(self) -> Failed | None:
-        """Return the first held error that counts, because the group has confirmed this member, or its cause.
+        """Return the first held error that counts, because the group has confirmed this
+        member, or its cause.
 
-        Errors that are void are dropped; the stream threads that died of them are replaced.
+        Errors that are void are dropped; the stream threads that died of them are
+        replaced.
         """
         counts, void = self._doubts.settle(self.member.confirmed)
         for failure in void:
@@ -361,7 +402,8 @@ class Instance:
                 return event
             case Assigned():
                 self._say_why(event.waits)
-                self._assigned, self._doubts.epoch = event, event.epoch
+                self._assigned = event
+                self._doubts.epoch = event.epoch
                 if ended := next(
                     (
                         member.info
@@ -384,7 +426,8 @@ class Instance:
             case ThreadAdded() | ThreadRemoved() | ThreadEnded():
                 self._change_threads(event)
             case Matched(resolved):
-                before, self.components.resolved = self.components.resolved, resolved
+                before = self.components.resolved
+                self.components.resolved = resolved
                 self.member.subscribe(
                     self.components.subscribed, self.components.source_topics
                 )
@@ -431,13 +474,16 @@ class Instance:
         return None
 
     def _change_threads(self, event: ThreadAdded | ThreadRemoved | ThreadEnded) -> None:
-        """Start a stream thread, have one end, or forget one that has ended; the group learns how many there are."""
+        """Start a stream thread, have one end, or forget one that has ended; the group
+        learns how many there are.
+        """
         match event:
             case ThreadAdded(number):
                 self._threads.added(number)
                 self.member.rejoin()
             case ThreadRemoved(number):
-                # The thread closes its tasks before it ends, because that message comes first; other threads open them.
+                # The thread closes its tasks before it ends, because that message comes
+                # first; other threads open them.
                 if (leaves := self._threads.leaves(number)) is not None:
                     self._do(
                         self.registry.reopen(
@@ -454,7 +500,9 @@ class Instance:
                 self._threads.ended(number)
 
     def _say_why(self, waits: str) -> None:
-        """Log when this process gets no tasks any more, with the reason, or gets tasks again."""
+        """Log when this process gets no tasks any more, with the reason, or gets tasks
+        again.
+        """
         waited = self.waits
         if waits and not waited:
             log.warning(
@@ -466,13 +514,17 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Whether this is a group member whose tasks are all open, and which the group does not refuse tasks."""
+        """Whether this is a group member whose tasks are all open, and which the group
+        does not refuse tasks.
+        """
         return self._takes_tasks() and all(
             state is State.RUNNING for state in self.registry.states.values()
         )
 
     def _takes_tasks(self) -> bool:
-        """Whether this is a group member that the group does not refuse tasks; not if the membership was lost since."""
+        """Whether this is a group member that the group does not refuse tasks; not if
+        the membership was lost since.
+        """
         return (
             self._assigned is not None
             and self._assigned.epoch == self._doubts.epoch
@@ -480,7 +532,9 @@ class Instance:
         )
 
     def _replace(self, failure: Failed) -> None:
-        """Start a successor of a dead stream thread; its tasks are opened again from the log."""
+        """Start a successor of a dead stream thread; its tasks are opened again from
+        the log.
+        """
         assert failure.thread is not None
         now = self._host.now()
         rests_s = self._back_off.died(now)
@@ -497,12 +551,15 @@ class Instance:
         dead = self._threads.replace(failure.thread, rests_s)
         tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
         for task in tasks:
-            task.discard()  # the dead thread has not discarded a task that had not reached it
+            # the dead thread has not discarded a task that had not reached it
+            task.discard()
         self._forget(tasks)
         self._do(self.registry.aborted([task.id for task in tasks]))
 
     def _end_application(self, error: BaseException) -> None:
-        """Stop all instances: the member info of this one carries the error, which all get with the next assignment."""
+        """Stop all instances: the member info of this one carries the error, which all
+        get with the next assignment.
+        """
         self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
         give_up = self._host.now() + self.components.config["session.timeout.ms"] / 1000
         self.member.rejoin()
@@ -554,13 +611,16 @@ class Instance:
     def _start(self, incarnation: Incarnation) -> None:
         home = self._threads.home(incarnation.id, self._homes)
         task = self.components.task(incarnation, home.committer)
-        self.tasks[task.id], self._homes[task.id] = task, home
+        self.tasks[task.id] = task
+        self._homes[task.id] = home
         home.open(task)
         self._dispatcher.open(task, home)
         log.info("task %s runs on thread %d", task.id, home.number)
 
     def waiting_for(self, task: TaskId) -> str:
-        """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
+        """Return why the stream thread of a task waits, as the end of a sentence;
+        empty: it does not. Any thread.
+        """
         if why := self._dispatcher.asking_for:
             return f"; {why}"
         home = self._homes.get(task)
@@ -569,8 +629,9 @@ class Instance:
         return wait_of(home, self.tasks.get(task), self._host.now())
 
     def function_of(self, task: TaskId) -> str:
-        """Return which function keeps the thread of a task, or of the reader, for less than `max.poll.interval.ms`, as
-        the end of a sentence; empty: none does. Any thread.
+        """Return which function keeps the thread of a task, or of the reader, for less
+        than `max.poll.interval.ms`, as the end of a sentence; empty: none does. Any
+        thread.
         """
         limit = self.components.config["max.poll.interval.ms"] / 1000
         if self._dispatcher.asking_s > 0:
@@ -582,7 +643,9 @@ class Instance:
         return running and f"{running}; max.poll.interval.ms allows {limit:g} s"
 
     def _running(self, home: StreamThread) -> str:
-        """Return which function a thread runs, and for how long, as the end of a sentence; empty: it runs none."""
+        """Return which function a thread runs, and for how long, as the end of a
+        sentence; empty: it runs none.
+        """
         seconds = self._host.now() - home.moved_at
         if home.committer.asking.asked_at is not None or seconds < SLOW_S:
             return ""
@@ -592,12 +655,13 @@ class Instance:
         return f"; its thread has run {function} for {seconds:.0f} s"
 
     def excuse(self, task: TaskId) -> str:
-        """Return why a restart would not move a task that stands still; empty: it may. Any thread."""
-        stuck, answers = (
-            self._dispatcher.asking_for,
-            self.member.sure(self.member.epoch),
-        )
-        homes, now = self._homes.copy(), self._host.now()
+        """Return why a restart would not move a task that stands still; empty: it may.
+        Any thread.
+        """
+        stuck = self._dispatcher.asking_for
+        answers = self.member.sure(self.member.epoch)
+        homes = self._homes.copy()
+        now = self._host.now()
         return (
             ""
             if stuck
@@ -607,11 +671,15 @@ class Instance:
         )
 
     def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
+        """Return for how long a partition has been silent; None: it is not, or records
+        alone move time. Any thread.
+        """
         return self._dispatcher.silent_s(source)
 
     def _known_threads(self, cluster: Cluster) -> list[int]:
-        """Return the numbers of the stream threads whose transactional ids all members of a generation know."""
+        """Return the numbers of the stream threads whose transactional ids all members
+        of a generation know.
+        """
         _, numbers = self._threads.capacity()
         known = (
             cluster.transactional_ids if self.components.config.exactly_once else None
@@ -629,14 +697,18 @@ class Instance:
             self.components.closed(task)
 
     def _alive(self) -> bool:
-        """Whether every stream thread has moved lately; otherwise this member leaves (`max.poll.interval.ms`)."""
+        """Whether every stream thread has moved lately; otherwise this member leaves
+        (`max.poll.interval.ms`).
+        """
         limit = self.components.config["max.poll.interval.ms"] / 1000
         return all(
             self._host.now() - thread.moved_at < limit for thread in self._threads
         )
 
     def _close(self, *, clean: bool) -> None:
-        """Close everything, in order: stop reading, commit, leave the group, close the reader. Each, whatever fails."""
+        """Close everything, in order: stop reading, commit, leave the group, close the
+        reader. Each, whatever fails.
+        """
         deadline = (
             self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
         )

@@ -1,11 +1,15 @@
-"""Deletes the state of key ranges that earlier runs of an instance have left on its disk.
+"""Deletes the state of key ranges that earlier runs of an instance have left on its
+disk.
 
-A range that is revoked is deleted when it is released. But a process that was killed, stopped, or removed from the
-group releases nothing, and may get other ranges when it is back. What it had is kept for a while, because it often
-comes back. Then it is deleted: otherwise each process would end with the state of all key ranges, and the time segments
-of windows, which are dropped once they have expired for all key groups, would stay for ever.
+A range that is revoked is deleted when it is released. But a process that was killed,
+stopped, or removed from the group releases nothing, and may get other ranges when it is
+back. What it had is kept for a while, because it often comes back. Then it is deleted:
+otherwise each process would end with the state of all key ranges, and the time segments
+of windows, which are dropped once they have expired for all key groups, would stay for
+ever.
 
-Invariant: nothing is deleted while the instance is not in the group, or gets no tasks for now: they may come back.
+Invariant: nothing is deleted while the instance is not in the group, or gets no tasks
+for now: they may come back.
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ from coopstreams.topology.errors import StateError
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
-"""How long an instance is in the group before it deletes what is on its disk and not of its tasks.
+"""How long an instance is in the group before it deletes what is on its disk and not of
+its tasks.
 
 Source: Kafka Streams' `state.cleanup.delay.ms`.
 """
 
 
 class Leftovers:
-    """The state on the disk of an instance that none of its tasks has. Used by the control thread."""
+    """The state on the disk of an instance that none of its tasks has. Used by the
+    control thread.
+    """
 
     def __init__(self, databases: Databases, registry: TaskRegistry) -> None:
         self._databases = databases
@@ -38,10 +45,13 @@ class Leftovers:
     def note(self, member: bool, now: float) -> None:
         """Note whether this is a member of the group that gets tasks."""
         if member is not self._member:
-            self._member, self._due = member, now + KEPT_S if member else inf
+            self._member = member
+            self._due = now + KEPT_S if member else inf
 
     def look(self, now: float) -> None:
-        """Delete what no task of the registry has, every `KEPT_S`: a database that is about to be opened waits."""
+        """Delete what no task of the registry has, every `KEPT_S`: a database that is
+        about to be opened waits.
+        """
         if now < self._due:
             return
         self._due = now + KEPT_S

@@ -1,19 +1,23 @@
-"""Internal topics that two applications have: their names collide, and the rows of both would be in one topic.
+"""Internal topics that two applications have: their names collide, and the rows of both
+would be in one topic.
 
     application "q",   store "b-c"    q-b-c-changelog
     application "q-b", store "c"      q-b-c-changelog
 
-The record of an application's version (`instance.deployed`) names its internal topics, so it is their mark: it is there
-since the first task opened, it can be read by others, and a topic that somebody has made beforehand has none. Whoever has
-an id that such a name begins with is looked for among the topics of the cluster, and its record is read.
+The record of an application's version (`instance.deployed`) names its internal topics,
+so it is their mark: it is there since the first task opened, it can be read by others,
+and a topic that somebody has made beforehand has none. Whoever has an id that such a
+name begins with is looked for among the topics of the cluster, and its record is read.
 
-An application that begins is refused while another one has one of its topics, and so are both, if they ran so before
-this was checked. A reset leaves such a topic where it is.
+An application that begins is refused while another one has one of its topics, and so
+are both, if they ran so before this was checked. A reset leaves such a topic where it
+is.
 
-Invariant: of two that begin at the same time one is refused at least: each looks before it creates a topic, and again
-when its own record is written.
-Turned down: a mark in the topic itself (Kafka has no place for it but the records, which every reader would have to
-leave out); a name that cannot collide (topics keep their names, which are those of Kafka Streams).
+Invariant: of two that begin at the same time one is refused at least: each looks before
+it creates a topic, and again when its own record is written. Turned down: a mark in the
+topic itself (Kafka has no place for it but the records, which every reader would have
+to leave out); a name that cannot collide (topics keep their names, which are those of
+Kafka Streams).
 """
 
 from __future__ import annotations
@@ -38,13 +42,16 @@ KEY = b"topology"
 """The key of the record."""
 _TIMEOUT_S = 30.0
 _LAST = 100
-"""How many offsets are read from the end of a topic: another program's may be large, and ours has one key."""
+"""How many offsets are read from the end of a topic: another program's may be large,
+and ours has one key.
+"""
 
 
 def check_unclaimed(
     cluster: Log, topology: Topology, names: Collection[str], host: Host = SYSTEM
 ) -> None:
-    """Check that no other application has internal topics of this one. `names`: the topics of the cluster.
+    """Check that no other application has internal topics of this one. `names`: the
+    topics of the cluster.
 
     Raises:
         ConfigError: one has; the message has the cure.
@@ -74,7 +81,8 @@ def claims(
     *,
     strict: bool = False,
 ) -> dict[str, str]:
-    """Return those of these topics that another application has, with its id. `names`: the topics of the cluster.
+    """Return those of these topics that another application has, with its id. `names`:
+    the topics of the cluster.
 
     `strict`: a record that this user may not read is an error, and not just a warning.
 
@@ -101,7 +109,9 @@ def claims(
 def _others(
     application: str, topics: Collection[str], names: Collection[str]
 ) -> list[str]:
-    """Return the other ids that the names of these topics begin with, and of which the cluster has a record."""
+    """Return the other ids that the names of these topics begin with, and of which the
+    cluster has a record.
+    """
     suffix = topology_topic("")
     ids = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
     return sorted(
@@ -115,7 +125,8 @@ def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
     """Return the last record of a topic with the key of a version; None: it has none."""
     at = TopicPartition(topic, 0)
     start = max(cluster.start_offset(at), cluster.end_offset(at) - _LAST)
-    told, give_up = None, host.now() + _TIMEOUT_S
+    told = None
+    give_up = host.now() + _TIMEOUT_S
     with closing(cluster.reader()) as reader:
         reader.assign({at: Position(start)})
         while host.now() < give_up:
@@ -131,7 +142,9 @@ def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
 
 
 def _internal_topics(told: bytes | None) -> Mapping[str, object]:
-    """Return the internal topics that the record of a version names; none: it is a record of another program."""
+    """Return the internal topics that the record of a version names; none: it is a
+    record of another program.
+    """
     try:
         drawn = read_long(orjson.loads, told or b"{}")
         return {topic["name"]: topic["kind"] for topic in drawn["internal_topics"]}

@@ -1,7 +1,10 @@
-"""Reads stores of this process without HTTP: the keys that this instance owns, as Python values.
+"""Reads stores of this process without HTTP: the keys that this instance owns, as
+Python values.
 
-Invariant: as over HTTP, committed state; None means that this instance owns the key and has no such row.
-Source: Kafka Streams `KafkaStreams.store`, `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore`, `ReadOnlySessionStore`.
+Invariant: as over HTTP, committed state; None means that this instance owns the key and
+has no such row.
+Source: Kafka Streams `KafkaStreams.store`, `ReadOnlyKeyValueStore`,
+`ReadOnlyWindowStore`, `ReadOnlySessionStore`.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ class ReadOnlyStore:
     """A store of a running instance. Any thread may use it; reads block on the disk.
 
     Raises (each method):
-        QueryError: NOT_OWNER: another instance has the key, `details` has its id and URL (None without); TASK_MOVING
-            (`retryable`): no instance can answer now; WRONG_KIND: the store is of another kind.
+        QueryError: NOT_OWNER: another instance has the key, `details` has its id and
+            URL (None without); TASK_MOVING (`retryable`): no instance can answer now;
+            WRONG_KIND: the store is of another kind.
     """
 
     def __init__(self, backend: Backend, store: StoreInfo) -> None:
@@ -33,7 +37,9 @@ class ReadOnlyStore:
         self._reader = LocalReader(backend)
 
     def get(self, key: Any) -> Any:
-        """Return the value of a key, of a versioned store the latest; None if there is none."""
+        """Return the value of a key, of a versioned store the latest; None if there is
+        none.
+        """
         self._expect("key_value", "versioned", "global")
         data = self._store.key.serialize(key)
         if self._store.kind == "global":
@@ -53,9 +59,11 @@ class ReadOnlyStore:
     def fetch(
         self, key: Any, start_ms: int = 0, end_ms: int = FAR
     ) -> list[tuple[Windowed[Any], Any]]:
-        """Return the windows of a key that start within start_ms..end_ms, or its sessions that overlap it; ascending.
+        """Return the windows of a key that start within start_ms..end_ms, or its
+        sessions that overlap it; ascending.
 
-        Shape: both bounds are inclusive; each entry is a window of the key, and its value.
+        Shape: both bounds are inclusive; each entry is a window of the key, and its
+        value.
         """
         self._expect("window", "session")
         data = self._store.key.serialize(key)
@@ -74,9 +82,11 @@ class ReadOnlyStore:
     def _located(self, key: bytes) -> KeyLocation:
         """Return where a key of this instance is.
 
-        Over HTTP an owner without an address may be about to get one. Here it is an answer: the key is not ours.
+        Over HTTP an owner without an address may be about to get one. Here it is an
+        answer: the key is not ours.
         """
-        at, placement = locate(self._store, key), self._backend.placement()
+        at = locate(self._store, key)
+        placement = self._backend.placement()
         owner = None if placement.waits else owner_of(placement, self._store, at)
         if (
             owner is not None

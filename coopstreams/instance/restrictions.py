@@ -1,16 +1,19 @@
-"""What keeps sub-topologies of this application from being cut by key range, and records from passing each other.
+"""What keeps sub-topologies of this application from being cut by key range, and
+records from passing each other.
 
     accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
     accept.individual.commit=false  all do; and where records wait for calls, none passes another
     ranges.before.windows=false     the application's setting: one does that feeds windows through a repartition topic
 
-Each member announces which of its sub-topologies may be cut, and the group cuts what all members allow
-(`group.versions`). So members that see a change at different times agree on the stricter policy in between, and the
-ranges of a partition become one as in any other rebalance: each is committed and closed before one task opens them all.
+Each member announces which of its sub-topologies may be cut, and the group cuts what
+all members allow (`group.versions`). So members that see a change at different times
+agree on the stricter policy in between, and the ranges of a partition become one as in
+any other rebalance: each is committed and closed before one task opens them all.
 
-Invariant: individual commits of records done out of order are kept until the partition's position has passed them:
-without them, records would be processed twice.
-Turned down: the leader reads the policy for all (one whose user may not read the topic would cut what others may not).
+Invariant: individual commits of records done out of order are kept until the
+partition's position has passed them: without them, records would be processed twice.
+Turned down: the leader reads the policy for all (one whose user may not read the topic
+would cut what others may not).
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class Restrictions:
         self._said = ""
 
     def look(self) -> PolicyChanged | None:
-        """Refresh the policy if it is time; return what has changed for this application, if anything.
+        """Refresh the policy if it is time; return what has changed for this
+        application, if anything.
 
         While the topic cannot be read, the policy seen last stays valid.
         """
@@ -82,7 +86,9 @@ class Restrictions:
         return announced(self._resolved(), self.policy)
 
     def reasons(self, cluster: Cluster, ranges: int) -> list[str]:
-        """Return why sub-topologies run with whole partitions that the group would else cut, in words."""
+        """Return why sub-topologies run with whole partitions that the group would else
+        cut, in words.
+        """
         threads = {member.id: member.info.threads for member in cluster.members}
         return in_words(
             {
@@ -114,7 +120,9 @@ class Restrictions:
 
 
 def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
-    """Return the sub-topologies that are kept from being cut by key range, each with the reason in words."""
+    """Return the sub-topologies that are kept from being cut by key range, each with
+    the reason in words.
+    """
     return {
         part.id: reason
         for part in resolved.topology.subtopologies
@@ -147,7 +155,9 @@ def _reason(part: SubTopology, resolved: ResolvedTopology, policy: Policy) -> st
 
 
 def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
-    """Return the sub-topologies that a member announces, and whether each may be cut by key range."""
+    """Return the sub-topologies that a member announces, and whether each may be cut by
+    key range.
+    """
     whole = restricted(resolved, policy)
     return tuple(
         runs._replace(divisible=runs.divisible and number not in whole)

@@ -1,8 +1,11 @@
-"""The query server's `Backend` of an instance, over the task registry, the open tasks and the last assignment.
+"""The query server's `Backend` of an instance, over the task registry, the open tasks
+and the last assignment.
 
-Invariant: a view counts as owned only while this very opening of its task runs here and the group has lately answered a
-heartbeat: a suspended process that resumes owns nothing until the group has answered it. A forked child owns nothing:
-its copy of the instance has no threads, so what it reads would stay as it was.
+Invariant: a view counts as owned only while this very opening of its task runs here and
+the group has lately answered a
+heartbeat: a suspended process that resumes owns nothing until the group has answered
+it. A forked child owns nothing: its copy of the instance has no threads, so what it
+reads would stay as it was.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ class TaskView:
         )
 
     def stream_time(self, topic: str) -> int:
-        """Return the committed stream time of a topic of the task: the view is not newer."""
+        """Return the committed stream time of a topic of the task: the view is not
+        newer.
+        """
         source = TopicPartition(topic, self.task.partition)
         return (
             self._opened.progress.stream_time(source)
@@ -119,7 +124,8 @@ class Serving:
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
-        topics, misplaced = self._components.topics, self._components.misplaced.topics
+        topics = self._components.topics
+        misplaced = self._components.misplaced.topics
         known, then, stores = self._stores
         if known is not topics or then is not misplaced:
             stores = stores_of(
@@ -135,7 +141,8 @@ class Serving:
         assigned = self._instance.assigned
         if assigned is not None and self._placement[0] is not assigned:
             # In another version of the topology the same task ids mean other tasks.
-            members, foreign = assigned.cluster.members, bool(assigned.waits)
+            members = assigned.cluster.members
+            foreign = bool(assigned.waits)
             https = self._components.config["http.ssl.certificate.location"] is not None
             peers = tuple(
                 peer_of(
@@ -155,7 +162,9 @@ class Serving:
         return self._placement[1]
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
-        """Return an open view of the local task that holds this key hash, or why there is none."""
+        """Return an open view of the local task that holds this key hash, or why there
+        is none.
+        """
         subtopology = self.stores()[store].subtopology
         for task, state in list(self._instance.registry.states.items()):
             if (
@@ -279,7 +288,8 @@ class Serving:
         return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
     def _not_shared(self) -> list[Reason]:
-        assigned, restrictions = self._instance.assigned, self._components.restrictions
+        assigned = self._instance.assigned
+        restrictions = self._components.restrictions
         ranges = self._components.config["ranges.per.partition"]
         return [
             Reason("not-shared", message)
@@ -407,10 +417,8 @@ class Serving:
         return f"task {task} is {state.value}"
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
-        task, sample = (
-            self._instance.tasks.get(id_),
-            self._instance.stall_detector.samples.get(id_),
-        )
+        task = self._instance.tasks.get(id_)
+        sample = self._instance.stall_detector.samples.get(id_)
         waits = (
             self._instance.opener.waits_for(id_)
             if state is State.OPENING
@@ -427,7 +435,8 @@ class Serving:
         if task is None:
             return TaskStatus(id_, state.value, -1, restore=restore, download=download)
         rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
-        # Positions as of now; ends as of the watcher's last look, which asks the brokers.
+        # Positions as of now; ends as of the watcher's last look, which asks the
+        # brokers.
         sources = tuple(
             self._source(task, source, ends.get(source)) for source in task.sources
         )
@@ -472,7 +481,8 @@ class Serving:
     def _source(
         self, task: Task, source: TopicPartition, end: int | None
     ) -> SourceStatus:
-        at, time = task.progress.durable(source), task.progress.stream_time(source)
+        at = task.progress.durable(source)
+        time = task.progress.stream_time(source)
         silent_s = self._instance.silent_s(source)
         return SourceStatus(
             source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s

@@ -17,7 +17,9 @@ from coopstreams.topology.compile.program import Program
 def share_members(
     components: Components, emit: Callable[[Event], None], holds: Callable[[], str]
 ) -> ShareMembers:
-    """Return the share threads, not yet started; none, if every source is read in order. `holds`: see `ShareThread`."""
+    """Return the share threads, not yet started; none, if every source is read in
+    order. `holds`: see `ShareThread`.
+    """
     programs = [
         program
         for program in components.programs.values()
@@ -39,7 +41,8 @@ def _thread(
     emit: Callable[[Event], None],
     holds: Callable[[], str],
 ) -> ShareThread:
-    config, writer = made.config, made.log.writer(None, made.written)
+    config = made.config
+    writer = made.log.writer(None, made.written)
     lock_ms = config["share.record.lock.duration.ms"]
     settings = {
         "share.auto.offset.reset": config["auto.offset.reset"],
@@ -54,7 +57,8 @@ def _thread(
         made.refusals,
         cache(made.partitions),
     )
-    tables, letters = made.globals.rows, made.topology.dead_letter_topics
+    tables = made.globals.rows
+    letters = made.topology.dead_letter_topics
     return ShareThread(
         number,
         lambda: KafkaShare(
@@ -80,6 +84,8 @@ def _thread(
 
 
 def _forbidden(made: Components) -> str:
-    """Return, in words, which policy forbids processing in the broker's order; empty: none does."""
+    """Return, in words, which policy forbids processing in the broker's order; empty:
+    none does.
+    """
     reason = made.restrictions.policy.forbids_ranges(made.topology.unordered_topics)
     return reason and f"{reason} (`coopstreams policy get`)"

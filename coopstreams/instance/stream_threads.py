@@ -1,13 +1,14 @@
-"""The stream threads of an instance: their numbers, which of them take tasks, and which are to end.
+"""The stream threads of an instance: their numbers, which of them take tasks, and which
+are to end.
 
     added      starts, and takes tasks once the group knows its transactional id
     removed    takes no more tasks, and ends when those that it has are closed
     replaced   has died; its successor has its number, and its producer
 
-Invariant: a thread has tasks only in generations whose members know its transactional id. Others would end its
-transaction as that of a dead process.
-Invariant: a number is free again only when its thread has ended: two producers with one transactional id fence each
-other.
+Invariant: a thread has tasks only in generations whose members know its transactional
+id. Others would end its transaction as that of a dead process.
+Invariant: a number is free again only when its thread has ended: two producers with one
+transactional id fence each other.
 Source: Kafka Streams `KafkaStreams.addStreamThread`, `removeStreamThread` (KIP-663).
 """
 
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class StreamThreads:
-    """The stream threads of one instance. The control thread uses it; `add`, `remove` and `capacity`: any thread."""
+    """The stream threads of one instance. The control thread uses it; `add`, `remove`
+    and `capacity`: any thread.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,8 @@ class StreamThreads:
         tell: Callable[[Event], None],
     ) -> None:
         """`make` returns a thread with this number, not yet started; `start` calls it."""
-        self._make, self._tell = make, tell
+        self._make = make
+        self._tell = tell
         self._threads: dict[int, StreamThread] = {}
         self._numbers = set(range(threads))
         """Numbers that are taken, also by threads that are to be started."""
@@ -45,7 +49,9 @@ class StreamThreads:
         self._known = set(range(threads))
         """Threads whose transactional ids the group knows."""
         self._uneven = False
-        """Whether a thread was added and the local tasks were not spread over all threads since."""
+        """Whether a thread was added and the local tasks were not spread over all
+        threads since.
+        """
         self._paused = False
         self._lock = threading.Lock()
 
@@ -63,7 +69,9 @@ class StreamThreads:
             thread.start()
 
     def capacity(self) -> tuple[int, list[int]]:
-        """Return how many threads take tasks, and the numbers of all that may have a transaction."""
+        """Return how many threads take tasks, and the numbers of all that may have a
+        transaction.
+        """
         with self._lock:
             return len(self._numbers - self._leaving), sorted(self._numbers)
 
@@ -76,7 +84,9 @@ class StreamThreads:
         return _name(number)
 
     def remove(self) -> str | None:
-        """Ask for the end of the last thread; return its name. None: it is the only one."""
+        """Ask for the end of the last thread; return its name. None: it is the only
+        one.
+        """
         with self._lock:
             staying = self._numbers - self._leaving
             if len(staying) == 1:
@@ -87,7 +97,9 @@ class StreamThreads:
         return _name(number)
 
     def added(self, number: int) -> None:
-        """Start a requested thread; drop it if brokers refuse its producer: the others continue."""
+        """Start a requested thread; drop it if brokers refuse its producer: the others
+        continue.
+        """
         try:
             thread = self._threads[number] = self._make(number)
         except LogError as error:
@@ -131,7 +143,9 @@ class StreamThreads:
         return dead
 
     def stop(self, left_s: Callable[[], float]) -> None:
-        """End all threads; close the writers of those that have died, too, which would have been their successors'."""
+        """End all threads; close the writers of those that have died, too, which would
+        have been their successors'.
+        """
         for thread in self:
             if thread.stop(left_s()):
                 thread.committer.close()
@@ -162,8 +176,11 @@ class StreamThreads:
         self._known.update(numbers)
 
     def home(self, task: TaskId, homes: Mapping[TaskId, StreamThread]) -> StreamThread:
-        """Return the thread that takes a task: the one with the fewest of its sub-topology, then of all."""
-        every, alike = Counter[int](), Counter[int]()
+        """Return the thread that takes a task: the one with the fewest of its
+        sub-topology, then of all.
+        """
+        every = Counter[int]()
+        alike = Counter[int]()
         for other, home in homes.items():
             every[home.number] += 1
             alike[home.number] += other.subtopology == task.subtopology
@@ -180,9 +197,11 @@ class StreamThreads:
         )
 
     def to_move(self, homes: Mapping[TaskId, StreamThread]) -> list[TaskId]:
-        """Return the tasks to open again, so that a thread that was added gets its share; once, when it may have tasks.
+        """Return the tasks to open again, so that a thread that was added gets its
+        share; once, when it may have tasks.
 
-        The group gives this instance more key ranges only where it can; else the tasks that it has are spread.
+        The group gives this instance more key ranges only where it can; else the tasks
+        that it has are spread.
         """
         staying = self._numbers - self._leaving
         if not self._uneven or not staying <= self._known & self._threads.keys():
@@ -192,8 +211,11 @@ class StreamThreads:
 
 
 def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId]:
-    """Return tasks that have to move so that no thread has two more than another, of a sub-topology or of all."""
-    at, moved = dict(homes), set[TaskId]()
+    """Return tasks that have to move so that no thread has two more than another, of a
+    sub-topology or of all.
+    """
+    at = dict(homes)
+    moved = set[TaskId]()
     while (step := _step(at, threads)) is not None:
         task, to = step
         at[task] = to
@@ -204,24 +226,22 @@ def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId
 def _step(
     homes: Mapping[TaskId, int], threads: Collection[int]
 ) -> tuple[TaskId, int] | None:
-    """Return a task, and the thread to which it should move; None: the tasks are spread evenly.
+    """Return a task, and the thread to which it should move; None: the tasks are spread
+    evenly.
 
-    It comes from the fullest thread: one from another may have to be replaced by a second move.
+    It comes from the fullest thread: one from another may have to be replaced by a
+    second move.
     """
-    every, alike = (
-        Counter(homes.values()),
-        Counter((home, task.subtopology) for task, home in homes.items()),
-    )
+    every = Counter(homes.values())
+    alike = Counter((home, task.subtopology) for task, home in homes.items())
     found = []
     for task, home in homes.items():
         to = min(
             threads,
             key=lambda number: (alike[number, task.subtopology], every[number], number),
         )
-        more, more_of_all = (
-            alike[home, task.subtopology] - alike[to, task.subtopology],
-            every[home] - every[to],
-        )
+        more = alike[home, task.subtopology] - alike[to, task.subtopology]
+        more_of_all = every[home] - every[to]
         if more >= 2 or (more == 1 and more_of_all >= 2):
             found.append((more, more_of_all, task, to))
     return max(found)[2:] if found else None

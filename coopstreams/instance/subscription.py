@@ -1,12 +1,13 @@
-"""The thread that finds topics that match a pattern, every `metadata.max.age.ms`. Without a pattern it does not run.
+"""The thread that finds topics that match a pattern, every `metadata.max.age.ms`.
+Without a pattern it does not run.
 
-Each process looks for itself. A process that may be behind looks at once, and again soon: it was given a task that it
-does not know (the leader of the group has seen a topic before it), or it could not commit, or read (a topic may be
-gone).
+Each process looks for itself. A process that may be behind looks at once, and again
+soon: it was given a task that it does not know (the leader of the group has seen a
+topic before it), or it could not commit, or read (a topic may be gone).
 
-Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has just started may not know all
-topics.
-Turned down: having the leader tell the members (a process cannot read a topic that it does not know yet anyway).
+Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has
+just started may not know all topics. Turned down: having the leader tell the members (a
+process cannot read a topic that it does not know yet anyway).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ AGAIN_S = 0.5
 HURRY_S = 10.0
 """How long `hurry` has an effect."""
 GONE_S = 30.0
-"""How long the reader may miss a topic before that is an error; if it matched a pattern, a look takes it out before."""
+"""How long the reader may miss a topic before that is an error; if it matched a
+pattern, a look takes it out before.
+"""
 
 
 class PatternSubscription:
@@ -51,21 +54,23 @@ class PatternSubscription:
 
         `check`: asked before internal topics are created.
         """
-        self._host, self._had, self._check = host, had, check
-        self._log, self._built, self._config, self._resolved, self._emit = (
-            cluster,
-            built,
-            config,
-            resolved,
-            emit,
-        )
+        self._host = host
+        self._had = had
+        self._check = check
+        self._log = cluster
+        self._built = built
+        self._config = config
+        self._resolved = resolved
+        self._emit = emit
         self._every_s = config["metadata.max.age.ms"] / 1000
         self._wake = host.signal()
         self._hurried_until = 0.0
         self._missing: dict[str, float] = {}
         """Topics that are read and do not exist, and since when."""
         self._unread_since: float | None = None
-        """Since when the reader has missed a topic; None: it has not since topics were last found to be new or gone."""
+        """Since when the reader has missed a topic; None: it has not since topics were
+        last found to be new or gone.
+        """
         self._stopped = False
         self._thread = host.thread(self._run, "subscription")
 
@@ -87,7 +92,8 @@ class PatternSubscription:
         self._wake.set()
 
     def may_cure(self, error: CoopStreamsError) -> bool:
-        """Return whether this error of the reader may be a topic that a pattern matched and that is gone; look at once.
+        """Return whether this error of the reader may be a topic that a pattern matched
+        and that is gone; look at once.
 
         Any thread.
         """
@@ -125,7 +131,8 @@ class PatternSubscription:
         known = set(self._resolved.topology.source_topics)
         try:
             there = set(matched(self._built, self._log.partitions()).source_topics)
-            now, new = self._host.now(), there - known
+            now = self._host.now()
+            new = there - known
             self._missing = {
                 topic: self._missing.get(topic, now) for topic in known - there
             }
@@ -154,5 +161,6 @@ class PatternSubscription:
             ", ".join(sorted(new)) or "none",
             ", ".join(sorted(gone)) or "none",
         )
-        self._resolved, self._unread_since = resolved, None
+        self._resolved = resolved
+        self._unread_since = None
         self._emit(Matched(resolved))

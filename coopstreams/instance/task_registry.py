@@ -1,4 +1,5 @@
-"""The tasks of an instance, their states, and the next action for each: events in, actions out.
+"""The tasks of an instance, their states, and the next action for each: events in,
+actions out.
 
     wanted, and a local task overlaps it  -> waiting
     wanted                                -> opening -> running
@@ -6,9 +7,10 @@
     aborted, lost, thread died            -> closing -> opened again if it is wanted
     topics changed, thread removed        -> closing -> opened again if it is wanted
 
-Invariant: the tasks of one partition that are opening, running or closing here never overlap; a task that overlaps one
-of them waits. Every revoked task is released exactly once, and only when it is closed.
-Turned down: opening a re-cut range while its predecessor still commits (two writers for one key).
+Invariant: the tasks of one partition that are opening, running or closing here never
+overlap; a task that overlaps one of them waits. Every revoked task is released exactly
+once, and only when it is closed. Turned down: opening a re-cut range while its
+predecessor still commits (two writers for one key).
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class TaskRegistry:
 
     @property
     def here(self) -> set[TaskId]:
-        """Return the tasks whose rows stay on this disk: those that are wanted, and those that are not closed yet."""
+        """Return the tasks whose rows stay on this disk: those that are wanted, and
+        those that are not closed yet.
+        """
         return self.wanted | self.states.keys()
 
     def assigned(
@@ -76,7 +80,9 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def lost(self) -> list[Action]:
-        """Give up all tasks without a commit, because the membership is lost; none is released."""
+        """Give up all tasks without a commit, because the membership is lost; none is
+        released.
+        """
         self.wanted.clear()
         self._owed.clear()
         return [
@@ -95,7 +101,8 @@ class TaskRegistry:
         ]
 
     def reopen(self, tasks: Collection[TaskId]) -> list[Action]:
-        """Close these tasks, and open them again: with other source topics, or on another stream thread.
+        """Close these tasks, and open them again: with other source topics, or on
+        another stream thread.
 
         They are closed cleanly and stay assigned: nothing is released.
         """
@@ -112,14 +119,18 @@ class TaskRegistry:
         return [task for task in self.states if task.subtopology in subtopologies]
 
     def opened(self, task: TaskId) -> list[Action]:
-        """Run a task that the opener has opened, or drop it if it is not wanted any more."""
+        """Run a task that the opener has opened, or drop it if it is not wanted any
+        more.
+        """
         if self.states.get(task) is State.OPENING:
             self.states[task] = State.RUNNING
             return [Action(Do.RUN, task)]
         return [Action(Do.DROP, task), *self.closed(task)]
 
     def aborted(self, tasks: Iterable[TaskId]) -> list[Action]:
-        """Remove tasks that a stream thread has discarded; open those still wanted again from the log."""
+        """Remove tasks that a stream thread has discarded; open those still wanted
+        again from the log.
+        """
         actions: list[Action] = []
         for task in tasks:
             if task in self.states:

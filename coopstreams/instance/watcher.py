@@ -1,19 +1,24 @@
-"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts, looks at the cluster's policy, and
-purges repartition topics.
+"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts,
+looks at the cluster's policy, and purges repartition topics.
 
-It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance, and
-so does the recreated topic of a global table, of which the reader would go on in the middle of the new one. If a
-changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
-written since. So the watcher reports it, and the tasks go on. (Turned down: opening them again at once. It would lose
-state that can still be rebuilt from the source.) A source that has got partitions is reported as well: no task reads
-them, and none can before all instances start anew.
+It also compares the topic ids of running tasks with those at their opening. A recreated
+source ends the instance, and so does the recreated topic of a global table, of which
+the reader would go on in the middle of the new one. If a changelog was deleted, the
+local state is right as long as its task runs; the next opening restores only what was
+written since. So the watcher reports it, and the tasks go on. (Turned down: opening
+them again at once. It would lose state that can still be rebuilt from the source.) A
+source that has got partitions is reported as well: no task reads them, and none can
+before all instances start anew.
 
-A slow task is reported with its reason, not restarted: after some seconds `/health` names what a task waits for, and
-after half a minute the instance is not live, unless a restart could not heal it (`instance.excuses`).
+A slow task is reported with its reason, not restarted: after some seconds `/health`
+names what a task waits for, and after half a minute the instance is not live, unless a
+restart could not heal it (`instance.excuses`).
 
-Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a clock); the `Watcher` collects them.
+Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a
+clock); the `Watcher` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
-Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks like a dead one).
+Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks
+like a dead one).
 """
 
 from __future__ import annotations
@@ -59,10 +64,13 @@ COMPARE_EVERY_S = 60.0
 STALLED_S = 30.0
 """A task with waiting records that has not moved for this long is stalled.
 
-The limit is higher if a task may rest for longer: until a commit, or for another source.
+The limit is higher if a task may rest for longer: until a commit, or for another
+source.
 """
 SLOW_S = 3.0
-"""A task that waits for this long reports the reason. It stays live: a leader election takes longer."""
+"""A task that waits for this long reports the reason. It stays live: a leader election
+takes longer.
+"""
 
 
 @dataclass(slots=True)
@@ -78,11 +86,15 @@ class LagSample:
     moved_at: float = 0.0
     """The last look at which a position had moved."""
     committed_at: float = 0.0
-    """The last look at which anything was committed, also above a record that waits for a call."""
+    """The last look at which anything was committed, also above a record that waits for
+    a call.
+    """
     segments: object = ()
     """All that is committed, to compare it."""
     busy_at: float = float("-inf")
-    """The last look at which it had processed records, and had not yet done what was there at the look before."""
+    """The last look at which it had processed records, and had not yet done what was
+    there at the look before.
+    """
     all_read: Collection[TopicPartition] = ()
     """The sources of which it has done everything that is committed."""
 
@@ -96,7 +108,9 @@ class LagSample:
 
     @property
     def behind(self) -> dict[TopicPartition, int]:
-        """The sources that have more than is committed here, each with the committed position."""
+        """The sources that have more than is committed here, each with the committed
+        position.
+        """
         return {
             source: at
             for source, at in self.committed.items()
@@ -112,14 +126,20 @@ class StallDetector:
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
     _closed: dict[TaskId, LagSample] = field(default_factory=dict)
-    """The last samples of tasks that are opened again: one whose commits fail has made no progress."""
+    """The last samples of tasks that are opened again: one whose commits fail has made
+    no progress.
+    """
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not report their end, and since when; in the order in which they were last asked."""
+    """Sources whose leader does not report their end, and since when; in the order in
+    which they were last asked.
+    """
     away_at: float = float("-inf")
     """The last time at which a leader had not answered for longer than `slow_s`."""
     quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
-    """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""
+    """Running tasks whose changelog was recreated or deleted since their state was
+    restored, in words.
+    """
     grown: Mapping[str, str] = field(default_factory=dict)
     """Source topics that have got partitions, which no task reads, in words."""
 
@@ -135,7 +155,8 @@ class StallDetector:
         all_read: Collection[TopicPartition] = (),
         segments: object = (),
     ) -> LagSample:
-        """Add the numbers of a running task; return its sample. `paused`: no progress is expected.
+        """Add the numbers of a running task; return its sample. `paused`: no progress
+        is expected.
 
         `segments`: all that is committed, also above the positions.
         """
@@ -173,14 +194,18 @@ class StallDetector:
         return sample
 
     def keep(self, running: set[TaskId], here: set[TaskId]) -> None:
-        """Forget the tasks that are not here any more. Those that do not run, but will, have a stall to go on with."""
+        """Forget the tasks that are not here any more. Those that do not run, but will,
+        have a stall to go on with.
+        """
         for task in self.samples.keys() - running:
             self._closed[task] = self.samples.pop(task)
         for task in self._closed.keys() - here:
             del self._closed[task]
 
     def stalled(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks with waiting records that do not move, each with its positions."""
+        """Return the tasks with waiting records that do not move, each with its
+        positions.
+        """
         return {
             task: _where(sample, now)
             for task, sample in list(self.samples.items())
@@ -188,7 +213,9 @@ class StallDetector:
         }
 
     def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that commit late, or whose brokers do not answer, each with the known reasons."""
+        """Return the tasks that commit late, or whose brokers do not answer, each with
+        the known reasons.
+        """
         said = {}
         for task, sample in list(self.samples.items()):
             why = [away] if (away := self.away(task, now)) else []
@@ -220,7 +247,9 @@ class StallDetector:
         )
 
     def kept_back(self, task: TaskId) -> str:
-        """Return which sources an open transaction keeps back; empty: the task has records that are committed."""
+        """Return which sources an open transaction keeps back; empty: the task has
+        records that are committed.
+        """
         sample = self.samples.get(task)
         behind = {} if sample is None else sample.behind
         if (
@@ -235,7 +264,9 @@ class StallDetector:
         return f"an open transaction keeps back what was written to {where}"
 
     def any_away(self, now: float) -> str:
-        """Return the source of any task whose leader has not answered for the longest time; empty: all do."""
+        """Return the source of any task whose leader has not answered for the longest
+        time; empty: all do.
+        """
         since, source = min(
             ((at, source) for source, at in list(self.unanswered.items())),
             default=(now, None),
@@ -243,7 +274,9 @@ class StallDetector:
         return "" if source is None else self._leader_of(source, now - since)
 
     def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
-        """Return which of these tasks has worked on a backlog last, and does move; None: none within `stalled_s`."""
+        """Return which of these tasks has worked on a backlog last, and does move;
+        None: none within `stalled_s`.
+        """
         at, busy = max(
             (
                 (sample.busy_at, task)
@@ -296,7 +329,9 @@ class Watcher:
         sure: Callable[[int], bool],
         host: Host = SYSTEM,
     ) -> None:
-        """`sure`: whether this process certainly is a member under an epoch (`GroupMember.sure`)."""
+        """`sure`: whether this process certainly is a member under an epoch
+        (`GroupMember.sure`).
+        """
         self._host = host
         self.stall_detector = StallDetector(
             max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s)
@@ -318,12 +353,15 @@ class Watcher:
         self._global_ids = global_ids
         self._look_at_policy = look_at_policy
         self._look_at_growth = look_at_growth
-        self._paused, self._all_read = paused, all_read
+        self._paused = paused
+        self._all_read = all_read
         self._sure = sure
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
         self._failed: dict[TopicPartition, None] = {}
-        """The partitions in which nothing could be deleted the last time, in the order in which that was tried."""
+        """The partitions in which nothing could be deleted the last time, in the order
+        in which that was tried.
+        """
         self._stop = host.signal()
         self._thread = host.thread(self._run, "watcher")
 
@@ -347,7 +385,8 @@ class Watcher:
                         "cannot measure lags, or delete repartition records that are done: %s",
                         error,
                     )
-        # any error: the control thread must get it, since without a watcher no problem is reported
+        # any error: the control thread must get it, since without a watcher no problem
+        # is reported
         except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
             self._emit(Failed(error, "watcher"))
@@ -357,11 +396,10 @@ class Watcher:
         if (changed := self._look_at_policy()) is not None:
             self._emit(changed)
         tasks = dict(self._tasks)
-        asked_at, sources = (
-            self._host.now(),
-            {source for task in tasks.values() for source in task.sources},
-        )
-        # Before the brokers are asked, which may take long: the samples of slow tasks must not wait.
+        asked_at = self._host.now()
+        sources = {source for task in tasks.values() for source in task.sources}
+        # Before the brokers are asked, which may take long: the samples of slow tasks
+        # must not wait.
         committed = {
             id_: {source: task.progress.durable(source) for source in task.sources}
             for id_, task in tasks.items()
@@ -385,7 +423,9 @@ class Watcher:
             self._compare_counts()
 
     def explained(self, failure: Failed) -> Failed:
-        """Return the failure, or its cause if it is an offset of a source that was recreated. Any thread."""
+        """Return the failure, or its cause if it is an offset of a source that was
+        recreated. Any thread.
+        """
         try:
             if isinstance(failure.error, OffsetOutOfRangeError):
                 self._compare_sources(dict(self._tasks), {})
@@ -399,7 +439,8 @@ class Watcher:
         """Look up the ids of the tasks' sources.
 
         Raises:
-            ConfigError: a source was recreated: its reader's offsets are those of another topic.
+            ConfigError: a source was recreated: its reader's offsets are those of
+            another topic.
         """
         for task in tasks.values():
             for source in task.sources:
@@ -420,9 +461,11 @@ class Watcher:
                     )
 
     def _compare_globals(self, ids: dict[str, str]) -> None:
-        """Report a recreated topic of a global table: rows of the old one stay, and records of the new one were missed.
+        """Report a recreated topic of a global table: rows of the old one stay, and
+        records of the new one were missed.
 
-        The reader does not notice if the new topic already has a record at its next offset.
+        The reader does not notice if the new topic already has a record at its next
+        offset.
         """
         for topic, known in self._global_ids.items():
             if topic not in ids:
@@ -477,8 +520,11 @@ class Watcher:
             return NO_TOPIC
 
     def _measure(self, sources: set[TopicPartition]) -> None:
-        """Fetch the ends of these sources: those first whose leaders answered, then each of the others in its turn."""
-        unanswered, give_up = self.stall_detector.unanswered, self._host.now() + MOST_S
+        """Fetch the ends of these sources: those first whose leaders answered, then
+        each of the others in its turn.
+        """
+        unanswered = self.stall_detector.unanswered
+        give_up = self._host.now() + MOST_S
         for gone in unanswered.keys() - sources:
             del unanswered[gone]
         for source in [*sorted(sources - unanswered.keys()), *unanswered]:
@@ -551,10 +597,12 @@ class Watcher:
         self.stall_detector.keep(set(tasks), set(self._registry.states.copy()))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
-        """Delete the records of repartition topics below the stable offset, for partitions whose hash 0 is owned here.
+        """Delete the records of repartition topics below the stable offset, for
+        partitions whose hash 0 is owned here.
 
-        These topics have no retention. An error ends this purge, so partitions that had one come after the others.
-        A process that is not certainly a member deletes nothing: who is, does, and a reset may have made topics anew.
+        These topics have no retention. An error ends this purge, so partitions that had
+        one come after the others. A process that is not certainly a member deletes
+        nothing: who is, does, and a reset may have made topics anew.
         """
         due: dict[TopicPartition, tuple[int, Task]] = {}
         for task in tasks.values():
@@ -582,7 +630,9 @@ class Watcher:
             del failed[source]
 
     def _may_purge(self, source: TopicPartition, task: Task) -> Precondition:
-        """Return on what a purge relies: the topic in which the task's offsets are, and the membership in its epoch."""
+        """Return on what a purge relies: the topic in which the task's offsets are, and
+        the membership in its epoch.
+        """
         return Precondition(
             self._log,
             {source.topic: task.progress.topic_ids.get(source.topic, NO_TOPIC)},

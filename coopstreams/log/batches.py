@@ -1,11 +1,13 @@
-"""Batches from a partition's records: timestamps extracted, stream times computed, keys hashed, records split by range.
+"""Batches from a partition's records: timestamps extracted, stream times computed, keys
+hashed, records split by range.
 
-Both readers call `make_batches` with all records that they looked at, in offset order, so the rules cannot differ
-between logs.
+Both readers call `make_batches` with all records that they looked at, in offset order,
+so the rules cannot differ between logs.
 
-Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so
-that its position moves. Time marks are in no slot.
-Turned down: hashing and cutting record by record (three times as slow as a comprehension of hashes and lists of
+Invariant: a record is in exactly one slot, or in none if its hash is outside all
+ranges; every slot gets a batch, so that its position moves. Time marks are in no slot.
+Turned down: hashing and cutting record by record (three times as slow as a
+comprehension of hashes and lists of
 indexes: measured).
 """
 
@@ -46,7 +48,9 @@ _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
 
 class Router(Protocol):
-    """Cuts batches in place of `Routes`: the same result for keys that are bytes or None."""
+    """Cuts batches in place of `Routes`: the same result for keys that are bytes or
+    None.
+    """
 
     def split(self, keys: Sequence[bytes | None], offsets: Int64s) -> list[list[int]]:
         """Return the indexes of each slot's records, ascending."""
@@ -54,7 +58,9 @@ class Router(Protocol):
 
 
 MakeRouter: TypeAlias = Callable[[list[int], list[int], int, int], Router]
-"""Makes a router from the hashes at which the slot changes, the slots, their number (see `_bounds`), the suffix."""
+"""Makes a router from the hashes at which the slot changes, the slots, their number
+(see `_bounds`), the suffix.
+"""
 
 
 class Routes:
@@ -92,11 +98,11 @@ class Routes:
         advances: bool = False,
         router: MakeRouter | None = None,
     ) -> None:
-        """Cut the hash space. `time_marks`: whether they advance time. `keep_marks`: whether they are records as
-        others. `router`: cuts batches; None: pure Python.
+        """Cut the hash space. `time_marks`: whether they advance time. `keep_marks`:
+        whether they are records as others. `router`: cuts batches; None: pure Python.
 
-        `suffix`: the number of bytes at the end of each key that are not hashed. `advances`: whether batches say where
-        stream time advanced.
+        `suffix`: the number of bytes at the end of each key that are not hashed.
+        `advances`: whether batches say where stream time advanced.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -111,7 +117,9 @@ class Routes:
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.advances = advances and (time_marks or not self.whole)
         self.now: list[int] = []
-        """The operator times, counted since the routes were made: a task takes the later of this and its own."""
+        """The operator times, counted since the routes were made: a task takes the
+        later of this and its own.
+        """
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
@@ -140,7 +148,9 @@ class Routes:
 
     @property
     def first_router(self) -> Router | None:
-        """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
+        """Makes a router that may cut records before anything else sees them; None: no
+        such cut is possible.
+        """
         all_seen = (
             self.keep_marks
             or self.timestamps is not None
@@ -155,7 +165,9 @@ class Routes:
         return [columns.pick(part) for part in self._indexes(columns)]
 
     def tell_time(self, columns: Columns) -> None:
-        """Set the columns of operator times on records of the partition. Call it in the order of the records."""
+        """Set the columns of operator times on records of the partition. Call it in the
+        order of the records.
+        """
         if self._operator_times is None:
             return
         told = self._operator_times(columns)
@@ -187,7 +199,8 @@ class Routes:
             return self._router.split(columns.keys, columns.offsets)
         hashes = key_hashes(without_suffix(columns.keys, self._suffix), columns.offsets)
         if len(self) == 1:
-            start, end = self._ranges[0].start, self._ranges[0].end
+            start = self._ranges[0].start
+            end = self._ranges[0].end
             return [[i for i, hash_ in enumerate(hashes) if start <= hash_ <= end]]
         slots: list[list[int]] = [[] for _ in range(len(self) + 1)]
         if self._by_group is not None:
@@ -195,7 +208,8 @@ class Routes:
             for i, hash_ in enumerate(hashes):
                 take[hash_ >> _GROUP_SHIFT](i)
         else:
-            take, bounds = [slots[slot].append for slot in self._by_bound], self._bounds
+            take = [slots[slot].append for slot in self._by_bound]
+            bounds = self._bounds
             for i, hash_ in enumerate(hashes):
                 take[bisect_right(bounds, hash_)](i)
         return slots[:-1]
@@ -212,8 +226,9 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with stream
-    times computed as from the log's beginning. `before` is the stream time before them.
+    Shape: `columns` are all records looked at, also those outside of all ranges;
+    without stream times, or with stream times computed as from the log's beginning.
+    `before` is the stream time before them.
     """
     steps: list[tuple[int, int]] | None = (
         [] if routes is not None and routes.advances else None
@@ -222,7 +237,8 @@ def make_batches(
         columns = replace(
             columns, stream_times=()
         )  # a native reader's count the timestamps of the marks, too
-        parts, start = list[Columns](), 0
+        parts = list[Columns]()
+        start = 0
         for at, time in marks:
             parts.append(columns.slice(start, at))
             before = _tell_time(partition, parts[-1], routes, before, steps)
@@ -260,9 +276,11 @@ def _tell_time(
     before: int,
     steps: list[tuple[int, int]] | None,
 ) -> int:
-    """Set timestamps, stream times and operator times; return the stream time after these records.
+    """Set timestamps, stream times and operator times; return the stream time after
+    these records.
 
-    `steps`: takes the offsets at which it advanced, and to which time; None: nobody asks.
+    `steps`: takes the offsets at which it advanced, and to which time; None: nobody
+    asks.
     """
     if not len(columns):
         return before
@@ -285,10 +303,11 @@ def _tell_time(
 def slot_batches(
     batch: RecordBatch, slots: list[Columns], before: int
 ) -> list[RecordBatch]:
-    """Return one batch like this one for each slot of a partition, whose records were cut when they were read.
+    """Return one batch like this one for each slot of a partition, whose records were
+    cut when they were read.
 
-    Shape: `before` is the stream time before all records of the partition; they have theirs as if nothing had been
-    read before.
+    Shape: `before` is the stream time before all records of the partition; they have
+    theirs as if nothing had been read before.
     """
     for columns in slots:
         if len(columns):
@@ -305,22 +324,29 @@ def raw_columns(
     offsets: Int64s,
     headers: Sequence[Headers | None],
 ) -> Columns:
-    """Return columns for `make_batches`: without stream times; headers None if no record has any."""
+    """Return columns for `make_batches`: without stream times; headers None if no
+    record has any.
+    """
     return Columns(
         keys, values, timestamps, offsets, (), headers if any(headers) else None
     )
 
 
 def stream_times(timestamps: Int64s, before: int) -> Int64s:
-    """Return the running maximum of the timestamps, beginning at `before`. Negative timestamps do not change it."""
-    # Sorting sorted timestamps only compares them: a tenth of the price of a running maximum, and the usual case.
+    """Return the running maximum of the timestamps, beginning at `before`. Negative
+    timestamps do not change it.
+    """
+    # Sorting sorted timestamps only compares them: a tenth of the price of a running
+    # maximum, and the usual case.
     if timestamps[0] >= before and sorted(timestamps) == timestamps:
         return timestamps
     return list(accumulate(timestamps, max, initial=before))[1:]
 
 
 def _stream_times(columns: Columns, before: int) -> Int64s:
-    """Return the stream times of records, which may have theirs as if nothing had been read before."""
+    """Return the stream times of records, which may have theirs as if nothing had been
+    read before.
+    """
     times = columns.stream_times
     if not len(times):
         return stream_times(columns.timestamps, before)
@@ -328,12 +354,14 @@ def _stream_times(columns: Columns, before: int) -> Int64s:
 
 
 def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
-    """Return where the slot changes, and the slot before the first bound and from each bound on.
+    """Return where the slot changes, and the slot before the first bound and from each
+    bound on.
 
     `len(ranges)` stands for no slot.
     """
     nobody = len(ranges)
-    bounds, slots = [0], [nobody, nobody]
+    bounds = [0]
+    slots = [nobody, nobody]
     for slot, key_range in sorted(enumerate(ranges), key=lambda item: item[1]):
         if key_range.start < bounds[-1]:
             raise ValueError(

@@ -1,36 +1,44 @@
-"""Whether a task without a position has never begun, or has lost its position; whether somebody else has set it.
+"""Whether a task without a position has never begun, or has lost its position; whether
+somebody else has set it.
 
-A task makes its first position durable before it processes anything (`Progress.begin`). So state implies a position. A
-changelog with records and no offset of any source means that the group's offsets were deleted, or expired while no
-instance ran. To begin at `auto.offset.reset` then would process everything again on top of the state. The same holds if
-key ranges have committed and the plain offset, which came first, is gone; hashes with individual commits keep their
-positions.
+A task makes its first position durable before it processes anything (`Progress.begin`).
+So state implies a position. A changelog with records and no offset of any source means
+that the group's offsets were deleted, or expired while no instance ran. To begin at
+`auto.offset.reset` then would process everything again on top of the state. The same
+holds if key ranges have committed and the plain offset, which came first, is gone;
+hashes with individual commits keep their positions.
 
-All offsets of a group expire together, and individual commits stay. So a source with individual commits and no offset
-shows that the offsets have expired; unless a reset had the topic made anew, whose plain offset went with the old one
-(`CommitView.anew`). Any other source with neither has then lost its position, even if its task has no
-state: it must not write its results again into the sources of a task that has.
+All offsets of a group expire together, and individual commits stay. So a source with
+individual commits and no offset shows that the offsets have expired; unless a reset had
+the topic made anew, whose plain offset went with the old one (`CommitView.anew`). Any
+other source with neither has then lost its position, even if its task has no state: it
+must not write its results again into the sources of a task that has.
 
-Likewise a repartition topic with records, and no position in it or in any source of those who write to it: the records
-were copied from another cluster, or are left of a group whose offsets are gone. The sources are read again and would
-write them again, behind those that are there.
+Likewise a repartition topic with records, and no position in it or in any source of
+those who write to it: the records were copied from another cluster, or are left of a
+group whose offsets are gone. The sources are read again and would write them again,
+behind those that are there.
 
 The first task without an offset of a source triggers a check of the whole application.
 
-An offset without our metadata was set by another tool. That is allowed, as with any consumer, but told: the state stays
-where it was, so records are processed into it a second time, or are missing. If no store of the application has a row
-yet, the offset is rather that of another application in this group, Quix Streams' or Faust's, say, whose state is not
-here: results would begin from nothing there. So that is refused, unless an operator says it (`coopstreams group reset`,
-whose offsets have our metadata).
+An offset without our metadata was set by another tool. That is allowed, as with any
+consumer, but told: the state stays where it was, so records are processed into it a
+second time, or are missing. If no store of the application has a row yet, the offset is
+rather that of another application in this group, Quix Streams' or Faust's, say, whose
+state is not here: results would begin from nothing there. So that is refused, unless an
+operator says it (`coopstreams group reset`, whose offsets have our metadata).
 
-Kafka Streams gives its group, changelogs and repartition topics the names that we give ours, and tells its offsets by
-their metadata. Most of its rows have the bytes of ours. Those of joins of streams and by foreign keys, of versioned
-tables and of `suppress` have not, and which operator wrote a row is not known. So where its offsets are and a changelog
-has records, the application is refused; an application without state goes on at the offsets.
+Kafka Streams gives its group, changelogs and repartition topics the names that we give
+ours, and tells its offsets by their metadata. Most of its rows have the bytes of ours.
+Those of joins of streams and by foreign keys, of versioned tables and of `suppress`
+have not, and which operator wrote a row is not known. So where its offsets are and a
+changelog has records, the application is refused; an application without state goes on
+at the offsets.
 
-Invariant: ends of internal topics and individual commits are read before offsets, so an application that is just
-beginning elsewhere never counts as one that lost its offsets.
-Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
+Invariant: ends of internal topics and individual commits are read before offsets, so an
+application that is just beginning elsewhere never counts as one that lost its offsets.
+Turned down: looking at the local state (it may be gone while the changelog is there,
+and the other way round).
 """
 
 from __future__ import annotations
@@ -65,7 +73,8 @@ class Begun:
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
-    """The repartition topics that only this version of the topology reads: they have no positions yet.
+    """The repartition topics that only this version of the topology reads: they have no
+    positions yet.
 
     A store that is fed from them has its earlier positions in other topics.
     """
@@ -127,10 +136,8 @@ class Begun:
             for (number, partition), read in sources.items()
             for changelog in self._changelogs(resolved, number, partition)
         }
-        ends, beside = (
-            self.log.end_offsets([*changelogs, *repartitions]),
-            set(follower.sources()),
-        )
+        ends = self.log.end_offsets([*changelogs, *repartitions])
+        beside = set(follower.sources())
         every = {source for read in sources.values() for source in read}
         if not any(ends.values()) and every.isdisjoint(beside):
             return
@@ -186,7 +193,9 @@ class Begun:
     def _check_streams(
         self, committed: Mapping[TopicPartition, Committed | None]
     ) -> None:
-        """Refuse the changelogs of an application of Kafka Streams: it has committed some of these plain offsets."""
+        """Refuse the changelogs of an application of Kafka Streams: it has committed
+        some of these plain offsets.
+        """
         source = min(
             (at for at, plain in committed.items() if plain and plain.of_kafka_streams),
             default=None,
@@ -208,7 +217,9 @@ class Begun:
     def _check_foreign(
         self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart]
     ) -> None:
-        """Warn of positions that another tool has set, if there is state; refuse them if there is none yet."""
+        """Warn of positions that another tool has set, if there is state; refuse them
+        if there is none yet.
+        """
         foreign = {
             source: opening.committed.offset
             for source, opening in openings.items()
@@ -264,7 +275,9 @@ class Begun:
         )
 
     def _kept(self, resolved: ResolvedTopology) -> list[TopicPartition]:
-        """Return the changelogs of the application, without topics of tables that serve as such."""
+        """Return the changelogs of the application, without topics of tables that serve
+        as such.
+        """
         return [
             TopicPartition(self.changelog(store), partition)
             for number, partition in _numbers(resolved)
@@ -313,9 +326,11 @@ def _numbers(resolved: ResolvedTopology) -> list[tuple[int, int]]:
 def _repartitions(
     resolved: ResolvedTopology,
 ) -> dict[TopicPartition, list[TopicPartition]]:
-    """Return the partitions of the repartition topics, with all sources of the sub-topologies that write to them.
+    """Return the partitions of the repartition topics, with all sources of the
+    sub-topologies that write to them.
 
-    Without those to which records of a share group are written: its positions are not those of the application's group.
+    Without those to which records of a share group are written: its positions are not
+    those of the application's group.
     """
     written: dict[str, list[TopicPartition]] = {}
     shared: set[str] = set()

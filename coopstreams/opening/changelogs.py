@@ -1,9 +1,10 @@
-"""Changelog topics at the brokers: ids, start and end offsets, whether rows are deleted, and how long tombstones are
-kept.
+"""Changelog topics at the brokers: ids, start and end offsets, whether rows are
+deleted, and how long tombstones are kept.
 
-Invariant: the id and the settings of a topic are fetched once until `forget`: tasks that open together need the same.
-Invariant: the id is fetched before the offsets and checked again later (`is_still`), so offsets of a recreated topic
-are used until that check at most.
+Invariant: the id and the settings of a topic are fetched once until `forget`: tasks
+that open together need the same.
+Invariant: the id is fetched before the offsets and checked again later (`is_still`), so
+offsets of a recreated topic are used until that check at most.
 """
 
 from __future__ import annotations
@@ -50,14 +51,17 @@ class Changelogs:
     ) -> Bounds:
         """Return the bounds of a restore that begins now.
 
-        The target is the end of the changelog, unless `stops` has the end of each range.
+        The target is the end of the changelog, unless `stops` has the end of each
+        range.
         """
         return self.all_bounds({changelog: stops})[changelog]
 
     def all_bounds(
         self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]
     ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of each of these changelogs, with its stops; one request fetches the ends."""
+        """Return the bounds of each of these changelogs, with its stops; one request
+        fetches the ends.
+        """
         asked_ms = self._clock_ms()
         ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
         ends = self._cluster.end_offsets(
@@ -75,7 +79,8 @@ class Changelogs:
         }
 
     def check_compacted(self, stores: Mapping[str, str]) -> None:
-        """Check that the brokers delete no rows of these changelogs, as far as this process may read their settings.
+        """Check that the brokers delete no rows of these changelogs, as far as this
+        process may read their settings.
 
         `stores`: the store that each keeps, by topic.
         """
@@ -123,7 +128,9 @@ class Changelogs:
         return self._ids[topic]
 
     def _settings_of(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic; none if this process may not read them: then Kafka's defaults apply."""
+        """Return the settings of a topic; none if this process may not read them: then
+        Kafka's defaults apply.
+        """
         if topic not in self._settings:
             try:
                 self._settings[topic] = self._cluster.topic_config(topic)

@@ -1,27 +1,31 @@
-"""Whether compaction has removed rows that a table on its source topic should have been restored with.
+"""Whether compaction has removed rows that a table on its source topic should have been
+restored with.
 
-Such a table is restored up to its task's position. Compaction knows no positions: it keeps
-the last record of each key, and that may be one which the task has still to process.
+Such a table is restored up to its task's position. Compaction knows no positions: it
+keeps the last record of each key, and that may be one which the task has still to
+process.
 
     offset    0 k→red | position 1 | 1 k→blue           what the task has read, and what waits
     compacted           position 1 | 1 k→blue           k has no row: blue is added, red stays counted
 
-The row is nowhere else, so this is only seen, and then refused. A row may be missing where
+The row is nowhere else, so this is only seen, and then refused. A row may be missing
+where
 
-* a record waits, at or above the position, that was old enough to be compacted away from
-  (`min.compaction.lag.ms`): brokers compact no segment that has a younger record, and none
-  behind it; and
-* its key has no row. Compaction that leaves a record of the key below the position leaves
-  the last one there: it removes what is older than one record that it keeps; and
-* offsets have no record in the interval that was restored. Of a transaction's marker this
-  cannot be told apart.
+* a record waits, at or above the position, that was old enough to be compacted away
+  from (`min.compaction.lag.ms`): brokers compact no segment that has a younger record,
+  and none behind it; and
+* its key has no row. Compaction that leaves a record of the key below the position
+  leaves the last one there: it removes what is older than one record that it keeps; and
+* offsets have no record in the interval that was restored. Of a transaction's marker
+  this cannot be told apart.
 
-Where the restore went on from a checkpoint, a row may also be one of before it. Then each
-old record that waits counts; and what is in doubt is restored from the start of the log.
+Where the restore went on from a checkpoint, a row may also be one of before it. Then
+each old record that waits counts; and what is in doubt is restored from the start of
+the log.
 
 Invariant: the end up to which records wait is asked for after the rows were read.
-Turned down: refusing each topic with holes (a compacted topic has some), or remembering all
-keys (there may be millions).
+Turned down: refusing each topic with holes (a compacted topic has some), or remembering
+all keys (there may be millions).
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from coopstreams.topology.keys import WHOLE, KeyRange, key_hashes
 class Lost(NamedTuple):
     """Key groups of which rows may be missing.
 
-    Shape: `waits` is the offset of the record that may have removed one, `hole` an offset
-    without a record below the position.
+    Shape: `waits` is the offset of the record that may have removed one, `hole` an
+    offset without a record below the position.
     """
 
     groups: Sequence[int]
@@ -50,8 +54,8 @@ class Lost(NamedTuple):
 class CompactedRows:
     """Looks for rows of one restore that compaction may have removed. No I/O.
 
-    The caller reads from `position` on, of the keys of `ranges`, and feeds what it has read
-    until it is `done`.
+    The caller reads from `position` on, of the keys of `ranges`, and feeds what it has
+    read until it is `done`.
     """
 
     def __init__(
@@ -69,7 +73,9 @@ class CompactedRows:
         self._since_ms = since_ms
         self._end = end
         self._suspect: tuple[int, int] | None = None
-        """The waiting record that may have removed a row, and its group; None: none is known."""
+        """The waiting record that may have removed a row, and its group; None: none is
+        known.
+        """
         self.position = min((stop for _, stop in self._intervals.values()), default=end)
 
     @property

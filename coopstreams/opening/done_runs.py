@@ -51,7 +51,8 @@ def first_record_in_runs(
     with closing(log.reader()) as reader:
         reader.route(source, [segment.key_range for segment in parted])
         reader.assign({source: Position(start)})
-        at, moved_at = start, host.now()
+        at = start
+        moved_at = host.now()
         while at < end:
             batches = reader.fetch(BATCH, LOOK_S)
             for batch in batches:
@@ -61,7 +62,8 @@ def first_record_in_runs(
                         return offset
             reached = max((batch.next_offset for batch in batches), default=at)
             if reached > at:
-                at, moved_at = reached, host.now()
+                at = reached
+                moved_at = host.now()
             elif host.now() - moved_at > PATIENCE_S:
                 raise LogError(
                     f"{source} returned no record between offsets {at} and {end} for "

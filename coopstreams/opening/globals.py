@@ -1,12 +1,15 @@
-"""The global tables of an instance: each is loaded in full before the first task starts, then kept up to date.
+"""The global tables of an instance: each is loaded in full before the first task
+starts, then kept up to date.
 
-Every instance reads every partition of their topics, outside of the group and without commits: after a restart it reads
-all rows again. So there is no committed position that would name the topic by id: `topic_ids` does, for the watcher.
+Every instance reads every partition of their topics, outside of the group and without
+commits: after a restart it reads all rows again. So there is no committed position that
+would name the topic by id: `topic_ids` does, for the watcher.
 
-Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called. A record that
-cannot be deserialised goes to the deserialisation handler, as elsewhere; one at which the processor of a global store
-raises goes to the processing handler. Without commits, each start of each instance meets it again: it is counted and
-logged, and a dead letter written, every time.
+Invariant: when `load` has returned, the rows hold everything that was in the topics
+when it was called. A record that cannot be deserialised goes to the deserialisation
+handler, as elsewhere; one at which the processor of a global store raises goes to the
+processing handler. Without commits, each start of each instance meets it again: it is
+counted and logged, and a dead letter written, every time.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ _WAIT_S = 0.1
 
 
 class Globals:
-    """The rows of global tables, by store name, and the thread that follows their topics."""
+    """The rows of global tables, by store name, and the thread that follows their
+    topics.
+    """
 
     def __init__(
         self,
@@ -53,8 +58,9 @@ class Globals:
         dropped: Callable[[str, str, int], None],
         host: Host = SYSTEM,
     ) -> None:
-        """Open a reader. `count` is called with each record that fails and is left out, `dropped` with node, reason
-        and number of those that have no valid timestamp and are dropped.
+        """Open a reader. `count` is called with each record that fails and is left out,
+        `dropped` with node, reason and number of those that have no valid timestamp and
+        are dropped.
         """
         self._host = host
         self._dropped = dropped
@@ -66,9 +72,13 @@ class Globals:
         self.loaded = False
         """Whether `load` has read everything."""
         self.topic_ids: dict[str, str] = {}
-        """The ids of the topics before anything was read of them; empty until `load` has asked."""
+        """The ids of the topics before anything was read of them; empty until `load`
+        has asked.
+        """
         self._left: dict[TopicPartition, tuple[int, int]] = {}
-        """While loading: the next offset of each partition that is not read to its end, and that end."""
+        """While loading: the next offset of each partition that is not read to its end,
+        and that end.
+        """
         self._held = frozenset[TopicPartition]()
         """While loading: those of them that are read to their last stable offset."""
         self._log = log
@@ -91,8 +101,8 @@ class Globals:
 
         Raises:
             LogError: they cannot be read, or a dead letter cannot be written.
-            ProcessingError: a record cannot be deserialised, or the processor of a global store raised, and the handler
-                says `fail`.
+            ProcessingError: a record cannot be deserialised, or the processor of a
+                global store raised, and the handler says `fail`.
             CoopStreamsError: it called `sys.exit()`.
         """
         if self._reader is None:
@@ -137,7 +147,9 @@ class Globals:
 
     @property
     def waits_for(self) -> str:
-        """What is still to be read before the instance joins the group, in words; empty: nothing. Any thread."""
+        """What is still to be read before the instance joins the group, in words;
+        empty: nothing. Any thread.
+        """
         left = [
             f"{partition} at offset {at} of {end}"
             for partition, (at, end) in sorted(dict(self._left).items())
@@ -181,7 +193,8 @@ class Globals:
             failed(error)
 
     def _step(self) -> dict[TopicPartition, tuple[int, bool]]:
-        """Fetch and apply once; return, for each fetched partition, the next offset, and whether its end is reached.
+        """Fetch and apply once; return, for each fetched partition, the next offset,
+        and whether its end is reached.
 
         Raises:
             OffsetOutOfRangeError: the topic has not the next record any more.
@@ -221,7 +234,8 @@ class Globals:
         )
 
     def _deliver(self) -> None:
-        """Wait until the dead letters are in the log; after a retryable failure write all again, some of them twice.
+        """Wait until the dead letters are in the log; after a retryable failure write
+        all again, some of them twice.
 
         Raises:
             LogError: the brokers refuse them, or the instance stops.

@@ -1,4 +1,5 @@
-"""The opener: a thread that opens tasks. It waits at the barrier, learns the positions and restores the state.
+"""The opener: a thread that opens tasks. It waits at the barrier, learns the positions
+and restores the state.
 
     barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is
                read
@@ -6,7 +7,8 @@
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
     sink       of a task with an external sink: a session there, which ends all earlier ones
 
-Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state matches its positions.
+Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its
+state matches its positions.
 """
 
 from __future__ import annotations
@@ -44,20 +46,28 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Longest wait for commits of the group while no task waits for them; a request ends it."""
+"""Longest wait for commits of the group while no task waits for them; a request ends
+it.
+"""
 LOOK_S = 0.1
-"""Longest wait for commits while tasks wait for them, or transactions of members that have left are to be ended."""
+"""Longest wait for commits while tasks wait for them, or transactions of members that
+have left are to be ended.
+"""
 BUSY_S = 0.01
 """Longest wait for commits while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
 """Pause after a request that failed."""
 GONE_S = 30.0
-"""How long a topic may be missing before the process ends: those that match a pattern are resolved again meanwhile."""
+"""How long a topic may be missing before the process ends: those that match a pattern
+are resolved again meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWait:
-    """Why a task is not yet open, in words, and the progress of its stores' restores and snapshot downloads."""
+    """Why a task is not yet open, in words, and the progress of its stores' restores
+    and snapshot downloads.
+    """
 
     why: str
     restores: Sequence[RestoreProgress] = ()
@@ -69,11 +79,15 @@ class _TaskOpening(Opening):
     progress: Progress | None = None
     """Set once the positions are known."""
     database: Database | None = None
-    """Set once the positions are known; from then on its stores are restored, first from a snapshot."""
+    """Set once the positions are known; from then on its stores are restored, first
+    from a snapshot.
+    """
 
 
 class Opener:
-    """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at once; events answer."""
+    """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at
+    once; events answer.
+    """
 
     def __init__(
         self,
@@ -90,14 +104,18 @@ class Opener:
         sinks: SinkOpenings,
         host: Host = SYSTEM,
     ) -> None:
-        """`moved` is called when more of the group's commits are known; `take_over` with the epoch of the membership."""
+        """`moved` is called when more of the group's commits are known; `take_over`
+        with the epoch of the membership.
+        """
         self._sinks = sinks
         self._host = host
         self._moved = moved
         self._member = member
         self._barrier = Barrier(member, follower, ours, settle, host)
         self._doubt: tuple[int, float] | None = None
-        """The epoch, and when the group was asked, after a position was out of range; None: no such error."""
+        """The epoch, and when the group was asked, after a position was out of range;
+        None: no such error.
+        """
         self._missing_since: float | None = None
         """Since when a topic of an opening task does not exist; None: all do."""
         self._follower = follower
@@ -105,7 +123,9 @@ class Opener:
         self._restoring = restoring
         self._take_over = take_over
         self._taken: int | None = None
-        """The epoch in which `take_over` last ran; None: tasks of another topology version may have run since."""
+        """The epoch in which `take_over` last ran; None: tasks of another topology
+        version may have run since.
+        """
         self._databases = databases
         self._emit = emit
         self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
@@ -121,11 +141,15 @@ class Opener:
         self._thread.start()
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn the members of a new generation; transactions of all other members are ended."""
+        """Learn the members of a new generation; transactions of all other members are
+        ended.
+        """
         self._ask(assigned)
 
     def open(self, task: TaskId, epoch: int) -> None:
-        """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
+        """Open a task under this epoch of the membership; `Opened` follows, unless it
+        is cancelled.
+        """
         self._ask(_TaskOpening(task, epoch))
 
     def hold(self, held: Held) -> None:
@@ -175,10 +199,8 @@ class Opener:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         if (why := self._sinks.why(task)) is not None:
             return TaskWait(why)
-        restores, downloads = (
-            self._restoring.progress(task),
-            self._restoring.downloading(task),
-        )
+        restores = self._restoring.progress(task)
+        downloads = self._restoring.downloading(task)
         return TaskWait(
             f"its state to be restored{' from a snapshot' if downloads else ''}{trouble}",
             restores,
@@ -202,7 +224,8 @@ class Opener:
     def _try_turn(self) -> None:
         try:
             self._turn()
-            self._doubt, self._trouble = None, ""
+            self._doubt = None
+            self._trouble = ""
             if (
                 not self._unresolved()
             ):  # a turn that asks for no position says nothing of its topic
@@ -221,12 +244,15 @@ class Opener:
             self._host.sleep(RETRY_S)
 
     def _heed(self, error: OffsetOutOfRangeError) -> None:
-        """Hold an out-of-range error until the group confirms this member; everything is fetched again meanwhile.
+        """Hold an out-of-range error until the group confirms this member; everything
+        is fetched again meanwhile.
 
-        A member that has taken over the tasks may have deleted the records it processed.
+        A member that has taken over the tasks may have deleted the records it
+        processed.
 
         Raises:
-            OffsetOutOfRangeError: the group has confirmed this member since the error: the records are lost.
+            OffsetOutOfRangeError: the group has confirmed this member since the error:
+            the records are lost.
         """
         epoch = self._barrier.epoch
         if self._doubt is None or self._doubt[0] != epoch:
@@ -293,7 +319,9 @@ class Opener:
         )
 
     def _wait_s(self) -> float:
-        """Return how long to poll for commits: a task behind its barrier waits for other answers."""
+        """Return how long to poll for commits: a task behind its barrier waits for
+        other answers.
+        """
         waiting = [opening.barrier for opening in self._unresolved()]
         if any(
             barrier is None or self._follower.passed(barrier) for barrier in waiting

@@ -1,14 +1,16 @@
 """Restores the state of tasks that open from their changelogs, while other tasks run.
 
-A changelog partition is read once for all tasks of an instance that restore from it, and only the records of their key
-ranges; a task that opens later joins the restore. A restore begins with the slices of a published snapshot and reads
-the changelog from where they end.
+A changelog partition is read once for all tasks of an instance that restore from it,
+and only the records of their key ranges; a task that opens later joins the restore. A
+restore begins with the slices of a published snapshot and reads the changelog from
+where they end.
 
-Invariant: a task is finished when each of its stores is at the end that its changelog had when the task was added:
-every commit of an earlier owner lies below that (the caller has passed the barrier of the commit topic before). A store
-that is restored from its source topic ends where the task begins.
-Invariant: a restore reads one topic from the first record to the last. If the changelog is recreated meanwhile, the
-restore begins again with the new topic.
+Invariant: a task is finished when each of its stores is at the end that its changelog
+had when the task was added: every commit of an earlier owner lies below that (the
+caller has passed the barrier of the commit topic before). A store that is restored from
+its source topic ends where the task begins.
+Invariant: a restore reads one topic from the first record to the last. If the changelog
+is recreated meanwhile, the restore begins again with the new topic.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ BATCH = 10_000
 PATIENCE_S = 0.3
 """A restore that has not moved for this long waits for an open transaction."""
 COMPARE_S = 1.0
-"""Time between two checks whether the changelog of a stuck restore is still the same topic."""
+"""Time between two checks whether the changelog of a stuck restore is still the same
+topic.
+"""
 NO_TIMES: Mapping[str, int] = {}
 LOOK_S = 0.005
 """How long a step waits for records or downloads."""
@@ -79,7 +83,9 @@ class _Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class _SnapshotRestore:
-    """One store that a task restores from a snapshot. `wanted`: the restore from the changelog after it."""
+    """One store that a task restores from a snapshot. `wanted`: the restore from the
+    changelog after it.
+    """
 
     download: SnapshotDownload
     wanted: _Wanted
@@ -134,7 +140,8 @@ class _Job:
         self.check = None
         self.end_seen = None
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
-        database, spec = self.restore.database, self.restore.spec
+        database = self.restore.database
+        spec = self.restore.spec
         self.restore = Restore(
             database, spec, self.ranges, bounds, stops=self.stops, times=self.times
         )
@@ -163,7 +170,9 @@ class _Job:
 
 
 class Restoring:
-    """The restores of one instance. Used by the opener thread; `progress` and `downloading` by any."""
+    """The restores of one instance. Used by the opener thread; `progress` and
+    `downloading` by any.
+    """
 
     def __init__(
         self,
@@ -186,7 +195,9 @@ class Restoring:
         )
         self._reader = log.reader()
         self._moved = False
-        """Whether the reader must be assigned before it reads on: jobs have begun, moved or ended."""
+        """Whether the reader must be assigned before it reads on: jobs have begun,
+        moved or ended.
+        """
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[
             tuple[TaskId, TopicPartition], _SnapshotRestore
@@ -231,10 +242,12 @@ class Restoring:
         positions: Mapping[str, Mapping[KeyRange, int]],
         times: Mapping[str, int] = NO_TIMES,
     ) -> None:
-        """Restore the stores of a task; without any to restore, it is `finished` at once.
+        """Restore the stores of a task; without any to restore, it is `finished` at
+        once.
 
-        `positions`: where the task begins, for each store that is restored from its source topic. `times`: the
-        stream time at which each store begins, as far as it is known.
+        `positions`: where the task begins, for each store that is restored from its
+        source topic. `times`: the stream time at which each store begins, as far as it
+        is known.
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
@@ -287,7 +300,9 @@ class Restoring:
         self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
-        """Stop restoring for a task; restored rows stay in the database, with their checkpoint."""
+        """Stop restoring for a task; restored rows stay in the database, with their
+        checkpoint.
+        """
         for changelog in self._waiting.pop(task, set()):
             from_snapshot = self._snapshot_restores.pop((task, changelog), None)
             if from_snapshot is not None:
@@ -333,7 +348,8 @@ class Restoring:
             if job is None:
                 continue
             batches = list(slots)
-            before, restored = job.position, job.check is None
+            before = job.position
+            restored = job.check is None
             try:
                 job.feed(batches)
             except SerdeError as error:
@@ -356,7 +372,9 @@ class Restoring:
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
-        """Fetch from the changelogs; check for recreated ones when an offset is out of range or a restore is stuck."""
+        """Fetch from the changelogs; check for recreated ones when an offset is out of
+        range or a restore is stuck.
+        """
         try:
             batches = self._reader.fetch(BATCH, LOOK_S)
         except OffsetOutOfRangeError:
@@ -369,7 +387,9 @@ class Restoring:
         return batches
 
     def _changed(self) -> bool:
-        """Restart the restores whose changelog was recreated or has lost the next record; return whether any was."""
+        """Restart the restores whose changelog was recreated or has lost the next
+        record; return whether any was.
+        """
         changed = False
         for changelog, job in self._jobs.items():
             bounds = self._changelogs.bounds(changelog, job.stops)
@@ -386,17 +406,22 @@ class Restoring:
 
     def finished(self) -> list[TaskId]:
         """Return the tasks whose restore has completed since the last call."""
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     def stuck(self) -> bool:
-        """Whether some restore has not moved for `PATIENCE_S`: an open transaction keeps its changelog's end back."""
+        """Whether some restore has not moved for `PATIENCE_S`: an open transaction
+        keeps its changelog's end back.
+        """
         return any(
             self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values()
         )
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:
-        """Return the progress of each store that a task still restores from its changelog."""
+        """Return the progress of each store that a task still restores from its
+        changelog.
+        """
         jobs = [
             self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))
         ]
@@ -426,11 +451,11 @@ class Restoring:
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            spec, times = (
-                wanted.spec,
+            spec = wanted.spec
+            times = (
                 {}
                 if wanted.stream_time is None
-                else {task.key_range: wanted.stream_time},
+                else {task.key_range: wanted.stream_time}
             )
             restore = Restore(
                 wanted.database,
@@ -456,7 +481,9 @@ class Restoring:
         self._waiting[task].add(changelog)
 
     def _missing(self, task: TaskId, wanted: _Wanted, bounds: Bounds) -> list[int]:
-        """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
+        """Return the key groups whose checkpoints no restore can continue from: a
+        snapshot may have them.
+        """
         if self._snapshots is None or wanted.spec.source is not None:
             return []  # snapshots are of changelogs, not of source topics
         return lacking(
@@ -474,10 +501,8 @@ class Restoring:
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
-        bounds, store = (
-            replace(bounds, begins=wanted.stream_time),
-            (wanted.database, wanted.spec),
-        )
+        bounds = replace(bounds, begins=wanted.stream_time)
+        store = (wanted.database, wanted.spec)
         download = SnapshotDownload(
             self._downloads,
             self._snapshots,
@@ -494,10 +519,8 @@ class Restoring:
         """Begin the changelog restores of the stores whose downloads have ended."""
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
-            ended, progress = (
-                from_snapshot.download.look(),
-                from_snapshot.download.progress(),
-            )
+            ended = from_snapshot.download.look()
+            progress = from_snapshot.download.progress()
             self._metrics.fetched(
                 task,
                 progress.store,
@@ -506,7 +529,8 @@ class Restoring:
             )
             from_snapshot.bytes = progress.fetched_bytes
             if ended:
-                # Fetched again, since a download takes long; if the brokers do not answer, the next step asks.
+                # Fetched again, since a download takes long; if the brokers do not
+                # answer, the next step asks.
                 bounds = self._changelogs.bounds(changelog)
                 self._metrics.restored_from_snapshot(
                     task, progress.store, from_snapshot.download.keys
@@ -524,7 +548,8 @@ class Restoring:
             self._done.append(task)
 
     def _assign(self) -> None:
-        """Have the reader read the changelogs of all jobs, and of each only the key ranges to restore.
+        """Have the reader read the changelogs of all jobs, and of each only the key
+        ranges to restore.
 
         Raises:
             LogError: the brokers did not answer; the next step does it again.
@@ -600,7 +625,8 @@ class Restoring:
             return None
         since_ms = self._changelogs.compacted_until_ms(changelog.topic)
         position = min(stop for _, stop in unproven.values())
-        # What has come since the end was last reached was not there when rows were read.
+        # What has come since the end was last reached was not there when rows were
+        # read.
         if since_ms is None or (job.end_seen or position + 1) <= position:
             return None
         end = self._changelogs.end(changelog)
@@ -613,7 +639,8 @@ class Restoring:
             ConfigError: it was restored from there; the message has the cures.
         """
         start, stop = job.restore.unproven[lost.groups[0]]
-        spec, topic = job.restore.spec, changelog.topic
+        spec = job.restore.spec
+        topic = changelog.topic
         found = (
             f"the record of {changelog} at offset {lost.waits}, which its task has still "
             f"to process, is older than min.compaction.lag.ms, and offset {lost.hole} has "

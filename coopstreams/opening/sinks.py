@@ -1,10 +1,12 @@
 """Opens the sessions of tasks with external sinks.
 
-An unavailable sink may take long to fail, so each opening has a thread of its own, which retries until the sink
-answers. No other task waits for it, and `why` has the reason.
+An unavailable sink may take long to fail, so each opening has a thread of its own,
+which retries until the sink answers. No other task waits for it, and `why` has the
+reason.
 
-Invariant: a session is opened behind the barrier, with the positions of the group known. So a partition unknown to the
-sink was never applied if the group has no position either; otherwise the sink has lost it.
+Invariant: a session is opened behind the barrier, with the positions of the group
+known. So a partition unknown to the sink was never applied if the group has no position
+either; otherwise the sink has lost it.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ class _Opening:
 
 
 class SinkOpenings:
-    """The sessions that are being opened. Methods are called by the opener thread; `why` by any."""
+    """The sessions that are being opened. Methods are called by the opener thread;
+    `why` by any.
+    """
 
     def __init__(
         self, application: str, log: Log, tell: Callable[[], None], host: Host = SYSTEM
     ) -> None:
         """`tell`: called when a session is open, or cannot be opened."""
-        self._application, self._log, self._tell, self._host = (
-            application,
-            log,
-            tell,
-            host,
-        )
+        self._application = application
+        self._log = log
+        self._tell = tell
+        self._host = host
         self._openings: dict[TaskId, _Opening] = {}
 
     def begin(
@@ -74,7 +76,8 @@ class SinkOpenings:
         """Return the sessions that are open, once each.
 
         Raises:
-            ConfigError: a sink cannot take the records, or lacks positions that it should have.
+            ConfigError: a sink cannot take the records, or lacks positions that it
+            should have.
         """
         taken = []
         for task, opening in list(self._openings.items()):

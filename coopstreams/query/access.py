@@ -3,15 +3,18 @@
     read       the state: stores, keys, ranges, and where a key lies
     operate    status, metrics and the topology; pause and resume, which always need a token
     (none)     health, the description and the files of the page: probes carry no token, and the files no data. Health
-               says the reasons in words to the role `operate` only: an error that they name may quote a record
+               says the reasons in words to the role `operate` only: an error that they
+               name may quote a record
 
-A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
-without a refusal: first `old,new` on one instance after the other, then `new`.
+A role may have several tokens, and all are accepted. Instances send each other all of
+theirs, so a token is replaced without a refusal: first `old,new` on one instance after
+the other, then `new`.
 
-Invariant: with any token set, no path beyond these is answered without one. Without any, requests that change something
-are refused: a web page can have the browser send such a request to an address on this host, but not with a token. What
-it could read that way is refused by its `Host` (`hosts`).
-Turned down: user names and groups (a proxy in front does that, and has one token).
+Invariant: with any token set, no path beyond these is answered without one. Without
+any, requests that change something are refused: a web page can have the browser send
+such a request to an address on this host, but not with a token. What it could read that
+way is refused by its `Host` (`hosts`). Turned down: user names and groups (a proxy in
+front does that, and has one token).
 Source: RFC 6750.
 """
 
@@ -32,7 +35,8 @@ Role: TypeAlias = Literal["read", "operate"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens of each role (none: no token needed), the certificates (None: no TLS), and the names of the server.
+    """The tokens of each role (none: no token needed), the certificates (None: no TLS),
+    and the names of the server.
 
     `names`: those of the setting; `hosts`: all by which it is asked, None: any.
     """
@@ -44,12 +48,14 @@ class Access:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Access:
-        """Return the access control of the settings `http.token.*`, `http.ssl.*` and `http.allowed.hosts`.
+        """Return the access control of the settings `http.token.*`, `http.ssl.*` and
+        `http.allowed.hosts`.
 
         Raises:
             ConfigError: a file of `http.ssl.*` cannot be used.
         """
-        read, operate = settings["http.token.read"], settings["http.token.operate"]
+        read = settings["http.token.read"]
+        operate = settings["http.token.operate"]
         tokens: Mapping[Role, Sequence[str]] = (
             {"read": read, "operate": operate or read} if read else {}
         )
@@ -61,7 +67,9 @@ class Access:
         return Access(tokens, certificates, names)
 
     def known_as(self, url: str) -> Access:
-        """Return the same for a server that announces this URL: who needs neither token nor TLS must know its name."""
+        """Return the same for a server that announces this URL: who needs neither token
+        nor TLS must know its name.
+        """
         if self.tokens or self.certificates is not None:
             return self
         return replace(self, hosts=Hosts.of(url, self.names))
@@ -74,11 +82,13 @@ class Access:
         *,
         changes: bool = False,
     ) -> None:
-        """Check that a request with these headers has the role. `changes`: it changes something.
+        """Check that a request with these headers has the role. `changes`: it changes
+        something.
 
         Raises:
-            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role;
-                UNKNOWN_HOST: no token is needed, and the server is called by a name that may be of a web page.
+            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the
+                token of the other role; UNKNOWN_HOST: no token is needed, and the
+                server is called by a name that may be of a web page.
         """
         if role is None:
             return
@@ -164,7 +174,9 @@ def unauthorized(message: str) -> QueryError:
 
 
 def unknown_host(host: str) -> QueryError:
-    """Return the error for a request that calls the server by a name that it does not know."""
+    """Return the error for a request that calls the server by a name that it does not
+    know.
+    """
     return QueryError(
         "UNKNOWN_HOST",
         f'"{host[:100]}" is no name of this instance that it knows, and a web page could have a name that points here '
@@ -174,7 +186,9 @@ def unknown_host(host: str) -> QueryError:
 
 
 def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
-    """Compare in constant time: the duration must not reveal how much of a guess is right."""
+    """Compare in constant time: the duration must not reveal how much of a guess is
+    right.
+    """
     return any(
         hmac.compare_digest(one.encode(), token.encode())
         for one in given

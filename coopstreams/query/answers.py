@@ -1,7 +1,8 @@
-"""Reads what other instances answer: of the right form, and never more than a bound. Pure.
+"""Reads what other instances answer: of the right form, and never more than a bound.
+Pure.
 
-Invariant: bytes of another instance raise only `ValueError` here, whatever they are, and
-what was read can be written into an answer of ours.
+Invariant: bytes of another instance raise only `ValueError` here, whatever they are,
+and what was read can be written into an answer of ours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from coopstreams.query.pages import PARTS, PartialPage
 T = TypeVar("T")
 
 MOST_DATA = 32 << 20
-"""The most bytes of an answer with rows: an instance ends one at 16 MiB of values, which JSON makes longer."""
+"""The most bytes of an answer with rows: an instance ends one at 16 MiB of values,
+which JSON makes longer.
+"""
 MOST_REPORT = 8 << 20
 """The most bytes of an answer about an instance: it is read on the event loop."""
 JSON = "application/json"
@@ -28,7 +31,9 @@ PACKED = "application/x-msgpack"
 
 @dataclass(frozen=True, slots=True)
 class Expected(Generic[T]):
-    """What an instance is to answer: the media type, the most bytes, and how they are read."""
+    """What an instance is to answer: the media type, the most bytes, and how they are
+    read.
+    """
 
     media: str
     most: int

@@ -1,7 +1,7 @@
 """The HTTP routes, and the one place where errors become responses.
 
-Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a file of the page), every error
-has the form of `problems`, and every request is counted.
+Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a
+file of the page), every error has the form of `problems`, and every request is counted.
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ log = logging.getLogger(__name__)
 
 NDJSON = "application/x-ndjson"
 WITHHELD = "send the token http.token.operate to read it"
-"""The message of each reason of health to a request without the token: it may quote a record."""
+"""The message of each reason of health to a request without the token: it may quote a
+record.
+"""
 PIECE = 1 << 16
-"""The bytes that are sent at a time: a client may be slow, but reads so much within `read_s`."""
+"""The bytes that are sent at a time: a client may be slow, but reads so much within
+`read_s`.
+"""
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -109,7 +113,8 @@ class QueryApp:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: self._no_route},
         )
-        app.router.redirect_slashes = False  # a redirect is no JSON, and goes to the host that the client has named
+        # a redirect is no JSON, and goes to the host that the client has named
+        app.router.redirect_slashes = False
         return app
 
     def answers(self) -> dict[str, Answer]:
@@ -193,7 +198,8 @@ class QueryApp:
         store = self._store(request)
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *TIME_PARAMETERS)
-        times, limit = times_of(parameters), limit_of(parameters, self._limits)
+        times = times_of(parameters)
+        limit = limit_of(parameters, self._limits)
         return _json(
             await self._service.timed(
                 kind, store, text, times, limit, self._asked(request, parameters)
@@ -204,7 +210,8 @@ class QueryApp:
         store = self._store(request)
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *VERSION_PARAMETERS)
-        times, limit = version_times(parameters), limit_of(parameters, self._limits)
+        times = version_times(parameters)
+        limit = limit_of(parameters, self._limits)
         return _json(
             await self._service.versions(
                 store, text, times, limit, self._asked(request, parameters)
@@ -219,10 +226,8 @@ class QueryApp:
                 await self._service.packed_part(store, query), media_type=PACKED
             )
         parameters = _parameters(request, *RANGE_PARAMETERS)
-        asked, streamed = (
-            self._asked(request, parameters),
-            NDJSON in request.headers.get("accept", ""),
-        )
+        asked = self._asked(request, parameters)
+        streamed = NDJSON in request.headers.get("accept", "")
         if not streamed:
             limit = limit_of(parameters, self._limits)
             query = await self._service.read(
@@ -250,7 +255,9 @@ class QueryApp:
         total: int | None,
         asked: Asked,
     ) -> AsyncIterator[bytes]:
-        """Yield a line for each entry, page by page. The last line has `cursor` and `count`, or an error."""
+        """Yield a line for each entry, page by page. The last line has `cursor` and
+        `count`, or an error.
+        """
         count = 0
         cursor: str | None = None
         while True:
@@ -292,7 +299,9 @@ class QueryApp:
         )
 
     async def end(self) -> None:
-        """End the streams of the status: a server that stops would wait for them. What it cancels then is answered."""
+        """End the streams of the status: a server that stops would wait for them. What
+        it cancels then is answered.
+        """
         self._ended = True
         await self._feed.close()
 
@@ -357,8 +366,11 @@ class QueryApp:
         return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
-        """Return an endpoint: checks the token, limits the time, turns errors into responses, counts requests."""
-        route, role = path.replace(":path", ""), role_of(path)
+        """Return an endpoint: checks the token, limits the time, turns errors into
+        responses, counts requests.
+        """
+        route = path.replace(":path", "")
+        role = role_of(path)
 
         async def endpoint(request: Request) -> Response:
             began = time.monotonic()
@@ -419,10 +431,11 @@ class QueryApp:
 
 
 class MountedApp:
-    """An ASGI app with the routes of an instance, in a program's own server: `web.mount("/state", streams.asgi())`.
+    """An ASGI app with the routes of an instance, in a program's own server:
+    `web.mount("/state", streams.asgi())`.
 
-    Starlette does not run the lifespan of an app that is mounted, so the instance does: the routes answer while it
-    runs, and otherwise with 503 `TASK_MOVING`.
+    Starlette does not run the lifespan of an app that is mounted, so the instance does:
+    the routes answer while it runs, and otherwise with 503 `TASK_MOVING`.
     """
 
     def __init__(self) -> None:
@@ -450,7 +463,9 @@ class MountedApp:
 
 
 def _over() -> QueryError:
-    """Return the error for a request to an instance that does not run, or whose end it has met."""
+    """Return the error for a request to an instance that does not run, or whose end it
+    has met.
+    """
     return moving("this instance does not run (yet, or any more)")
 
 
@@ -502,7 +517,8 @@ class _Answer(Response):
         )
         size = len(self.body)
         for at in range(0, max(size, 1), PIECE):
-            piece, more = self.body[at : at + PIECE], at + PIECE < size
+            piece = self.body[at : at + PIECE]
+            more = at + PIECE < size
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
@@ -519,7 +535,9 @@ def _parameters(request: Request, *known: str) -> Parameters:
 
 
 def _raw_path(request: Request) -> bytes:
-    """Return the path as it was sent, without the prefix that the routes are mounted under."""
+    """Return the path as it was sent, without the prefix that the routes are mounted
+    under.
+    """
     prefix: str = request.scope.get("root_path", "")
     raw: bytes = request.scope["raw_path"]
     return b"/" + raw.split(b"/", prefix.count("/") + 1)[-1]

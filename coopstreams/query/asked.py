@@ -1,8 +1,9 @@
 """Parses and checks the parameters of a request.
 
-Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks replace the invalid bytes by U+FFFD,
-which makes another key: a wrong "not found".
-Turned down: ignoring unknown parameters (`?form=` instead of `?from=` would return everything).
+Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks
+replace the invalid bytes by U+FFFD, which makes another key: a wrong "not found".
+Turned down: ignoring unknown parameters (`?form=` instead of `?from=` would return
+everything).
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class RequestLimits:
     idle_s: float = 75.0
     """How long a connection may be idle after an answer.
 
-    Longer than clients and load balancers keep one (httpx 5 s, usually 60 s): otherwise they may send a request on a
-    connection that is just being closed, and get no answer.
+    Longer than clients and load balancers keep one (httpx 5 s, usually 60 s): otherwise
+    they may send a request on a connection that is just being closed, and get no
+    answer.
     """
     read_s: float = 30.0
     """The longest a client may go without reading an answer that waits for it."""
@@ -67,21 +69,26 @@ class RequestLimits:
 
     @property
     def read_part_s(self) -> float:
-        """The time limit of the read of an instance's part of a range: its error says what to do, so it comes first."""
+        """The time limit of the read of an instance's part of a range: its error says
+        what to do, so it comes first.
+        """
         return 0.7 * self.request_s
 
     @property
     def ask_part_s(self) -> float:
-        """The longest wait for another instance's part of a range: its error says which instance."""
+        """The longest wait for another instance's part of a range: its error says which
+        instance.
+        """
         return 0.85 * self.request_s
 
 
 class Parameters:
-    """The query string of a request: known names only, each once, except the name `many`.
+    """The query string of a request: known names only, each once, except the name
+    `many`.
 
     Raises:
-        QueryError: BAD_PARAMETER: an unknown name (the message suggests the nearest), a name given twice, or bytes that
-            are not UTF-8.
+        QueryError: BAD_PARAMETER: an unknown name (the message suggests the nearest), a
+            name given twice, or bytes that are not UTF-8.
     """
 
     def __init__(
@@ -151,10 +158,12 @@ class Parameters:
 
 
 def path_piece(raw_path: bytes, number: int) -> str:
-    """Return the rest of a path after its `number`-th slash, as text; the rest may have slashes.
+    """Return the rest of a path after its `number`-th slash, as text; the rest may have
+    slashes.
 
     Raises:
-        QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is percent-encoded: it separates nothing.
+        QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is
+        percent-encoded: it separates nothing.
     """
     *before, rest = raw_path.split(b"/", number)
     if len(before) < number or (
@@ -215,17 +224,17 @@ def unpacked(text: str | None) -> Query:
 
 def times_of(parameters: Parameters) -> tuple[int, int]:
     """Return the first and the last moment of the request, both inclusive."""
-    first, last = (
-        parameters.moment("from", 0),
-        parameters.moment("to", FAR),
-    )
+    first = parameters.moment("from", 0)
+    last = parameters.moment("to", FAR)
     if first > last:
         raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
     return first, last
 
 
 def version_times(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and the last moment of a versions request, both inclusive; with `as_of`, one moment."""
+    """Return the first and the last moment of a versions request, both inclusive; with
+    `as_of`, one moment.
+    """
     if parameters.text("as_of") is None:
         return times_of(parameters)
     if parameters.text("from") is not None or parameters.text("to") is not None:

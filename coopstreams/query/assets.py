@@ -1,10 +1,12 @@
-"""The files of the page that an instance shows to people at `/`: HTML, style and modules, as they are in `page/`.
+"""The files of the page that an instance shows to people at `/`: HTML, style and
+modules, as they are in `page/`.
 
-They hold no data: the page asks for it with the token that a person types in. So they are open, as a form to log in is.
+They hold no data: the page asks for it with the token that a person types in. So they
+are open, as a form to log in is.
 
-Invariant: a browser loads nothing from any other host, runs no script that is not one of these files, and sends no
-form, frame or referrer anywhere.
-Turned down: a bundler and a framework (a build step, and megabytes that somebody has to keep up to date).
+Invariant: a browser loads nothing from any other host, runs no script that is not one
+of these files, and sends no form, frame or referrer anywhere. Turned down: a bundler
+and a framework (a build step, and megabytes that somebody has to keep up to date).
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""`Backend`, the interface between the query server and the instance that it serves. The runtime implements it.
+"""`Backend`, the interface between the query server and the instance that it serves.
+The runtime implements it.
 
-Everything here is a value except the open view, which keeps a database open for the duration of one read.
+Everything here is a value except the open view, which keeps a database open for the
+duration of one read.
 
-Invariant: an open view reads committed state of its whole key range. `owned()` is true if and only if no other instance
-can have owned the range since the view was opened. An instance that cannot be sure of its membership (no heartbeat
-answered within the session time-out) owns nothing.
-Turned down: returning stores and letting reads fail with exceptions (Kafka Streams' users write retry loops around it).
+Invariant: an open view reads committed state of its whole key range. `owned()` is true
+if and only if no other instance can have owned the range since the view was opened. An
+instance that cannot be sure of its membership (no heartbeat answered within the session
+time-out) owns nothing. Turned down: returning stores and letting reads fail with
+exceptions (Kafka Streams' users write retry loops around it).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ TimedKind = Literal["window", "session"]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of a versioned store: its length, counted back from the latest stream time of these topics."""
+    """The history of a versioned store: its length, counted back from the latest stream
+    time of these topics.
+    """
 
     topics: tuple[str, ...]
     history_ms: int
@@ -40,10 +45,11 @@ class History:
 class StoreInfo:
     """A store as a whole, over all instances.
 
-    Shape: `partitions` are those of the sub-topology that keeps it; a global table is kept by no sub-topology (None),
-    and `partitions` are those of its topic. `row_key` is the serde of stored keys where they have a window; `window_ms`
-    the length of all windows, None if they differ. `value` is the serde of one value: of one version in a versioned
-    store.
+    Shape: `partitions` are those of the sub-topology that keeps it; a global table is
+    kept by no sub-topology (None), and `partitions` are those of its topic. `row_key`
+    is the serde of stored keys where they have a window; `window_ms` the length of all
+    windows, None if they differ. `value` is the serde of one value: of one version in a
+    versioned store.
     """
 
     name: str
@@ -58,16 +64,18 @@ class StoreInfo:
     headers: bool = False
     """Whether its rows have headers, in front of their values."""
     misplaced: tuple[str, ...] = ()
-    """The topics above it of which this instance saw records in other partitions than murmur2 gives their keys."""
+    """The topics above it of which this instance saw records in other partitions than
+    murmur2 gives their keys.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the group. `url` (no slash at the end) is None if it serves no queries, or its address is not known
-    yet.
+    """A member of the group. `url` (no slash at the end) is None if it serves no
+    queries, or its address is not known yet.
 
-    `id` names one life of one process: after a restart an instance has another id, so it is not mistaken for the
-    previous one.
+    `id` names one life of one process: after a restart an instance has another id, so
+    it is not mistaken for the previous one.
     """
 
     id: str
@@ -111,7 +119,9 @@ class Placement:
 
 
 class OpenView(Protocol):
-    """A store of one local task, open for reading. As a context manager it keeps the database open."""
+    """A store of one local task, open for reading. As a context manager it keeps the
+    database open.
+    """
 
     @property
     def task(self) -> TaskId:
@@ -120,12 +130,16 @@ class OpenView(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The ownership's epoch: it changes when the task is lost or moved, even if the task comes back."""
+        """The ownership's epoch: it changes when the task is lost or moved, even if the
+        task comes back.
+        """
         ...
 
     @property
     def lag(self) -> int | None:
-        """Records between the committed positions and the ends of the task's topics; None: not known yet."""
+        """Records between the committed positions and the ends of the task's topics;
+        None: not known yet.
+        """
         ...
 
     @property
@@ -135,15 +149,21 @@ class OpenView(Protocol):
 
     @property
     def past(self) -> KeyRangeView | None:
-        """The committed versions before the latest, by their ends; None: the store keeps none."""
+        """The committed versions before the latest, by their ends; None: the store
+        keeps none.
+        """
         ...
 
     def stream_time(self, topic: str) -> int:
-        """Return the stream time of a topic of the task, at least that of the state read before."""
+        """Return the stream time of a topic of the task, at least that of the state
+        read before.
+        """
         ...
 
     def owned(self) -> bool:
-        """Return whether the instance has owned the range, under this epoch, since the view was opened."""
+        """Return whether the instance has owned the range, under this epoch, since the
+        view was opened.
+        """
         ...
 
     def __enter__(self) -> OpenView: ...
@@ -160,7 +180,9 @@ class NotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason why an instance is not healthy. `code`: for programs, such as `restoring` or `no-progress`."""
+    """A reason why an instance is not healthy. `code`: for programs, such as
+    `restoring` or `no-progress`.
+    """
 
     code: HealthCode
     message: str
@@ -171,8 +193,8 @@ class Reason:
 class Health:
     """The health of an instance.
 
-    `live`: it makes progress, or waits for a known reason. `ready`: it is a member of the group, with all its tasks
-    open.
+    `live`: it makes progress, or waits for a known reason. `ready`: it is a member of
+    the group, with all its tasks open.
     """
 
     live: bool
@@ -191,13 +213,15 @@ class SourceStatus:
     stream_time: int | None = None
     """The stream time of the latest commit. Units: ms."""
     silent_s: float | None = None
-    """How long the partition has been silent: then its stream time advances with the clock (`idle_advance`). None:
-    records come, or time advances with records only.
+    """How long the partition has been silent: then its stream time advances with the
+    clock (`idle_advance`). None: records come, or time advances with records only.
     """
 
     @property
     def lag(self) -> int | None:
-        """Records of the partition not yet committed, those of other key ranges included."""
+        """Records of the partition not yet committed, those of other key ranges
+        included.
+        """
         return (
             None
             if self.end is None or self.committed is None
@@ -207,7 +231,9 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatus:
-    """The progress of a store's restore. Units: offsets of the changelog, offsets/s, seconds."""
+    """The progress of a store's restore. Units: offsets of the changelog, offsets/s,
+    seconds.
+    """
 
     store: str
     restored: int
@@ -218,7 +244,9 @@ class RestoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class DownloadStatus:
-    """The progress of a store's download from a snapshot. Units: bytes, bytes/s, seconds."""
+    """The progress of a store's download from a snapshot. Units: bytes, bytes/s,
+    seconds.
+    """
 
     store: str
     fetched_bytes: int
@@ -231,9 +259,10 @@ class DownloadStatus:
 class CallStatus:
     """The calls of a task's asynchronous operators.
 
-    `in_flight`: calls that are being made; `waiting`: those that have not begun. `oldest_s`: how long its first record
-    has waited. `blocked_keys`: keys of which a record waits behind another. `retries`: calls that were made again since
-    the task was opened.
+    `in_flight`: calls that are being made; `waiting`: those that have not begun.
+    `oldest_s`: how long its first record has waited. `blocked_keys`: keys of which a
+    record waits behind another. `retries`: calls that were made again since the task
+    was opened.
     """
 
     in_flight: int
@@ -247,7 +276,8 @@ class CallStatus:
 class TaskStatus:
     """A task of this instance, and its work since it was opened.
 
-    Shape: `state` of `metrics.TASK_STATES`; `written` by topic, without changelogs; `dropped` by node and reason.
+    Shape: `state` of `metrics.TASK_STATES`; `written` by topic, without changelogs;
+    `dropped` by node and reason.
     Units: `rate` in records/s over the last seconds.
     """
 
@@ -263,9 +293,12 @@ class TaskStatus:
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters: int = 0
     behind_ms: int | None = None
-    """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
+    """How far stream time is behind the wall clock; None: no stream time yet. Of
+    several sources, the latest counts.
+    """
     hot: tuple[tuple[int, float], ...] = ()
-    """Key groups that have much of its records, with their shares, the largest first."""
+    """Key groups that have much of its records, with their shares, the largest first.
+    """
     calls: CallStatus | None = None
     """None: no operator is asynchronous."""
 
@@ -284,10 +317,11 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class FailureStatus:
-    """A record that failed here. Without the message of the error, which may quote the record.
+    """A record that failed here. Without the message of the error, which may quote the
+    record.
 
-    Shape: `task` None: of a global table. `offset` None: of what was held back, or of a punctuation. `answer`: what was
-    done. Units: `at` in ms.
+    Shape: `task` None: of a global table. `offset` None: of what was held back, or of a
+    punctuation. `answer`: what was done. Units: `at` in ms.
     """
 
     at: int
@@ -304,8 +338,9 @@ class FailureStatus:
 class ShareStatus:
     """A sub-topology whose records a share group deals, and its state on this instance.
 
-    Shape: `acquired`: records that this instance has and has not acknowledged. `redelivered`: records that were
-    delivered before. `waits`: why no thread takes records, in words; empty: they do.
+    Shape: `acquired`: records that this instance has and has not acknowledged.
+    `redelivered`: records that were delivered before. `waits`: why no thread takes
+    records, in words; empty: they do.
     """
 
     subtopology: int
@@ -325,8 +360,9 @@ class ShareStatus:
 class Status:
     """The status of this instance.
 
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`; of an instance that ends
-    `pending-shutdown`, `not-running`, `pending-error`, `error`.
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`,
+    `paused`; of an instance that ends `pending-shutdown`, `not-running`,
+    `pending-error`, `error`.
     """
 
     application: str
@@ -342,7 +378,9 @@ class Status:
 
 
 class Backend(Protocol):
-    """An instance, as its query server sees it. Thread-safe. All calls return at once; only reads of a view block."""
+    """An instance, as its query server sees it. Thread-safe. All calls return at once;
+    only reads of a view block.
+    """
 
     @property
     def application(self) -> str:
@@ -361,12 +399,15 @@ class Backend(Protocol):
     def placement(self) -> Placement:
         """Return the owners of all tasks.
 
-        The same object until an assignment or an instance's url changes, so that derived values can be cached in it.
+        The same object until an assignment or an instance's url changes, so that
+        derived values can be cached in it.
         """
         ...
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
-        """Return an open view of the local task that owns this key hash of a store, or why there is none."""
+        """Return an open view of the local task that owns this key hash of a store, or
+        why there is none.
+        """
         ...
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
@@ -386,7 +427,9 @@ class Backend(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Return whether records wait to be processed, or to be fetched, so that queries cost the processing."""
+        """Return whether records wait to be processed, or to be fetched, so that
+        queries cost the processing.
+        """
         ...
 
     def pause(self, paused: bool) -> None:

@@ -1,6 +1,7 @@
 """The stores of a topology that can be queried, and their kinds. Pure.
 
-Turned down: querying the buffers of operators (suppress, joins with a grace period): their rows are not results yet.
+Turned down: querying the buffers of operators (suppress, joins with a grace period):
+their rows are not results yet.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ def stores_of(
     partitions: Mapping[str, int],
     misplaced: Collection[str] = (),
 ) -> dict[str, StoreInfo]:
-    """Return the stores by name. `tasks` are the partitions of each sub-topology, `partitions` those of each topic.
+    """Return the stores by name. `tasks` are the partitions of each sub-topology,
+    `partitions` those of each topic.
 
-    `misplaced`: topics whose records are in other partitions than those that murmur2 gives their keys.
+    `misplaced`: topics whose records are in other partitions than those that murmur2
+    gives their keys.
     """
     found = {
         spec.name: replace(
@@ -102,7 +105,8 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
 def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
     """Return the topics whose stream time bounds the history of a versioned store.
 
-    These are the topics of its table, or all topics of the task if a processor keeps the store.
+    These are the topics of its table, or all topics of the task if a processor keeps
+    the store.
     """
     nodes = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:

@@ -1,10 +1,13 @@
-"""TLS of the query server, and of requests to it: PEM files that may be renewed while both are in use.
+"""TLS of the query server, and of requests to it: PEM files that may be renewed while
+both are in use.
 
-An instance shows one certificate both as a server and, if others ask for it (mutual TLS), as a client of theirs.
+An instance shows one certificate both as a server and, if others ask for it (mutual
+TLS), as a client of theirs.
 
 Invariant: files that cannot be used never replace those that are in use.
-Invariant: an authority that is no longer in its file is no longer trusted.
-Turned down: reading the files into the context that is in use (OpenSSL adds authorities to it, and takes none away).
+Invariant: an authority that is no longer in its file is no longer trusted. Turned down:
+reading the files into the context that is in use (OpenSSL adds authorities to it, and
+takes none away).
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ CHECK_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A certificate with its chain, its key, and the authorities that check the other side's certificate.
+    """A certificate with its chain, its key, and the authorities that check the other
+    side's certificate.
 
-    Shape: None: no certificate; the key is in the certificate's file; the system's authorities.
+    Shape: None: no certificate; the key is in the certificate's file; the system's
+    authorities.
     """
 
     certificate: str | None
@@ -43,7 +48,8 @@ class Files:
         """Read the files into a context; return it.
 
         Raises:
-            ConfigError: a file is missing, is no PEM, or key and certificate do not belong together.
+            ConfigError: a file is missing, is no PEM, or key and certificate do not
+            belong together.
         """
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -63,7 +69,8 @@ class Files:
         return context
 
     def client(self) -> ssl.SSLContext:
-        """Return the context of a client: it checks the server's certificate and name, and shows its own, if any.
+        """Return the context of a client: it checks the server's certificate and name,
+        and shows its own, if any.
 
         Raises:
             ConfigError: as `into`.
@@ -71,7 +78,8 @@ class Files:
         return self.into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def server(self, *, clients_show: bool) -> ssl.SSLContext:
-        """Return the context of a server. With `clients_show`, clients need a certificate of the authorities.
+        """Return the context of a server. With `clients_show`, clients need a
+        certificate of the authorities.
 
         Raises:
             ConfigError: as `into`.
@@ -94,15 +102,20 @@ class Files:
 
 
 def trusting_the_system() -> ssl.SSLContext:
-    """Return the context of a client that trusts the system's authorities, and shows no certificate."""
+    """Return the context of a client that trusts the system's authorities, and shows no
+    certificate.
+    """
     return Files(None, None, None, None).client()
 
 
 class Certificates:
-    """The TLS contexts of an instance: `server`, and `client` for its requests to others."""
+    """The TLS contexts of an instance: `server`, and `client` for its requests to
+    others.
+    """
 
     def __init__(self, files: Files, *, clients_show: bool) -> None:
-        """Read the files. With `clients_show`, clients need a certificate of the authorities (mutual TLS).
+        """Read the files. With `clients_show`, clients need a certificate of the
+        authorities (mutual TLS).
 
         Raises:
             ConfigError: a file cannot be used.
@@ -115,28 +128,33 @@ class Certificates:
         self._read()
 
     def renew(self) -> bool:
-        """Read the files again if they have changed; return whether. They hold for new connections.
+        """Read the files again if they have changed; return whether. They hold for new
+        connections.
 
         Raises:
-            ConfigError: they cannot be used (half of them may be written); the old ones stay.
+            ConfigError: they cannot be used (half of them may be written); the old ones
+            stay.
         """
         stamps = self._files.stamps()
         if stamps == self._stamps:
             return False
         self._read()
-        self._stamps = stamps  # last: files that could not be read are read again, though they may never change
+        # last: files that could not be read are read again, though they may never
+        # change
+        self._stamps = stamps
         return True
 
     def _read(self) -> None:
-        client, server = (
-            self._files.client(),
-            self._files.server(clients_show=self.clients_show),
-        )
-        self.client.latest, self.server.latest = client, server
+        client = self._files.client()
+        server = self._files.server(clients_show=self.clients_show)
+        self.client.latest = client
+        self.server.latest = server
 
 
 class _Latest(ssl.SSLContext):
-    """A context for a server or a client that keeps it, and makes each connection by the latest one."""
+    """A context for a server or a client that keeps it, and makes each connection by
+    the latest one.
+    """
 
     latest: ssl.SSLContext
 

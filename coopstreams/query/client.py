@@ -1,4 +1,5 @@
-"""Two small clients for interactive queries of a running application. Any instance will do: it forwards to the owner.
+"""Two small clients for interactive queries of a running application. Any instance will
+do: it forwards to the owner.
 
     with QueryClient("http://localhost:8080") as queries:
         queries.get("counts", "be")            # Found(value=2, ...), or None
@@ -8,7 +9,8 @@
         await queries.get("counts", "be")
         async for entry in queries.range("counts", prefix="t"): ...
 
-They fetch and wait; `requests` decides what to fetch, how long to wait, and how to read the answers.
+They fetch and wait; `requests` decides what to fetch, how long to wait, and how to read
+the answers.
 """
 
 from __future__ import annotations
@@ -51,13 +53,16 @@ class _Client:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect with the first query. `on_wait` is called once a query, with the error of its first retry.
+        """Connect with the first query. `on_wait` is called once a query, with the
+        error of its first retry.
 
-        Shape: `token` is one of the application's `http.token.read` (or `…operate`, for `status`). `tls` says which
-        authorities an https URL is checked by, and which certificate this client shows; None: the system's, and none.
+        Shape: `token` is one of the application's `http.token.read` (or `…operate`, for
+        `status`). `tls` says which authorities an https URL is checked by, and which
+        certificate this client shows; None: the system's, and none.
         """
         self._requests = Requests(url, deadline_s, on_wait)
-        # Without TLS no authorities are read: that takes a tenth of a second. httpx alone would read those of certifi.
+        # Without TLS no authorities are read: that takes a tenth of a second. httpx
+        # alone would read those of certifi.
         verify = tls or (trusting_the_system() if url.startswith("https:") else False)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._connect(
@@ -72,14 +77,16 @@ class _Client:
 class QueryClient(_Client):
     """Queries over HTTP. Any thread may use it.
 
-    Keys are given as Python values; bytes for raw keys. Values come as their JSON: of a dataclass a dict.
+    Keys are given as Python values; bytes for raw keys. Values come as their JSON: of a
+    dataclass a dict.
     """
 
     def get(self, store: str, key: Any) -> Found | None:
         """Return the value of a key, or None if there is none.
 
         Raises:
-            QueryError: unknown store or unparsable key, or no instance could answer before the deadline.
+            QueryError: unknown store or unparsable key, or no instance could answer
+            before the deadline.
         """
         return self._do(self._requests.get(store, key))
 
@@ -95,7 +102,9 @@ class QueryClient(_Client):
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
     ) -> list[WindowFound]:
-        """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
+        """Return the windows of a key that start within start_ms..end_ms, both
+        inclusive, ascending.
+        """
         return self._do(
             self._requests.timed("windows", store, key, start_ms, end_ms, limit)
         )
@@ -108,7 +117,9 @@ class QueryClient(_Client):
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
     ) -> list[WindowFound]:
-        """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
+        """Return the sessions of a key that overlap start_ms..end_ms, both inclusive,
+        ascending.
+        """
         return self._do(
             self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
         )
@@ -116,9 +127,11 @@ class QueryClient(_Client):
     def versions(
         self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
     ) -> list[VersionFound]:
-        """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending.
+        """Return the versions of a key valid at some moment of start_ms..end_ms, both
+        inclusive, ascending.
 
-        Deletions are left out, and so are versions that ended before the history that the table keeps.
+        Deletions are left out, and so are versions that ended before the history that
+        the table keeps.
 
         Raises:
             QueryError: FORGOTTEN: the whole time lies before the history that is kept.
@@ -126,7 +139,8 @@ class QueryClient(_Client):
         return self._do(self._requests.versions(store, key, start_ms, end_ms))
 
     def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
-        """Return the version of a key that was valid at a moment, None if there was none.
+        """Return the version of a key that was valid at a moment, None if there was
+        none.
 
         Raises:
             QueryError: FORGOTTEN: the moment lies before the history that is kept.
@@ -143,7 +157,8 @@ class QueryClient(_Client):
         reverse: bool = False,
         page: int = 1000,
     ) -> Iterator[EntryFound]:
-        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys.
+        """Yield the entries first..last, both inclusive, of all instances, in the order
+        of the serialised keys.
 
         Pages are fetched as needed.
         """
@@ -172,7 +187,9 @@ class QueryClient(_Client):
         return self._do(self._requests.ask("/v1/status"))
 
     def pause(self) -> None:
-        """Have the instance at this URL, and no other, process nothing until `resume`; with `http.token.operate`."""
+        """Have the instance at this URL, and no other, process nothing until `resume`;
+        with `http.token.operate`.
+        """
         self._do(self._requests.ask("/v1/pause", post=True))
 
     def resume(self) -> None:
@@ -211,7 +228,9 @@ class QueryClient(_Client):
 
 
 class AsyncQueryClient(_Client):
-    """`QueryClient` for asyncio: the same methods, to be awaited. Any task of one event loop may use it."""
+    """`QueryClient` for asyncio: the same methods, to be awaited. Any task of one event
+    loop may use it.
+    """
 
     async def get(self, store: str, key: Any) -> Found | None:
         """Return the value of a key, or None if there is none."""
@@ -229,7 +248,9 @@ class AsyncQueryClient(_Client):
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
     ) -> list[WindowFound]:
-        """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
+        """Return the windows of a key that start within start_ms..end_ms, both
+        inclusive, ascending.
+        """
         return await self._do(
             self._requests.timed("windows", store, key, start_ms, end_ms, limit)
         )
@@ -242,7 +263,9 @@ class AsyncQueryClient(_Client):
         end_ms: int = LATEST_MS,
         limit: int = 100_000,
     ) -> list[WindowFound]:
-        """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
+        """Return the sessions of a key that overlap start_ms..end_ms, both inclusive,
+        ascending.
+        """
         return await self._do(
             self._requests.timed("sessions", store, key, start_ms, end_ms, limit)
         )
@@ -250,11 +273,15 @@ class AsyncQueryClient(_Client):
     async def versions(
         self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS
     ) -> list[VersionFound]:
-        """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending."""
+        """Return the versions of a key valid at some moment of start_ms..end_ms, both
+        inclusive, ascending.
+        """
         return await self._do(self._requests.versions(store, key, start_ms, end_ms))
 
     async def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
-        """Return the version of a key that was valid at a moment, None if there was none."""
+        """Return the version of a key that was valid at a moment, None if there was
+        none.
+        """
         return await self._do(self._requests.as_of(store, key, moment_ms))
 
     async def range(
@@ -267,7 +294,9 @@ class AsyncQueryClient(_Client):
         reverse: bool = False,
         page: int = 1000,
     ) -> AsyncIterator[EntryFound]:
-        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys."""
+        """Yield the entries first..last, both inclusive, of all instances, in the order
+        of the serialised keys.
+        """
         found = await self._do(
             self._requests.range(store, first, last, prefix, reverse, page)
         )
@@ -295,7 +324,9 @@ class AsyncQueryClient(_Client):
         return await self._do(self._requests.ask("/v1/status"))
 
     async def pause(self) -> None:
-        """Have the instance at this URL, and no other, process nothing until `resume`; with `http.token.operate`."""
+        """Have the instance at this URL, and no other, process nothing until `resume`;
+        with `http.token.operate`.
+        """
         await self._do(self._requests.ask("/v1/pause", post=True))
 
     async def resume(self) -> None:

@@ -1,8 +1,8 @@
 """Accepts the addresses under which members of the group say that they answer queries.
 
-Whoever may join the group is a member, and this instance sends its tokens to the address
-that a member announces: members are trusted with them. What can be seen of an address is
-checked once, here.
+Whoever may join the group is a member, and this instance sends its tokens to the
+address that a member announces: members are trusted with them. What can be seen of an
+address is checked once, here.
 
 Invariant: an instance that has certificates sends nothing in clear text.
 """
@@ -21,7 +21,8 @@ _LONGEST = 2000
 def peer_of(
     id_: str, announced: str | None, tasks: tuple[TaskId, ...], *, https: bool
 ) -> Peer:
-    """Return a member; without its address if it may not be asked there, and with the reason.
+    """Return a member; without its address if it may not be asked there, and with the
+    reason.
 
     `https`: this instance has certificates.
     """

@@ -1,8 +1,9 @@
-"""The JSON form of a store's row: its key, its value, and its window if it has one. Pure.
+"""The JSON form of a store's row: its key, its value, and its window if it has one.
+Pure.
 
-Invariant: a shown window is the operator's. A window that never ends has the end null, not the largest timestamp. A key
-that its serde cannot read is shown too: keys are stored as the bytes that a topic had, and other rows do not depend on
-them.
+Invariant: a shown window is the operator's. A window that never ends has the end null,
+not the largest timestamp. A key that its serde cannot read is shown too: keys are
+stored as the bytes that a topic had, and other rows do not depend on them.
 """
 
 from __future__ import annotations
@@ -28,20 +29,25 @@ from coopstreams.topology.windows import FOREVER_MS
 
 
 def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
-    """Return a row as JSON; None if the latest version of a versioned row is a deletion.
+    """Return a row as JSON; None if the latest version of a versioned row is a
+    deletion.
 
-    Shape: a key that cannot be read is `base64:...`; then the field `key_error` says why.
+    Shape: a key that cannot be read is `base64:...`; then the field `key_error` says
+    why.
 
     Raises:
-        QueryError: UNREADABLE: the store's serde cannot read the value, or the schema registry does not answer.
+        QueryError: UNREADABLE: the store's serde cannot read the value, or the schema
+        registry does not answer.
     """
-    stored, unread = plain_key(store.kind, row.key), {}
+    stored = plain_key(store.kind, row.key)
+    unread = {}
     try:
         key = show_key(store.key, stored)
     except QueryError as error:
         if error.retryable:
             raise
-        key, unread = show_bytes(stored), {"key_error": str(error)}
+        key = show_bytes(stored)
+        unread = {"key_error": str(error)}
     where = f"the value of key {key!r} in {store.name}"
     value = row_value(store, row.value, where)
     if value is None:
@@ -86,7 +92,9 @@ def history_of(data: bytes, where: str) -> list[Version]:
 
 
 def window_of(store: StoreInfo, stored: bytes) -> dict[str, int | None]:
-    """Return the window of a stored key, which need not be readable; its end is None if it never ends."""
+    """Return the window of a stored key, which need not be readable; its end is None if
+    it never ends.
+    """
     assert store.row_key is not None
     assert store.row_key.around is not None
     window = store.row_key.around(serdes.raw).deserialize(stored)

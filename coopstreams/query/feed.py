@@ -1,11 +1,13 @@
-"""The status of the application as a stream of server-sent events, for all pages that watch this instance.
+"""The status of the application as a stream of server-sent events, for all pages that
+watch this instance.
 
-    one look a second, while anybody watches -> the latest status -> each watcher that has read the one before
+    one look a second, while anybody watches -> the latest status -> each watcher that
+    has read the one before
 
-Invariant: however many pages watch, the other instances are asked once a second; a page that reads slowly misses events
-and holds nothing up. There are at most `most` streams.
-Turned down: a WebSocket (nothing goes the other way), a loop for each page (ten pages would ask each instance ten
-times), a queue for each page (an old status is of no use).
+Invariant: however many pages watch, the other instances are asked once a second; a page
+that reads slowly misses events and holds nothing up. There are at most `most` streams.
+Turned down: a WebSocket (nothing goes the other way), a loop for each page (ten pages
+would ask each instance ten times), a queue for each page (an old status is of no use).
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -84,7 +86,8 @@ class StatusFeed:
             else:
                 failed = False
                 async with self._news:
-                    self._latest, self._number = status, self._number + 1
+                    self._latest = status
+                    self._number = self._number + 1
                     self._news.notify_all()
             await asyncio.sleep(max(0.0, began + self._every_s - time.monotonic()))
 
@@ -96,14 +99,17 @@ class StatusFeed:
                     self._latest is None or self._number == seen
                 ):
                     await self._news.wait()
-                latest, seen = self._latest, self._number
+                latest = self._latest
+                seen = self._number
             if self._closed or latest is None:
                 return
             yield b"event: status\ndata: " + latest + b"\n\n"
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; calls a function at the end, even if the response never began."""
+    """Server-sent events; calls a function at the end, even if the response never
+    began.
+    """
 
     def __init__(
         self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool
@@ -129,7 +135,9 @@ class _Stream(StreamingResponse):
 
 
 async def _gzipped(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Compress a status with the earlier ones as the dictionary: each differs little from the one before."""
+    """Compress a status with the earlier ones as the dictionary: each differs little
+    from the one before.
+    """
     packer = zlib.compressobj(level=1, wbits=_GZIP)
     async for event in events:
         yield packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)

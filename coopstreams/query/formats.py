@@ -5,10 +5,12 @@
     avro, protobuf,    the JSON text of the key, or `base64:...`
     json_schema
     anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
-                       writes it again, so that `{"a": 1}` finds the key that was written as `{"a":1}`
+                       writes it again, so that `{"a": 1}` finds the key that was
+                       written as `{"a":1}`
 
-Invariant: the text by which an answer shows a key finds that key again, unless `key_error` says that it cannot be read.
-Turned down: guessing a key's type from its text (`007` is a text, a number and invalid JSON).
+Invariant: the text by which an answer shows a key finds that key again, unless
+`key_error` says that it cannot be read. Turned down: guessing a key's type from its
+text (`007` is a text, a number and invalid JSON).
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def parse_key(key: Serde[Any], text: str) -> bytes:
     """Return the bytes of a key given as text.
 
     Raises:
-        QueryError: BAD_KEY: the text is no key of this serde; the message shows the expected form. UNREADABLE: the
-            schema registry does not answer.
+        QueryError: BAD_KEY: the text is no key of this serde; the message shows the
+            expected form. UNREADABLE: the schema registry does not answer.
     """
     if key == serdes.text:
         return text.encode()
@@ -118,7 +120,8 @@ def show_headers(headers: Headers) -> list[dict[str, str | None]]:
 
 
 def to_json(value: Any, where: str) -> bytes:
-    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals are converted to JSON types.
+    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals are
+    converted to JSON types.
 
     Raises:
         QueryError: UNREADABLE: some part of it has no form in JSON.
@@ -146,7 +149,9 @@ def bad_key(key: Serde[Any], text: str, expected: str) -> QueryError:
 
 
 def _as_text(data: bytes) -> str:
-    """Return the bytes as text if they are UTF-8 and do not begin with `base64:`, else in base64."""
+    """Return the bytes as text if they are UTF-8 and do not begin with `base64:`, else
+    in base64.
+    """
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,10 @@
-"""The names by which an instance is asked, where anybody may read its state: a defence against DNS rebinding.
+"""The names by which an instance is asked, where anybody may read its state: a defence
+against DNS rebinding.
 
 The name of a web page's site may be made to point at 127.0.0.1, or at an address in the
 network of who looks at it. To the browser the query server is then a part of that site,
-and the page reads the rows. Such a request has the name of the site in its header `Host`.
-So only names count here that nobody else can have:
+and the page reads the rows. Such a request has the name of the site in its header
+`Host`. So only names count here that nobody else can have:
 
     an IP address, a name without a dot (`localhost`; a service in Docker or Kubernetes)
     below `.localhost` and `.internal`, which public DNS does not have
@@ -32,7 +33,9 @@ from urllib.parse import urlsplit
 _PRIVATE = (".localhost", ".internal")
 _RESOLVER = Path("/etc/resolv.conf")
 _OF_SERVICES = ".svc."
-"""Between the namespace and the domain of the cluster, in the first search domain of a pod."""
+"""Between the namespace and the domain of the cluster, in the first search domain of a
+pod.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Hosts:
 
     @staticmethod
     def of(url: str, allowed: Sequence[str]) -> Hosts | None:
-        """Return the names of an instance on this machine that announces the URL; None: any.
+        """Return the names of an instance on this machine that announces the URL; None:
+        any.
 
         `allowed`: the setting `http.allowed.hosts`.
         """
@@ -52,7 +56,9 @@ class Hosts:
         return named(urlsplit(url).hostname or "", allowed, machine, _search_domains())
 
     def accepts(self, host: str | None) -> bool:
-        """Whether this is the header `Host` of a request to the instance, or there is none."""
+        """Whether this is the header `Host` of a request to the instance, or there is
+        none.
+        """
         if host is None:
             return True
         name = _name_in(host)
@@ -67,7 +73,9 @@ class Hosts:
 def named(
     announced: str, allowed: Iterable[str], machine: str, search: Sequence[str]
 ) -> Hosts | None:
-    """Return the names of an instance with these names; `search`: the search domains of its machine."""
+    """Return the names of an instance with these names; `search`: the search domains of
+    its machine.
+    """
     if "*" in allowed:
         return None
     names = {announced, machine, *(f"{machine}.{domain}" for domain in search)}
@@ -102,7 +110,9 @@ def _is_address(name: str) -> bool:
 
 
 def _search_domains() -> list[str]:
-    """Return the domains in which this machine looks up short names; none where that is not told by a file."""
+    """Return the domains in which this machine looks up short names; none where that is
+    not told by a file.
+    """
     domains: list[str] = []
     with suppress(OSError):
         for line in _RESOLVER.read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -1,7 +1,9 @@
-"""Reads the stores of this instance. Blocks on the disk: called in the server's reader threads.
+"""Reads the stores of this instance. Blocks on the disk: called in the server's reader
+threads.
 
-Invariant: after every read it is checked that the instance owned the range during the whole read. Only then is "not
-found" an answer; otherwise the answer is TASK_MOVING. A global table has no owner: it can be read once it is loaded.
+Invariant: after every read it is checked that the instance owned the range during the
+whole read. Only then is "not found" an answer; otherwise the answer is TASK_MOVING. A
+global table has no owner: it can be read once it is loaded.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ from coopstreams.topology.windows import FOREVER_MS
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 MOST_BYTES = 16 << 20
-"""The bytes at which a part of a range query ends, or an answer of windows, and the most of several keys: an instance
-has all of it in memory.
+"""The bytes at which a part of a range query ends, or an answer of windows, and the
+most of several keys: an instance has all of it in memory.
 """
 
 Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
@@ -78,7 +80,8 @@ class LocalReader:
         """Return the JSON of a key.
 
         Raises:
-            QueryError: KEY_NOT_FOUND, or TASK_MOVING if the range was not open all the time.
+            QueryError: KEY_NOT_FOUND, or TASK_MOVING if the range was not open all the
+            time.
         """
         return point_of(store, wanted, *self._row(store, wanted))
 
@@ -88,7 +91,8 @@ class LocalReader:
         Raises:
             QueryError: TASK_MOVING; TOO_LARGE.
         """
-        entries, size = [], 0
+        entries = []
+        size = 0
         for one in wanted:
             about, row = self._row(store, one)
             size = grown(store, size, row)
@@ -98,9 +102,11 @@ class LocalReader:
     def timed(
         self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
     ) -> bytes:
-        """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
+        """Return the JSON of a key's windows that start within `times`, or of its
+        sessions that overlap them.
 
-        Shape: ascending; `more`: some were cut off, by the limit or because they are large.
+        Shape: ascending; `more`: some were cut off, by the limit or because they are
+        large.
         """
         text, key, at = wanted
         with self.reading(store, at) as view:
@@ -126,7 +132,8 @@ class LocalReader:
     def versions(
         self, store: StoreInfo, wanted: Lookup, times: Times, limit: int
     ) -> bytes:
-        """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
+        """Return the JSON of the versions of a key that were valid at some moment of
+        `times`, ascending.
 
         Shape: `more`: some were cut off, by the limit or because they are large.
 
@@ -134,7 +141,8 @@ class LocalReader:
             QueryError: FORGOTTEN: the history begins later; TASK_MOVING.
         """
         text, key, at = wanted
-        history, (first, last) = store.history, times
+        history = store.history
+        (first, last) = times
         assert history is not None
 
         def known_since(view: OpenView) -> int:
@@ -149,8 +157,8 @@ class LocalReader:
                 found, answered = _versions(
                     view, key, (max(first, oldest), last), limit, where
                 )
-                # Read stream time after the rows: in the other order, a commit in between could shorten the history,
-                # and the answer would seem complete.
+                # Read stream time after the rows: in the other order, a commit in
+                # between could shorten the history, and the answer would seem complete.
                 oldest = known_since(view)
                 if answered >= min(
                     oldest, last
@@ -176,9 +184,11 @@ class LocalReader:
         )
 
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
-        """Return this instance's part of a range query: the first `limit` entries of all its open ranges.
+        """Return this instance's part of a range query: the first `limit` entries of
+        all its open ranges.
 
-        Ranges that are not open are missing from `covers`, which the merge of the parts detects; `closed` says why.
+        Ranges that are not open are missing from `covers`, which the merge of the parts
+        detects; `closed` says why.
 
         Raises:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved during the read.
@@ -198,7 +208,8 @@ class LocalReader:
                 (_scan(view, store, query) for view in views), query.reverse
             )
             page = _collected(store, query, timeout_s, found)
-            page.covers, page.closed = [self._cover(view) for view in views], closed
+            page.covers = [self._cover(view) for view in views]
+            page.closed = closed
             return page
 
     def sizes(self) -> dict[str, int]:
@@ -240,7 +251,8 @@ class LocalReader:
         """Yield a view of the open task that has a key.
 
         Raises:
-            QueryError: TASK_MOVING: the task is not open here, or was given up during the block.
+            QueryError: TASK_MOVING: the task is not open here, or was given up during
+            the block.
         """
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
@@ -347,7 +359,9 @@ def entry_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) ->
 def _fields_of(
     store: StoreInfo, wanted: Lookup, about: About, row: Row | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
+    """Return the fields about key and owner, and those about value and timestamp, None
+    if the key is missing.
+    """
     text, key, _ = wanted
     value = None if row is None else row_value(store, row[0], _where(store, text))
     fields = {"key": show_key(store.key, key)} | about
@@ -366,7 +380,8 @@ def decided(
     """Return where a key is read.
 
     Raises:
-        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the request may not be forwarded.
+        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the
+        request may not be forwarded.
     """
     decision = route(placement, store, at, asked)
     if isinstance(decision, Moving):
@@ -381,7 +396,8 @@ def _owned_throughout(views: Sequence[OpenView]) -> Iterator[None]:
     """Raise unless the views are owned from their opening until the end of the block.
 
     Raises:
-        QueryError: TASK_MOVING: one is not. The result is void, and so is an error that a closed database raised.
+        QueryError: TASK_MOVING: one is not. The result is void, and so is an error that
+        a closed database raised.
     """
     try:
         yield
@@ -410,24 +426,29 @@ def _scan(
 def _first(
     rows: Iterable[tuple[int, StoredRow]], limit: int
 ) -> tuple[list[StoredRow], bool]:
-    """Return the first `limit` rows, or fewer if they are large, and whether there are more.
+    """Return the first `limit` rows, or fewer if they are large, and whether there are
+    more.
 
     What is large is cut between two times: who asks goes on behind the last one.
     """
     found: list[StoredRow] = []
-    size, last = 0, -1
+    size = 0
+    last = -1
     for time_ms, row in rows:
         if len(found) == limit or (size >= MOST_BYTES and time_ms > last):
             return found, True
         found.append(row)
-        size, last = size + len(row.value), time_ms
+        size = size + len(row.value)
+        last = time_ms
     return found, False
 
 
 def _collected(
     store: StoreInfo, query: Query, timeout_s: float, found: _Rows
 ) -> PartialPage:
-    """Return the first `limit` entries of these rows, or fewer if they are large, as a part that covers nothing yet."""
+    """Return the first `limit` entries of these rows, or fewer if they are large, as a
+    part that covers nothing yet.
+    """
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
     size = 0
@@ -450,14 +471,16 @@ def _collected(
 def _versions(
     view: OpenView, key: bytes, times: Times, limit: int, where: str
 ) -> tuple[list[Version], int]:
-    """Return the versions of a row that may have been valid within `times`, the next one and the latest, oldest first;
-    and the last moment for which they are all: an earlier one, without the latest, if more than `limit` have a value,
-    or if they are large.
+    """Return the versions of a row that may have been valid within `times`, the next
+    one and the latest, oldest first; and the last moment for which they are all: an
+    earlier one, without the latest, if more than `limit` have a value, or if they are
+    large.
 
-    Read the row before its past: in the other order, a commit in between could bring its version into the past unseen.
-    The past may be ahead of the row, because of a commit in between or, at-least-once, of a crash in the middle of one.
-    What began there when the row's version did, or later, is left out: the last of it has ended, and its successor is
-    not known.
+    Read the row before its past: in the other order, a commit in between could bring
+    its version into the past unseen. The past may be ahead of the row, because of a
+    commit in between or, at-least-once, of a crash in the middle of one. What began
+    there when the row's version did, or later, is left out: the last of it has ended,
+    and its successor is not known.
     """
     row = view.store.get(key)
     if row is None:
@@ -469,19 +492,23 @@ def _versions(
         for each in view.past.fetch(key, times[0] + 1, FOREVER_MS)
         for one in history_of(each.value, where)
     )
-    found, many, size = dict[int, Any](), 0, 0
+    found = dict[int, Any]()
+    many = 0
+    size = 0
     for since, value in chain(
         takewhile(lambda one: one[0] < latest[0][0], past), latest
     ):
         if since in found:
-            continue  # at-least-once, after such a crash, until its records are repeated
+            # at-least-once, after such a crash, until its records are repeated
+            continue
         found[since] = value
         if since > times[1]:  # the end of the last one
             break
         if value is not None:
             if many == limit or size >= MOST_BYTES:
                 return sorted(found.items()), since - 1
-            many, size = many + 1, size + len(value)
+            many = many + 1
+            size = size + len(value)
     return sorted(found.items()), times[1]
 
 

@@ -1,6 +1,8 @@
-"""The OpenAPI 3.1 description of the HTTP interface, written by hand; a test compares it to routes and answers.
+"""The OpenAPI 3.1 description of the HTTP interface, written by hand; a test compares
+it to routes and answers.
 
-Turned down: a framework that derives it from annotations (it would add its own model layer to every answer).
+Turned down: a framework that derives it from annotations (it would add its own model
+layer to every answer).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def description(limits: RequestLimits) -> Schema:
 
 
 def _closed(path: str, operation: Schema) -> Schema:
-    """Return an operation with its answers to a request without the right token, if it needs one."""
+    """Return an operation with its answers to a request without the right token, if it
+    needs one.
+    """
     if role_of(path) is None:
         return operation
     refusals = {
@@ -321,7 +325,8 @@ def _schemas() -> Schema:
         "epoch": _WHOLE,
         "lag": _MAYBE_WHOLE,
     }
-    # A global table has no partition, key range, epoch or lag: its answers name only the instance that answered.
+    # A global table has no partition, key range, epoch or lag: its answers name only
+    # the instance that answered.
     about = {
         **where,
         "partition": _MAYBE_WHOLE,

@@ -1,11 +1,14 @@
-"""Pages of a range query: the part of one instance, and the merge of all parts into one ordered page.
+"""Pages of a range query: the part of one instance, and the merge of all parts into one
+ordered page.
 
-Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part
-holds its first `limit` entries after the cursor, or fewer if they are large. So the first `limit` entries of all parts
-together are the page, up to the first end of a part that has more.
+Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two
+partitions by partition. Every part holds its first `limit` entries after the cursor, or
+fewer if they are large. So the first `limit` entries of all parts together are the
+page, up to the first end of a part that has more.
 
-Invariant: following the cursors returns every key that exists the whole time exactly once.
-Turned down: offsets as cursors (an entry that is added or deleted between two pages shifts all others).
+Invariant: following the cursors returns every key that exists the whole time exactly
+once. Turned down: offsets as cursors (an entry that is added or deleted between two
+pages shifts all others).
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ class Page(msgspec.Struct):
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A range query in bytes.
 
-    Shape: `first` and `last` are keys, both inclusive, None = unbounded; `after` is the cursor of the last page.
+    Shape: `first` and `last` are keys, both inclusive, None = unbounded; `after` is the
+    cursor of the last page.
     """
 
     first: bytes | None = None
@@ -96,7 +100,9 @@ QUERIES = msgspec.msgpack.Decoder(Query)
 
 
 def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
-    """Return the first `limit` entries of all parts, none of them behind the end of a part that has more."""
+    """Return the first `limit` entries of all parts, none of them behind the end of a
+    part that has more.
+    """
     found = in_order((part.entries for part in parts), query.reverse)
     if ends := [_order(part.entries[-1]) for part in parts if part.more]:
         end = max(ends) if query.reverse else min(ends)

@@ -1,6 +1,7 @@
 """URL paths of stores and keys, for the client and for an instance that forwards.
 
-Invariant: no URL is longer than HTTP clients allow (64 KiB), however many keys are asked for.
+Invariant: no URL is longer than HTTP clients allow (64 KiB), however many keys are
+asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ CHARACTERS_A_REQUEST = 30_000
 
 
 def path_text(text: str) -> str:
-    """Return a text as one segment of a path. Dots are percent-encoded, because clients would resolve `..`."""
+    """Return a text as one segment of a path. Dots are percent-encoded, because clients
+    would resolve `..`.
+    """
     return quote(text, safe="").replace(".", "%2E")
 
 
@@ -37,7 +40,8 @@ def key_batches(texts: Sequence[str]) -> Iterator[list[str]]:
             len(batch) == KEYS_A_REQUEST or length + size > CHARACTERS_A_REQUEST
         ):
             yield batch
-            batch, length = [], 0
+            batch = []
+            length = 0
         batch.append(text)
         length += size
     if batch:

@@ -1,11 +1,14 @@
 """Requests to other instances, forwarded at most once.
 
-A request names its target instance and the sender's generation; an answer names the instance that gave it. So an answer
-is refused if another process has taken over the address (after a restart, or of another application).
+A request names its target instance and the sender's generation; an answer names the
+instance that gave it. So an answer is refused if another process has taken over the
+address (after a restart, or of another application).
 
-Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and never "not found".
+Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and
+never "not found".
 Invariant: an instance that does not answer holds up no request to another one.
-Invariant: whatever another instance sends, it costs a bounded part of memory and of the event loop, and is no INTERNAL.
+Invariant: whatever another instance sends, it costs a bounded part of memory and of the
+event loop, and is no INTERNAL.
 """
 
 from __future__ import annotations
@@ -52,16 +55,20 @@ class Peers:
             else trusting_the_system(),
         )
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By instance, of those that are asked now: a bound for all would let one that is frozen take it up."""
+        """By instance, of those that are asked now: a bound for all would let one that
+        is frozen take it up.
+        """
 
     async def ask(
         self, target: Peer, path: str, timeout_s: float, expected: Expected[T]
     ) -> T:
-        """Return an instance's answer to `GET path`. The time is for its turn, then for each piece.
+        """Return an instance's answer to `GET path`. The time is for its turn, then for
+        each piece.
 
         Raises:
-            QueryError: the error that the instance returns; TASK_MOVING if it does not answer, if another instance
-                answers, if it does not know the store, or if its answer is not what was expected; TOO_LARGE.
+            QueryError: the error that the instance returns; TASK_MOVING if it does not
+                answer, if another instance answers, if it does not know the store, or
+                if its answer is not what was expected; TOO_LARGE.
         """
         if target.url is None:
             raise moving(f"instance {target.id} {target.unasked}")
@@ -135,7 +142,9 @@ class Peers:
             ) from error
 
     def _of_certificates(self, error: httpx.RequestError) -> str:
-        """Return what may be wrong with the certificate that this instance shows: a server says it to itself only."""
+        """Return what may be wrong with the certificate that this instance shows: a
+        server says it to itself only.
+        """
         certificates = self._access.certificates
         disconnected = isinstance(error, httpx.ReadError | httpx.RemoteProtocolError)
         if certificates is None or not certificates.clients_show or not disconnected:
@@ -154,7 +163,8 @@ async def _bounded(response: httpx.Response, target: Peer, most: int) -> bytes:
     """Return the body of a response as it was sent.
 
     Raises:
-        QueryError: TASK_MOVING: it is compressed, though nobody asked for that; TOO_LARGE.
+        QueryError: TASK_MOVING: it is compressed, though nobody asked for that;
+        TOO_LARGE.
     """
     if "content-encoding" in response.headers:
         raise moving(f"instance {target.id} at {target.url} compresses its answers")
@@ -178,7 +188,8 @@ def _read(
     """Return the answer.
 
     Raises:
-        QueryError: TASK_MOVING: it is of another form, as those of another version may be.
+        QueryError: TASK_MOVING: it is of another form, as those of another version may
+        be.
     """
     media = response.headers.get("content-type", "").partition(";")[0]
     if media != expected.media:
@@ -199,7 +210,8 @@ def unexpected(target: Peer, problem: str) -> QueryError:
 def check_hop(
     headers: Mapping[str, str], placement: Placement, application: str
 ) -> None:
-    """Check that a forwarded request is for this instance, which knows the sender's generation.
+    """Check that a forwarded request is for this instance, which knows the sender's
+    generation.
 
     Raises:
         QueryError: TASK_MOVING: the sender retries with a new placement.

@@ -1,10 +1,13 @@
-"""Finds topics whose records are not in the partitions that Java's partitioner picks for their keys.
+"""Finds topics whose records are not in the partitions that Java's partitioner picks
+for their keys.
 
-A query computes the partition of a key with murmur2, and asks its owner. If a producer chose another one, the owner has
-no such key, and a join with a topic of another producer finds no partners.
+A query computes the partition of a key with murmur2, and asks its owner. If a producer
+chose another one, the owner has no such key, and a join with a topic of another
+producer finds no partners.
 
-Invariant: a topic in which one such record was found is reported once an instance, and not looked at again.
-Turned down: looking at every record. murmur2 in Python takes as long as the native processing of a record.
+Invariant: a topic in which one such record was found is reported once an instance, and
+not looked at again. Turned down: looking at every record. murmur2 in Python takes as
+long as the native processing of a record.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from coopstreams.topology.keys import partition_of
 log = logging.getLogger(__name__)
 
 FIRST = 64
-"""How many records of a topic a task looks at before it looks at the first of each batch only."""
+"""How many records of a topic a task looks at before it looks at the first of each
+batch only.
+"""
 
 
 class Misplaced:
-    """The topics of an instance in which a record is in another partition, each with a message. Any thread.
+    """The topics of an instance in which a record is in another partition, each with a
+    message. Any thread.
 
     `topics` is replaced, never changed.
     """
@@ -34,7 +40,9 @@ class Misplaced:
         self._lock = threading.Lock()
 
     def found(self, source: TopicPartition, belongs: int, partitions: int) -> None:
-        """Report a topic, if it is the first time. `belongs`: the partition that murmur2 gives the key of a record."""
+        """Report a topic, if it is the first time. `belongs`: the partition that
+        murmur2 gives the key of a record.
+        """
         with self._lock:
             if source.topic in self.topics:
                 return
@@ -58,7 +66,9 @@ class Placing:
         partitions: Mapping[str, int],
         misplaced: Misplaced,
     ) -> None:
-        """`partitions`: the partition count of each topic. Without stores there is nothing to query or to join."""
+        """`partitions`: the partition count of each topic. Without stores there is
+        nothing to query or to join.
+        """
         topics = {
             topic
             for node in (subtopology.nodes if subtopology.stores else ())
@@ -77,7 +87,8 @@ class Placing:
         if source.topic in self._misplaced.topics:
             del self._left[source.topic]
             return
-        most, partitions = max(left, 1), self._partitions[source.topic]
+        most = max(left, 1)
+        partitions = self._partitions[source.topic]
         for key in keys[:most]:
             if (
                 key is not None

@@ -16,7 +16,8 @@
     503  TOO_MANY_STREAMS                     close a page that watches this instance, or watch another one
     504  TIMED_OUT                            ask again, or ask for less
 
-Invariant: `retryable` means that the same request may succeed later without any intervention.
+Invariant: `retryable` means that the same request may succeed later without any
+intervention.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def key_not_found(
 
 
 def elsewhere(misplaced: Sequence[str]) -> str:
-    """Return the end of a sentence that a key was not found, where it may be in another partition."""
+    """Return the end of a sentence that a key was not found, where it may be in another
+    partition.
+    """
     if not misplaced:
         return ""
     return (
@@ -82,7 +85,9 @@ def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:
 
 
 def too_large(store: str, most: int) -> QueryError:
-    """Return the error for several keys whose values are larger than an answer may be. One key is always answered."""
+    """Return the error for several keys whose values are larger than an answer may be.
+    One key is always answered.
+    """
     message = f"the values of these keys of {store} are more than {most >> 20} MiB together: ask for fewer at a time"
     return QueryError("TOO_LARGE", message, status=413)
 
@@ -170,18 +175,17 @@ def internal(error: Exception) -> QueryError:
 
 
 def error_of(status: int, body: bytes) -> QueryError:
-    """Return the error that a body carries; INTERNAL if it carries none, as those of a proxy.
+    """Return the error that a body carries; INTERNAL if it carries none, as those of a
+    proxy.
 
     A proxy says by 502, 503 or 504 that what is behind it does not answer now.
     """
     try:
         fields = orjson.loads(body)
         orjson.dumps(fields)  # it reads what is nested more deeply than it writes
-        code, message, retryable = (
-            str(fields.pop("error")),
-            str(fields.pop("message")),
-            bool(fields.pop("retryable")),
-        )
+        code = str(fields.pop("error"))
+        message = str(fields.pop("message"))
+        retryable = bool(fields.pop("retryable"))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return QueryError(
             "INTERNAL",

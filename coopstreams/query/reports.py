@@ -31,7 +31,8 @@ def metadata(
 ) -> Report:
     """Return the instances with their tasks and key ranges.
 
-    Whether an instance is ready, and the states and lags of its tasks, are known of this one only, and null of others.
+    Whether an instance is ready, and the states and lags of its tasks, are known of
+    this one only, and null of others.
     """
     own = {task.task: task for task in status.tasks}
     kept = _stores_by_subtopology(stores.values())
@@ -91,7 +92,9 @@ def store_list(
     sizes: Mapping[str, int] | None,
     unreachable: Iterable[str],
 ) -> Report:
-    """Return the stores; `unreachable` instances are missing from the sizes. None: they were not counted."""
+    """Return the stores; `unreachable` instances are missing from the sizes. None: they
+    were not counted.
+    """
     return {
         "stores": [
             {

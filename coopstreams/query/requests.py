@@ -1,10 +1,13 @@
-"""The requests of the query clients: their URLs, retries, and the meaning of the answers. No I/O.
+"""The requests of the query clients: their URLs, retries, and the meaning of the
+answers. No I/O.
 
-A request is a generator. It yields the URL to get (or to post to) or the seconds to wait, is sent the response or the
-error, and returns the result. So the blocking client and the one for asyncio are two loops that fetch and wait.
+A request is a generator. It yields the URL to get (or to post to) or the seconds to
+wait, is sent the response or the error, and returns the result. So the blocking client
+and the one for asyncio are two loops that fetch and wait.
 
-Invariant: None means that the owner of the key has no such key. Transient failures (a task moves, an instance restarts)
-are retried until `deadline_s` is over, and raised then.
+Invariant: None means that the owner of the key has no such key. Transient failures (a
+task moves, an instance restarts) are retried until `deadline_s` is over, and raised
+then.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ T = TypeVar("T")
 NoAnswer: TypeAlias = httpx.TransportError | httpx.InvalidURL
 
 Steps: TypeAlias = Generator[str | float, httpx.Response | NoAnswer | None, T]
-"""Yields a URL or seconds; is sent the response or the error of the URL, None after the seconds; returns the result."""
+"""Yields a URL or seconds; is sent the response or the error of the URL, None after the
+seconds; returns the result.
+"""
 
 
 class Post(str):
@@ -51,9 +56,11 @@ class Post(str):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The value of a key, and its owner. `lag`: records the owner was behind, None if unknown.
+    """The value of a key, and its owner. `lag`: records the owner was behind, None if
+    unknown.
 
-    Partition, key range and epoch are None for a global table: every instance has all of it.
+    Partition, key range and epoch are None for a global table: every instance has all
+    of it.
     """
 
     key: Any
@@ -70,7 +77,8 @@ class Found:
 class WindowFound:
     """One window of a key, or one session. Units: ms since the epoch.
 
-    Shape: `end` is exclusive for a window, inclusive for a session; None: it never ends.
+    Shape: `end` is exclusive for a window, inclusive for a session; None: it never
+    ends.
     """
 
     start: int
@@ -88,8 +96,9 @@ class WindowFound:
 class EntryFound:
     """An entry of a range.
 
-    Shape: `window` is (start, end) in window and session stores; `partition` is None in a global table. A key that the
-    store's serde cannot read is "base64:..."; then `key_error` says why.
+    Shape: `window` is (start, end) in window and session stores; `partition` is None in
+    a global table. A key that the store's serde cannot read is "base64:..."; then
+    `key_error` says why.
     """
 
     key: Any
@@ -106,13 +115,16 @@ class EntryFound:
 
     @property
     def end(self) -> int | None:
-        """The end of the window or session, as of a `WindowFound`; None: the store has none, or it never ends."""
+        """The end of the window or session, as of a `WindowFound`; None: the store has
+        none, or it never ends.
+        """
         return None if self.window is None else self.window[1]
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFound:
-    """A version of a row of a versioned table, valid while `since <= moment < until`; `until` None: still valid.
+    """A version of a row of a versioned table, valid while `since <= moment < until`;
+    `until` None: still valid.
 
     Units: ms since the epoch.
     """
@@ -131,7 +143,9 @@ class RangePage:
 
 
 class Requests:
-    """The requests to one address. `on_wait` is called once a request, with the error of its first retry."""
+    """The requests to one address. `on_wait` is called once a request, with the error
+    of its first retry.
+    """
 
     def __init__(
         self, url: str, deadline_s: float, on_wait: Callable[[QueryError], None] | None
@@ -175,7 +189,9 @@ class Requests:
     def timed(
         self, what: str, store: str, key: Any, start_ms: int, end_ms: int, limit: int
     ) -> Steps[list[WindowFound]]:
-        """Return the `windows` or `sessions` of a key; large ones come in several answers."""
+        """Return the `windows` or `sessions` of a key; large ones come in several
+        answers.
+        """
         path = yield from self._key_path(store, what, key)
         found: list[WindowFound] = []
         while True:
@@ -333,7 +349,9 @@ class Requests:
         return store_path(store, f"{what}/{path_text(text)}")
 
     def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
-        """Return keys in the form that the server parses; for a str that depends on the serde of the store's keys."""
+        """Return keys in the form that the server parses; for a str that depends on the
+        serde of the store's keys.
+        """
         serde = (
             (yield from self._key_serde(store))
             if any(isinstance(key, str) for key in keys)

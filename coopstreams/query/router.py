@@ -1,12 +1,14 @@
 """Routes queries: a pure function of the placement and the key.
 
-By key: murmur2 gives the partition, the key hash the task, the placement the instance. By range: to every instance that
-owns a part of the store. The parts together must cover the whole hash space of every partition, each hash once; if they
-do not, the answer is refused as incomplete.
+By key: murmur2 gives the partition, the key hash the task, the placement the instance.
+By range: to every instance that owns a part of the store. The parts together must cover
+the whole hash space of every partition, each hash once; if they do not, the answer is
+refused as incomplete.
 
-Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, because
-either may be wrong. A hash without an owner is moving, and the client may ask again.
-Turned down: asking the previous owner of the key (it returns old values while the new owner already writes).
+Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at
+once) count as none, because either may be wrong. A hash without an owner is moving, and
+the client may ask again. Turned down: asking the previous owner of the key (it returns
+old values while the new owner already writes).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partitio
 from coopstreams.topology.task_id import TaskId
 
 Asked: TypeAlias = Literal["any", "local", "forwarded"]
-"""The kind of a request: it may be forwarded, it must not be (`local=true`), or it was forwarded already."""
+"""The kind of a request: it may be forwarded, it must not be (`local=true`), or it was
+forwarded already.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,9 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Another instance owns it, and the client wants no forwarding: refuse with its address."""
+    """Another instance owns it, and the client wants no forwarding: refuse with its
+    address.
+    """
 
     owner: Owner
     url: str
@@ -66,7 +72,9 @@ Route: TypeAlias = Here | There | Elsewhere | Moving
 
 
 def locate(store: StoreInfo, key: bytes) -> KeyLocation:
-    """Return the location of a serialised key: the partition as Java's producers choose it, and the key hash."""
+    """Return the location of a serialised key: the partition as Java's producers choose
+    it, and the key hash.
+    """
     return KeyLocation(partition_of(key, store.partitions), key_hash(key))
 
 
@@ -145,7 +153,9 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
 def coverage_gap(
     store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]
 ) -> str | None:
-    """Return why these (partition, range) do not cover the store, each hash exactly once; None if they do."""
+    """Return why these (partition, range) do not cover the store, each hash exactly
+    once; None if they do.
+    """
     by_partition: dict[int, list[KeyRange]] = {
         partition: [] for partition in range(store.partitions)
     }

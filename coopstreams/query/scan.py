@@ -1,11 +1,13 @@
-r"""A range query over one view: its rows in the order of the stored keys, behind the cursor, within the bounds.
+r"""A range query over one view: its rows in the order of the stored keys, behind the
+cursor, within the bounds.
 
-Key-value stores: the bounds are those of the stored key. Window and session stores keep `key + times`, in the order of
-these bytes, so a bound on keys is not one on stored keys: windows of `a` lie before and behind those of `a\x00...`.
+Key-value stores: the bounds are those of the stored key. Window and session stores keep
+`key + times`, in the order of these bytes, so a bound on keys is not one on stored
+keys: windows of `a` lie before and behind those of `a\x00...`.
 
-Invariant: every row within the bounds comes once, in order, whichever direction.
-Turned down: bounding window keys by the largest start there can be (a key that is a prefix of the bound would end too
-early).
+Invariant: every row within the bounds comes once, in order, whichever direction. Turned
+down: bounding window keys by the largest start there can be (a key that is a prefix of
+the bound would end too early).
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 def rows(
     view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query
 ) -> Iterator[StoredRow]:
-    """Return the rows of a view that a query asks for, lazily; the caller applies the limit."""
+    """Return the rows of a view that a query asks for, lazily; the caller applies the
+    limit.
+    """
     found = (
         _timed_rows(view, query, _TIMES[kind])
         if kind in _TIMES and isinstance(view, KeyRangeView)
@@ -41,7 +45,8 @@ def rows(
 def rows_of(
     view: KeyRangeView, key: bytes, first: int, last: int
 ) -> Iterator[tuple[int, StoredRow]]:
-    """Yield the windows of a key that start within first..last, or its sessions that overlap it, both inclusive.
+    """Yield the windows of a key that start within first..last, or its sessions that
+    overlap it, both inclusive.
 
     Shape: (the time by which they ascend, the row).
     """
@@ -67,7 +72,9 @@ def plain_key(kind: Kind, stored: bytes) -> bytes:
 def _sought(
     view: KeyRangeView | GlobalView, query: Query, last: bytes | None
 ) -> Iterator[StoredRow]:
-    """Return the rows from the cursor on, including the cursor's own key, which another partition may have, too."""
+    """Return the rows from the cursor on, including the cursor's own key, which another
+    partition may have, too.
+    """
     first = query.first
     if query.after is not None:
         if query.reverse:
@@ -89,7 +96,8 @@ def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[Stored
     latest = TIMESTAMP.pack(
         min(view.latest_ms() + _AGES, _LATEST)
     )  # a commit may come before the scan
-    # Behind all rows of the last key. Longer keys that begin with it are behind the bound, unless zero bytes follow.
+    # Behind all rows of the last key. Longer keys that begin with it are behind the
+    # bound, unless zero bytes follow.
     bound = query.last + latest + b"\xff" * (times - START_BYTES)
     most = (
         row for row in _sought(view, query, bound) if _within(query, row.key[:-times])
@@ -103,9 +111,12 @@ def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[Stored
 def _stragglers(
     view: KeyRangeView, query: Query, last: bytes, bound: bytes, latest: bytes
 ) -> Iterator[StoredRow]:
-    """Yield the rows above the bound whose keys are within it: those of keys that are a prefix of the last key."""
+    """Yield the rows above the bound whose keys are within it: those of keys that are a
+    prefix of the last key.
+    """
     for length in range(len(last)):
-        # A row of this key lies above the bound if its time does above what follows the key: seldom, in a text never.
+        # A row of this key lies above the bound if its time does above what follows the
+        # key: seldom, in a text never.
         if last[length : length + START_BYTES] <= latest and _within(
             query, key := last[:length]
         ):

@@ -1,11 +1,13 @@
-"""Answers queries: routes each one, reads here or asks the owner, and retries briefly while a task moves.
+"""Answers queries: routes each one, reads here or asks the owner, and retries briefly
+while a task moves.
 
-    key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) | TASK_MOVING
-    range -> every instance that has a part -> check that the parts cover the store -> merge
-    global table -> read here: every instance has all of it
+    key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) |
+    TASK_MOVING range -> every instance that has a part -> check that the parts cover
+    the store -> merge global table -> read here: every instance has all of it
 
-Invariant: only the instance that the client asked retries; an instance that another one asked answers at once.
-Turned down: caching answers or the last owner (the placement is local, and the group has agreed on it).
+Invariant: only the instance that the client asked retries; an instance that another one
+asked answers at once. Turned down: caching answers or the last owner (the placement is
+local, and the group has agreed on it).
 """
 
 from __future__ import annotations
@@ -63,10 +65,11 @@ WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
 
 
 class QueryService:
-    """The answers to all routes. Coroutines run on the server's loop, reads in thread pools.
+    """The answers to all routes. Coroutines run on the server's loop, reads in thread
+    pools.
 
-    Scans have a pool of their own, so that they never delay a read by key; and so has what
-    waits for a schema registry, which delays neither.
+    Scans have a pool of their own, so that they never delay a read by key; and so has
+    what waits for a schema registry, which delays neither.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class QueryService:
         self._asks = ThreadPoolExecutor(4, "coopstreams-registry")
 
     async def read(self, parse: Callable[[], T]) -> T:
-        """Return what this returns, which reads keys: here, or on a thread if a registry must be asked."""
+        """Return what this returns, which reads keys: here, or on a thread if a
+        registry must be asked.
+        """
         try:
             return promptly(parse)
         except RegistryNeededError:
@@ -135,7 +140,9 @@ class QueryService:
     async def points(
         self, store: StoreInfo, texts: Sequence[str], asked: Asked
     ) -> bytes:
-        """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
+        """Return the JSON of several keys, in the order of the request; while one of
+        them moves, the request fails.
+        """
         wanted = await self.read(lambda: keys_of(store, texts, self.limits.max_keys))
         locations = [at for _, _, at in wanted]
 
@@ -170,7 +177,9 @@ class QueryService:
         return await self._settled(attempt, asked)
 
     async def page(self, store: StoreInfo, query: Query, asked: Asked) -> Page:
-        """Return a page of a range query over all ranges of all instances; with `local`, of this instance only."""
+        """Return a page of a range query over all ranges of all instances; with
+        `local`, of this instance only.
+        """
 
         async def attempt() -> Page:
             placement = self.backend.placement()
@@ -202,15 +211,21 @@ class QueryService:
         return await (alone() if asked == "local" else self._settled(attempt, asked))
 
     async def packed_part(self, store: StoreInfo, query: Query) -> bytes:
-        """Return this instance's part of a range query, packed for the instance that merges the parts."""
+        """Return this instance's part of a range query, packed for the instance that
+        merges the parts.
+        """
         return msgspec.msgpack.encode(await self._part(store, query))
 
     def known_stores(self) -> bytes:
-        """Return the JSON of all stores, of which nothing is counted and no other instance is asked."""
+        """Return the JSON of all stores, of which nothing is counted and no other
+        instance is asked.
+        """
         return orjson.dumps(reports.store_list(self.backend.stores(), None, []))
 
     async def stores(self, asked: Asked) -> bytes:
-        """Return the JSON of all stores; sizes, and what was seen of them, are of all instances that answer."""
+        """Return the JSON of all stores; sizes, and what was seen of them, are of all
+        instances that answer.
+        """
         stores = dict(self.backend.stores())
         sizes = await self._settled(
             lambda: self._run(self._scans, self._local.sizes), asked
@@ -233,8 +248,11 @@ class QueryService:
         return orjson.dumps(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:
-        """Return the JSON of the instances' status; an instance that does not answer is listed as unreachable."""
-        placement, status = self.backend.placement(), self.backend.status()
+        """Return the JSON of the instances' status; an instance that does not answer is
+        listed as unreachable.
+        """
+        placement = self.backend.placement()
+        status = self.backend.status()
         url = next(
             (
                 instance.url
@@ -298,7 +316,9 @@ class QueryService:
         return orjson.dumps(await self.read(report))
 
     async def close(self) -> None:
-        """Shut the thread pools down once running reads are finished; those that wait for a thread are cancelled."""
+        """Shut the thread pools down once running reads are finished; those that wait
+        for a thread are cancelled.
+        """
         for pool in (self._gets, self._scans, self._asks):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
@@ -332,7 +352,9 @@ class QueryService:
     def _split(
         self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
     ) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
-        """Return the indices of the keys that this instance owns, and those of each other owner."""
+        """Return the indices of the keys that this instance owns, and those of each
+        other owner.
+        """
         if store.kind == "global":
             return list(range(len(locations))), []
         here: list[int] = []
@@ -347,7 +369,9 @@ class QueryService:
         return here, list(there.values())
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
-        """Return the first result that is not TASK_MOVING; raise TASK_MOVING when `retry_s` is over."""
+        """Return the first result that is not TASK_MOVING; raise TASK_MOVING when
+        `retry_s` is over.
+        """
         deadline = time.monotonic() + (self.limits.retry_s if asked == "any" else 0.0)
         pause = FIRST_PAUSE_S
         while True:
@@ -407,7 +431,9 @@ class QueryService:
 
 
 async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all parts of an answer. The first error is raised, and ends the others: the next attempt begins anew."""
+    """Return all parts of an answer. The first error is raised, and ends the others:
+    the next attempt begins anew.
+    """
     found = [asyncio.ensure_future(part) for part in parts]
     try:
         return await asyncio.gather(*found)
@@ -431,7 +457,8 @@ def _put_together(store: StoreInfo, query: Query, parts: Sequence[PartialPage]) 
     """Return the page of these parts; slow if they are large.
 
     Raises:
-        QueryError: TASK_MOVING: the parts do not cover the store, or two of them have the same range.
+        QueryError: TASK_MOVING: the parts do not cover the store, or two of them have
+        the same range.
     """
     gap = coverage_gap(
         store,
@@ -477,7 +504,9 @@ def keys_of(store: StoreInfo, texts: Sequence[str], most: int) -> list[Lookup]:
 
 
 def expect(store: StoreInfo, *kinds: Kind) -> None:
-    """Raise WRONG_KIND if the request does not fit the kind of the store; the message names one that does."""
+    """Raise WRONG_KIND if the request does not fit the kind of the store; the message
+    names one that does.
+    """
     if store.kind not in kinds:
         kind = (
             "global table"

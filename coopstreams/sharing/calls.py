@@ -19,7 +19,9 @@ from coopstreams.topology.schemas import registry_is_away
 
 
 class DeliveryCalls:
-    """The calls of one sub-topology on one share thread, until `cancel`. One thread, except `_ended` and `pauses`."""
+    """The calls of one sub-topology on one share thread, until `cancel`. One thread,
+    except `_ended` and `pauses`.
+    """
 
     def __init__(
         self, program: Program, ahead: Program, tell: Callable[[], None], host: Host
@@ -59,7 +61,9 @@ class DeliveryCalls:
     def begin(
         self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]
     ) -> None:
-        """Begin the calls of records of one partition; each has the number of its calls from now on."""
+        """Begin the calls of records of one partition; each has the number of its calls
+        from now on.
+        """
         for delivery in deliveries:
             delivery.calls = []
         of_nodes: dict[str, list[DeliveryCall]] = {}
@@ -73,7 +77,8 @@ class DeliveryCalls:
                         _failed(node, error) for node in self._nodes.values()
                     ]
             for row, name, key, value in self._ahead.wanted:
-                node, delivery = self._nodes[name], deliveries[row]
+                node = self._nodes[name]
+                delivery = deliveries[row]
                 arguments = (key, value) if node.with_key else (value,)
                 call = DeliveryCall(
                     node.function, arguments, delivery.record.key, name, delivery
@@ -86,11 +91,15 @@ class DeliveryCalls:
             self._lanes[name].begin(calls)
 
     def ready(self) -> list[Delivery]:
-        """Return the records whose calls have all ended since the last call of this method."""
+        """Return the records whose calls have all ended since the last call of this
+        method.
+        """
         found = []
         while self._done:
             call = self._done.popleft()
-            delivery, call.delivery = call.delivery, None  # drop the reference cycle
+            # drop the reference cycle
+            delivery = call.delivery
+            call.delivery = None
             assert delivery is not None
             delivery.waits_for -= 1
             if not delivery.waits_for:
@@ -114,7 +123,9 @@ class DeliveryCalls:
         self._done.clear()
 
     def _leave_to_the_program(self, failure: Failure) -> None:
-        """Drop a record that fails above the call: the program fails it again, and reports it."""
+        """Drop a record that fails above the call: the program fails it again, and
+        reports it.
+        """
         if registry_is_away(failure.error):
             self._unread[failure.offset] = failure.error
 
@@ -124,7 +135,9 @@ class DeliveryCalls:
 
 
 def _failed(node: AsyncMap, error: Exception) -> DeliveryCall:
-    """Return a call that was not made. Should the program come to it, it fails as it did ahead of it."""
+    """Return a call that was not made. Should the program come to it, it fails as it
+    did ahead of it.
+    """
     call = DeliveryCall(node.function, (), None, node.name, None)
     call.error = error
     return call

@@ -1,4 +1,5 @@
-"""A record that a share thread has acquired, from its delivery until it is acknowledged.
+"""A record that a share thread has acquired, from its delivery until it is
+acknowledged.
 
 delivered -> (calls) -> processed -> acknowledged        again later: its failure handler said `Retry`
                                 `-> released             to another member, or for good with this process
@@ -42,7 +43,9 @@ class Deliverer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One delivery of a record. `until`: when another member may get it. Units: as `Host.now`."""
+    """One delivery of a record. `until`: when another member may get it. Units: as
+    `Host.now`.
+    """
 
     record: AcquiredRecord
     until: float
@@ -50,7 +53,8 @@ class Delivery:
     waits_for: int = 0
     """The number of the record's calls that have not ended."""
     failures: int = 0
-    """How often the failure handler has answered `Retry` to the record in this process."""
+    """How often the failure handler has answered `Retry` to the record in this process.
+    """
     again_at: float | None = None
     """When the record is processed again; None: it does not wait for a retry."""
     mark: bool = False
@@ -59,7 +63,9 @@ class Delivery:
     source: TopicPartition = field(init=False)
     """The partition of the record."""
     place: tuple[str, int, int] = field(init=False)
-    """Topic, partition, offset. A field, as `source` is: each step of the thread sorts what is ready."""
+    """Topic, partition, offset. A field, as `source` is: each step of the thread sorts
+    what is ready.
+    """
 
     def __post_init__(self) -> None:
         self.place = self.record.id
@@ -85,9 +91,11 @@ def columns_of(
     deliveries: Sequence[Delivery],
     extract: TimestampColumn | None = None,
 ) -> Columns:
-    """Return records of one partition as columns, with the timestamps of an extractor if there is one.
+    """Return records of one partition as columns, with the timestamps of an extractor
+    if there is one.
 
-    Stream time is computed within this batch, because records without an order have no other.
+    Stream time is computed within this batch, because records without an order have no
+    other.
     """
     records = [delivery.record for delivery in deliveries]
     columns = raw_columns(

@@ -1,8 +1,10 @@
-"""The share threads of an instance: their state, and the reasons why they do not progress.
+"""The share threads of an instance: their state, and the reasons why they do not
+progress.
 
-One share group deals the records of all sub-topologies with `order="none"`: a topic belongs to one sub-topology, so a
-thread finds the program of a record by its topic. The group's name does not change when sub-topologies get other
-numbers, so the broker keeps what is done.
+One share group deals the records of all sub-topologies with `order="none"`: a topic
+belongs to one sub-topology, so a thread finds the program of a record by its topic. The
+group's name does not change when sub-topologies get other numbers, so the broker keeps
+what is done.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class ShareMembers:
     def __init__(
         self, group: str, threads: Sequence[ShareThread], limit_s: float, host: Host
     ) -> None:
-        """`limit_s`: how long a function may take for a record before the instance is not live."""
+        """`limit_s`: how long a function may take for a record before the instance is
+        not live.
+        """
         self._group = group
         self._threads = threads
         self._limit_s = limit_s
@@ -67,7 +71,9 @@ class ShareMembers:
             thread.start()
 
     def stop(self, give_up: float) -> None:
-        """End the threads: wait for calls under way until `give_up` (a `Host.now`), and release all other records."""
+        """End the threads: wait for calls under way until `give_up` (a `Host.now`), and
+        release all other records.
+        """
         for thread in self._threads:
             thread.ask_to_stop()
         for thread in self._threads:
@@ -78,7 +84,9 @@ class ShareMembers:
                 )
 
     def reasons(self) -> tuple[list[Reason], list[Reason]]:
-        """Return why threads do not take records, or take long; first what makes the instance not live."""
+        """Return why threads do not take records, or take long; first what makes the
+        instance not live.
+        """
         stalled: list[Reason] = []
         others: list[Reason] = []
         now = self._host.now()

@@ -1,18 +1,23 @@
-"""A share thread: a member of the application's share group that processes the records it acquires.
+"""A share thread: a member of the application's share group that processes the records
+it acquires.
 
     poll -> calls -> program -> writer -> flush -> acknowledge -> the next poll
 
-Invariant: a record is acknowledged after its results are in the log. One that was not is delivered again, here or
+Invariant: a record is acknowledged after its results are in the log. One that was not
+is delivered again, here or
 elsewhere: at-least-once, in any order.
-Invariant: while the thread runs, it releases an unprocessed record at most once, because the broker gives a record up
-after some failed deliveries (`group.share.delivery.count.limit`, five unless set). So a record to be retried is kept as
-long as the lock of its first delivery lasts. It is then released, so that another member can try it; the member that
-gets it then keeps it. Cost: nothing is polled while records of the last poll are unfinished (the client requires it),
-so a slow record holds up its own thread, and no other.
-Invariant: a record that ends the thread takes no others with it: the thread first finishes what else it has. They do
-not depend on it, and would wait for the supervisor's next start, and use up a delivery at each one.
-Turned down: exactly-once (a share consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the
-client cannot).
+Invariant: while the thread runs, it releases an unprocessed record at most once,
+because the broker gives a record up after some failed deliveries
+(`group.share.delivery.count.limit`, five unless set). So a record to be retried is kept
+as long as the lock of its first delivery lasts. It is then released, so that another
+member can try it; the member that gets it then keeps it. Cost: nothing is polled while
+records of the last poll are unfinished (the client requires it), so a slow record holds
+up its own thread, and no other.
+Invariant: a record that ends the thread takes no others with it: the thread first
+finishes what else it has. They do not depend on it, and would wait for the supervisor's
+next start, and use up a delivery at each one. Turned down: exactly-once (a share
+consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the client
+cannot).
 """
 
 from __future__ import annotations
@@ -48,9 +53,12 @@ from coopstreams.topology.errors import (
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Time-out of a poll. Short, because a record's lock is timed from the beginning of the poll."""
+"""Time-out of a poll. Short, because a record's lock is timed from the beginning of the
+poll.
+"""
 LOOK_S = 0.5
-"""Pause between two checks of whether a thread may work again, or its calls have ended."""
+"""Pause between two checks of whether a thread may work again, or its calls have ended.
+"""
 ACKNOWLEDGE_S = 30.0
 """How long the broker may take to answer an acknowledgement."""
 LOCK_PART = 0.8
@@ -64,7 +72,9 @@ MOST_SHOWN = 10
 
 
 class ShareThread:
-    """One member of the share group, for all sub-topologies whose records it deals. `start` and `stop` from outside."""
+    """One member of the share group, for all sub-topologies whose records it deals.
+    `start` and `stop` from outside.
+    """
 
     def __init__(
         self,
@@ -82,33 +92,43 @@ class ShareThread:
         timeout_s: float,
         host: Host = SYSTEM,
     ) -> None:
-        """`connect`: returns a new member of the group. `holds`: why no record may be taken now; empty: they may.
+        """`connect`: returns a new member of the group. `holds`: why no record may be
+        taken now; empty: they may.
 
-        `lock_s`: for how long no other member gets a record. `timeout_s`: of a flush of the writer.
+        `lock_s`: for how long no other member gets a record. `timeout_s`: of a flush of
+        the writer.
         """
         self.number = number
         self.works = {topic: work for work in works for topic in work.topics}
         self.waits = "it has not joined its share group yet"
-        """Why the thread takes no records, in words; empty: it does. Any thread reads."""
+        """Why the thread takes no records, in words; empty: it does. Any thread reads.
+        """
         self.held: dict[tuple[str, int, int], Delivery] = {}
-        """The records that the thread has acquired and not acknowledged. Any thread reads the number."""
+        """The records that the thread has acquired and not acknowledged. Any thread
+        reads the number.
+        """
         self.moved_at = host.now()
         """When the thread last polled, or finished a record. Any thread reads."""
         self.ident: int | None = None
-        """The id of the thread of Python that runs this one; None: it has not started. Any thread reads."""
+        """The id of the thread of Python that runs this one; None: it has not started.
+        Any thread reads.
+        """
         self.flushing = False
-        """Whether the thread waits until the brokers have its results. Any thread reads."""
+        """Whether the thread waits until the brokers have its results. Any thread
+        reads.
+        """
         self.every = tuple(works)
         """The work of each sub-topology."""
-        self._connect, self._holds, self._emit, self._metrics = (
-            connect,
-            holds,
-            emit,
-            metrics,
-        )
-        self._writer, self._refusals = writer, refusals
-        self._lock_s, self._timeout_s = lock_s, timeout_s
-        # Also with a long commit interval: beside a slow record, the locks of those that are done would end.
+        self._connect = connect
+        self._holds = holds
+        self._emit = emit
+        self._metrics = metrics
+        self._writer = writer
+        self._refusals = refusals
+        self._lock_s = lock_s
+        self._timeout_s = timeout_s
+        # Also with a long commit interval: beside a slow record, the locks of those
+        # that are done would end.
         self._acknowledge_every_s = min(acknowledge_every_s, (1 - LOCK_PART) * lock_s)
         self._host = host
         self._client: Deliverer | None = None
@@ -134,7 +154,9 @@ class ShareThread:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have it finish the calls under way, release the rest, and end; return at once."""
+        """Have it finish the calls under way, release the rest, and end; return at
+        once.
+        """
         self._stopping = True
         self._news.set()
 
@@ -172,7 +194,9 @@ class ShareThread:
             self._emit(Failed(error, f"share thread {self.number}"))
 
     def _is_through(self) -> bool:
-        """Whether a record ends the thread, and the others that it has are done, to be retried, or lose their lock."""
+        """Whether a record ends the thread, and the others that it has are done, to be
+        retried, or lose their lock.
+        """
         if self._ends is None:
             return False
         over = len(self._failed) + len(self._later) + len(self._done)
@@ -226,7 +250,8 @@ class ShareThread:
         if not self.held:
             began = self._host.now()
             records = self._client.poll(POLL_S)
-            self.moved_at, self.waits = self._host.now(), ""
+            self.moved_at = self._host.now()
+            self.waits = ""
             self._take(records, began + self._lock_s)
         elif not self._ready:
             self._wait(self._next_s())
@@ -267,7 +292,9 @@ class ShareThread:
             if work.calls is not None:
                 self._ready += work.calls.ready()
         now = self._host.now()
-        due, released, later = list[Delivery](), list[Delivery](), list[Delivery]()
+        due = list[Delivery]()
+        released = list[Delivery]()
+        later = list[Delivery]()
         for delivery in self._later:
             assert delivery.again_at is not None
             if delivery.again_at <= now:
@@ -304,10 +331,12 @@ class ShareThread:
     def _step(self) -> None:
         """Process records for about `STEP_S`."""
         give_up = self._host.now() + STEP_S
-        ready, self._ready = self._ready, []
+        ready = self._ready
+        self._ready = []
         for source, those in _by_partition(ready):
             while those and (now := self._host.now()) < give_up and not self._stopping:
-                some, those = those[: self._pace.most], those[self._pace.most :]
+                some = those[: self._pace.most]
+                those = those[self._pace.most :]
                 self._process(source, some)
                 self._pace.took(len(some), self._host.now() - now)
             self._ready += those
@@ -350,7 +379,8 @@ class ShareThread:
             return
         finally:
             self.flushing = False
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         self._answer(done, done=True)
         for work in self.every:
             work.count()
@@ -398,10 +428,11 @@ class ShareThread:
             )
 
     def _undo(self, error: LogError) -> None:
-        """Queue again the records whose results are not in the log, also if the thread ends with the error.
+        """Queue again the records whose results are not in the log, also if the thread
+        ends with the error.
 
-        A writer reports a record that it has given up only once: the flush before the thread leaves would succeed, and
-        the source records would be acknowledged.
+        A writer reports a record that it has given up only once: the flush before the
+        thread leaves would succeed, and the source records would be acknowledged.
 
         Raises:
             LogError: repetition does not cure the error.
@@ -422,10 +453,13 @@ class ShareThread:
             self._refusals.expect()
 
     def _leave(self) -> None:
-        """Wait briefly for the calls under way, acknowledge what is done, release the rest, leave the group."""
+        """Wait briefly for the calls under way, acknowledge what is done, release the
+        rest, leave the group.
+        """
         if self._client is None:
             return
-        client, give_up = self._client, self._host.now() + DRAIN_S
+        client = self._client
+        give_up = self._host.now() + DRAIN_S
         try:
             calls = [work.calls for work in self.every if work.calls is not None]
             for each in calls:
@@ -456,7 +490,10 @@ class ShareThread:
             self._client = None
             self.held = {}
             self._metrics.acquired(self.number, 0)
-            self._ready, self._later, self._done, self._failed = [], [], [], []
+            self._ready = []
+            self._later = []
+            self._done = []
+            self._failed = []
             for work in self.every:
                 work.close()
                 work.count()

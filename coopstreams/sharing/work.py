@@ -1,11 +1,13 @@
-"""The work of one sub-topology on one share thread: its program over records that a share group has delivered.
+"""The work of one sub-topology on one share thread: its program over records that a
+share group has delivered.
 
-Many records of a partition go through the program at once. If one of them fails for good or is to be processed again
-later, the outputs of the batch are dropped, and its records are processed again one by one. So only those that fail are
-left out, and functions may see a record twice.
+Many records of a partition go through the program at once. If one of them fails for
+good or is to be processed again later, the outputs of the batch are dropped, and its
+records are processed again one by one. So only those that fail are left out, and
+functions may see a record twice.
 
-Invariant: results and dead letters reach the writer only for records that passed; the writer's flush comes before their
-acknowledgement.
+Invariant: results and dead letters reach the writer only for records that passed; the
+writer's flush comes before their acknowledgement.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from coopstreams.topology.task_id import TaskId
 
 
 class Deliveries:
-    """Counts the attempts at records that come in any order; otherwise as `tries.Tries`."""
+    """Counts the attempts at records that come in any order; otherwise as
+    `tries.Tries`.
+    """
 
     def __init__(self) -> None:
         self.at_hand: Mapping[tuple[TopicPartition, int], Delivery] = {}
@@ -54,9 +58,11 @@ class Deliveries:
 
 
 class SharedWork:
-    """One sub-topology on one share thread; used by that thread only, except for its counts.
+    """One sub-topology on one share thread; used by that thread only, except for its
+    counts.
 
-    Shape: `id` names the sub-topology in counts; its partition is the number of the thread.
+    Shape: `id` names the sub-topology in counts; its partition is the number of the
+    thread.
     """
 
     def __init__(
@@ -79,22 +85,25 @@ class SharedWork:
         self.redelivered = 0
         self.tally = Tally()
         self.calls: DeliveryCalls | None = None
-        """The calls under way; None: no node is asynchronous, or the thread is not a member now."""
+        """The calls under way; None: no node is asynchronous, or the thread is not a
+        member now.
+        """
         self._retried = 0
-        self._program, self._sayings = program, sayings
-        self._metrics, self._tallies, self._refusals, self._host = (
-            metrics,
-            tallies,
-            refusals,
-            host,
-        )
+        self._program = program
+        self._sayings = sayings
+        self._metrics = metrics
+        self._tallies = tallies
+        self._refusals = refusals
+        self._host = host
         self._append = partial(
             refusals.append, writer, config["transaction.timeout.ms"] / 1000
         )
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
         self._left_out: list[tuple[TaskId, Failure, Answer]] = []
-        """What the failure handler has left out of the batch, which counts when the batch passes."""
+        """What the failure handler has left out of the batch, which counts when the
+        batch passes.
+        """
         self._sinks = {
             node.topic: node.name
             for node in program.subtopology.nodes
@@ -158,7 +167,9 @@ class SharedWork:
             self._metrics.redelivered(self.id, topic, again)
 
     def begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
-        """Begin the calls that records of one partition need; those with `waits_for` 0 can be processed at once."""
+        """Begin the calls that records of one partition need; those with `waits_for` 0
+        can be processed at once.
+        """
         if self.calls is not None:
             self.calls.begin(
                 source,
@@ -171,13 +182,16 @@ class SharedWork:
     ) -> tuple[
         list[Delivery], list[tuple[Delivery, TriedLaterError]], ProcessingError | None
     ]:
-        """Run records of one partition through the program, and hand their results to the writer.
+        """Run records of one partition through the program, and hand their results to
+        the writer.
 
-        Return those that passed, those that are to be processed again later, and the first error that ends the thread:
-        then the records that failed so are in neither list.
+        Return those that passed, those that are to be processed again later, and the
+        first error that ends the thread: then the records that failed so are in neither
+        list.
 
         Raises:
-            LogError: the writer does not take a result, or the schema registry cannot be reached.
+            LogError: the writer does not take a result, or the schema registry cannot
+            be reached.
         """
         if not self._refusals.expected or len(deliveries) == 1:
             try:
@@ -239,7 +253,9 @@ class SharedWork:
         return self._program.timestamp_of.get(source.topic)
 
     def _leave_out_refused(self, record: AcquiredRecord) -> None:
-        """Hand those results of a record that their topics would refuse to the failure handler, and keep the others."""
+        """Hand those results of a record that their topics would refuse to the failure
+        handler, and keep the others.
+        """
         for output in self.program.outputs.values():
             self._refusals.leave_out(
                 output, partial(self._refused, record, output.topic)

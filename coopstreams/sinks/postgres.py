@@ -1,12 +1,14 @@
 """`PostgresSink`: applies records to a table of PostgreSQL, exactly once.
 
-A table `coopstreams_positions` in the same database has a row for each partition of each sink: the position, the term
-of its owner, and the refused records. The row changes in the transaction that changes the user's table.
+A table `coopstreams_positions` in the same database has a row for each partition of
+each sink: the position, the term of its owner, and the refused records. The row changes
+in the transaction that changes the user's table.
 
-Invariant: the row of a partition is locked from the first statement of a transaction, and has the session's term: so an
-earlier owner waits for the lock, finds a later term, and changes nothing.
-Turned down: advisory locks (a pool between client and server gives them to another client), prepared transactions (off
-by default, and left behind by a crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
+Invariant: the row of a partition is locked from the first statement of a transaction,
+and has the session's term: so an earlier owner waits for the lock, finds a later term,
+and changes nothing. Turned down: advisory locks (a pool between client and server gives
+them to another client), prepared transactions (off by default, and left behind by a
+crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
 say which row is refused).
 Source: PostgreSQL 15, appendix A (error codes), INSERT (ON CONFLICT); psycopg 3.
 """
@@ -33,21 +35,28 @@ from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 Columns: TypeAlias = Mapping[str, Any]
 _Statement: TypeAlias = tuple[str, tuple[str, ...]]
-"""The action of a record (`put` or `delete`) and its columns: records with equal statements are one batch."""
+"""The action of a record (`put` or `delete`) and its columns: records with equal
+statements are one batch.
+"""
 
 _TIMES = (
     "SET statement_timeout = '30s'; SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '20s'; "
     "SET synchronous_commit = on"
 )
-"""Limits, so that a suspended process does not block its successor; and durable commits."""
+"""Limits, so that a suspended process does not block its successor; and durable
+commits.
+"""
 _DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
 """Connection parameters, unless the DSN sets them."""
 _OF_THE_RECORD = ("22", "23", "42", "44", "54", "P0")
-"""Classes of errors that come from the content of a row: data, constraints, types, views, limits (a key too long for an
-index), triggers. A server that takes no writes any more says class 54, too, but it has refused the position before.
+"""Classes of errors that come from the content of a row: data, constraints, types,
+views, limits (a key too long for an index), triggers. A server that takes no writes any
+more says class 54, too, but it has refused the position before.
 """
 _OF_THE_TABLE = ("42501", "42P01", "42P10")
-"""No privilege, no table, no unique index on the key: opening the next session raises it."""
+"""No privilege, no table, no unique index on the key: opening the next session raises
+it.
+"""
 
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     application text, sink text, partition int, topic_id text NOT NULL, next_offset bigint NOT NULL,
@@ -62,13 +71,19 @@ _JSON_COLUMNS = """SELECT attname, coalesce(nullif(typbasetype, 0), pg_type.oid)
     FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
     WHERE attrelid = %s::regclass AND attnum > 0
     AND coalesce(nullif(typbasetype, 0), pg_type.oid) IN ('json'::regtype, 'jsonb'::regtype)"""
-"""The columns of a table that hold JSON, also by a domain, and whether they are `json` or `jsonb`."""
+"""The columns of a table that hold JSON, also by a domain, and whether they are `json`
+or `jsonb`.
+"""
 _CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
-"""Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names the record in this way."""
+"""Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names
+the record in this way.
+"""
 
 
 def fields_of(_: Any, value: Any) -> Columns:
-    """Return the columns of a value: the entries of a dict, the fields of a dataclass or Struct."""
+    """Return the columns of a value: the entries of a dict, the fields of a dataclass
+    or Struct.
+    """
     if isinstance(value, Mapping):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -84,10 +99,11 @@ def fields_of(_: Any, value: Any) -> Columns:
 class PostgresSink:
     """A table of PostgreSQL, for `to_sink`.
 
-    With `key`, each record is a row: it is inserted or, if a row has the key, replaces the columns of it, and a null
-    value deletes the row. `key` is the column of the record's key; if there are several, the keys are tuples or lists, or
-    have fields of these names. The table needs a primary key or a unique index on them. Without `key`, each record is
-    inserted as a new row.
+    With `key`, each record is a row: it is inserted or, if a row has the key, replaces
+    the columns of it, and a null value deletes the row. `key` is the column of the
+    record's key; if there are several, the keys are tuples or lists, or have fields of
+    these names. The table needs a primary key or a unique index on them. Without `key`,
+    each record is inserted as a new row.
 
     `columns(key, value)` returns the other columns by name; by default the fields of
     the value. None leaves the record out. A value for a column of `json` or `jsonb` is
@@ -127,8 +143,10 @@ class PostgresSink:
         """Take over a partition.
 
         Raises:
-            SinkUnavailableError: the server is unavailable, or an earlier session does not end.
-            ConfigError: the table cannot take the records, or the positions are not those of this topic.
+            SinkUnavailableError: the server is unavailable, or an earlier session does
+            not end.
+            ConfigError: the table cannot take the records, or the positions are not
+            those of this topic.
         """
         with _heard(self.dsn):
             connection = _connected(self.dsn, partition)
@@ -143,7 +161,8 @@ class PostgresSink:
             raise
 
     def _check(self, connection: Any) -> None:
-        """Have the server plan the statements, which needs the table, its privileges and a unique index.
+        """Have the server plan the statements, which needs the table, its privileges
+        and a unique index.
 
         Raises:
             ConfigError: it cannot.
@@ -180,9 +199,11 @@ class PostgresSink:
             ) from error
 
     def _json_columns(self, connection: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """Return psycopg's wrapper of values for each column of the table that holds JSON.
+        """Return psycopg's wrapper of values for each column of the table that holds
+        JSON.
 
-        The type of a value does not decide: psycopg writes a list as an array, and text as it stands.
+        The type of a value does not decide: psycopg writes a list as an array, and text
+        as it stands.
         """
         from psycopg.types.json import Json, Jsonb
 
@@ -192,10 +213,12 @@ class PostgresSink:
     def _taken(
         self, connection: Any, partition: SinkPartition, begin: int | None
     ) -> Any:
-        """Take over the position of a partition; make the table of the positions if it is not there.
+        """Take over the position of a partition; make the table of the positions if it
+        is not there.
 
         Raises:
-            ConfigError: it cannot be made or used, or the position is not that of this topic.
+            ConfigError: it cannot be made or used, or the position is not that of this
+            topic.
         """
         import psycopg
 
@@ -207,7 +230,8 @@ class PostgresSink:
                 ).fetchone()[0]
                 is None
             ):
-                # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
+                # one at a time: IF NOT EXISTS ignores tables that other transactions
+                # are creating
                 with connection.transaction():
                     connection.execute(
                         "SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,)
@@ -258,10 +282,13 @@ class PostgresSession:
         term: int,
         refused: Sequence[int],
     ) -> None:
-        self._sink, self._partition, self._connection = sink, partition, connection
+        self._sink = sink
+        self._partition = partition
+        self._connection = connection
         self._as_json = as_json
         self._term = term
-        self.position, self.refused = position, frozenset(refused)
+        self.position = position
+        self.refused = frozenset(refused)
 
     def apply(
         self,
@@ -296,7 +323,8 @@ class PostgresSession:
                     self._write_or_refuse(records, on_refused, found)
                     refused |= frozenset(found)
                     self._move(position, refused)
-        self.position, self.refused = position, refused
+        self.position = position
+        self.refused = refused
 
     def close(self) -> None:
         """Close the connection; the server rolls back what is not committed."""
@@ -314,7 +342,9 @@ class PostgresSession:
     def _write(
         self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]
     ) -> None:
-        """Write records in order; consecutive records with the same statement are written together."""
+        """Write records in order; consecutive records with the same statement are
+        written together.
+        """
         for statement, alike in groupby(wanted, key=lambda each: each[1]):
             if statement[0]:
                 self._execute(self._sql(*statement), [values for _, _, values in alike])
@@ -322,8 +352,8 @@ class PostgresSession:
     def _execute(self, sql: Any, rows: Sequence[Sequence[Any]]) -> None:
         """Execute a statement for each row, in one pipeline.
 
-        `executemany` alone logs a warning for each pipeline that the server aborts, and bisection aborts many. Here
-        the pipeline ends before the error is raised.
+        `executemany` alone logs a warning for each pipeline that the server aborts, and
+        bisection aborts many. Here the pipeline ends before the error is raised.
         """
         import psycopg
 
@@ -343,7 +373,9 @@ class PostgresSession:
     def _write_or_refuse(
         self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]
     ) -> None:
-        """Write the records that the server takes; find the others by bisection, because few are bad as a rule."""
+        """Write the records that the server takes; find the others by bisection,
+        because few are bad as a rule.
+        """
         import psycopg
 
         if not records:
@@ -365,7 +397,9 @@ class PostgresSession:
             refused.append(records[0].offset)
 
     def _wanted(self, record: SinkRecord) -> tuple[_Statement, Sequence[Any]]:
-        """Return the statement that applies a record, and its values; an empty statement if it changes nothing."""
+        """Return the statement that applies a record, and its values; an empty
+        statement if it changes nothing.
+        """
         names = self._sink.key_columns
         of_key: Sequence[Any] = ()
         if names:
@@ -380,7 +414,9 @@ class PostgresSession:
         return ("put", tuple(others)), (*of_key, *of_columns)
 
     def _values(self, names: Iterable[str], values: Iterable[Any]) -> Sequence[Any]:
-        """Return values as psycopg writes them to these columns: as JSON where a column holds JSON; None is NULL."""
+        """Return values as psycopg writes them to these columns: as JSON where a column
+        holds JSON; None is NULL.
+        """
         from psycopg.types.json import Json, Jsonb
 
         if not self._as_json:
@@ -493,7 +529,9 @@ def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _quoted(table: str) -> str:
-    """Return the name of a table, perhaps with a schema, as SQL writes it without folding its case."""
+    """Return the name of a table, perhaps with a schema, as SQL writes it without
+    folding its case.
+    """
     return ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
 
 

@@ -1,4 +1,6 @@
-"""Spark: a topology over history, and Kafka as a source and sink of DataFrames. Needs the extra `spark`."""
+"""Spark: a topology over history, and Kafka as a source and sink of DataFrames. Needs
+the extra `spark`.
+"""
 
 from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.spark.history.history import KafkaHistory, TableHistory

@@ -1,4 +1,6 @@
-"""The rows of a task's stores that belong into their changelogs, and their changelog records."""
+"""The rows of a task's stores that belong into their changelogs, and their changelog
+records.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,19 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 KEPT_FOR_EVER = -(1 << 63)
-"""The earliest timestamp of a changelog without a retention. Records without a timestamp have -1."""
+"""The earliest timestamp of a changelog without a retention. Records without a
+timestamp have -1.
+"""
 
 
 def horizon_of(table: Table) -> int | None:
-    """Return the first time of the rows that have not expired: of windows and of versions; None: none has."""
+    """Return the first time of the rows that have not expired: of windows and of
+    versions; None: none has.
+    """
     if isinstance(table, VersionTable):
         return table.old_ms + 1
-    spec, observed = table.spec, table.observed
+    spec = table.spec
+    observed = table.observed
     return (
         layout.horizon(spec, observed)
         if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED
@@ -35,7 +42,9 @@ def horizon_of(table: Table) -> int | None:
 def visible(
     database: Database, spec: StoreSpec, key_range: KeyRange, horizon: int | None
 ) -> Rows:
-    """Yield the store keys of a range with their rows, in order, without those from before the horizon."""
+    """Yield the store keys of a range with their rows, in order, without those from
+    before the horizon.
+    """
     for key, row in database.scan(
         spec.name, layout.groups_of(key_range).numbers, None, None
     ):
@@ -45,11 +54,13 @@ def visible(
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Which rows of a window store a changelog would lose, and the application does not need.
+    """Which rows of a window store a changelog would lose, and the application does not
+    need.
 
-    A store follows the time of the records that reach its operator. Below a filter, or in a partition of few records,
-    that may be weeks behind: the store still has rows that the brokers would delete from its changelog at once. Those
-    that have expired by the time that the run has reached are left out: no new record finds them.
+    A store follows the time of the records that reach its operator. Below a filter, or
+    in a partition of few records, that may be weeks behind: the store still has rows
+    that the brokers would delete from its changelog at once. Those that have expired by
+    the time that the run has reached are left out: no new record finds them.
     """
 
     oldest_ms: int = KEPT_FOR_EVER
@@ -68,7 +79,9 @@ class Expiry:
                 yield key, row
 
     def _horizon(self, spec: StoreSpec) -> int:
-        """Return the first time of the rows that have not expired by the time of the run."""
+        """Return the first time of the rows that have not expired by the time of the
+        run.
+        """
         if spec.kind not in layout.SEGMENTED:
             return KEPT_FOR_EVER
         newest = max(0, self.reached_ms - spec.lag_ms)

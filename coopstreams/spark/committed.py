@@ -1,16 +1,18 @@
-"""Selects the committed records of a partition, from which an application's state follows. Decisions only.
+"""Selects the committed records of a partition, from which an application's state
+follows. Decisions only.
 
     Rebuild      the scope of a rebuild, and the positions when it was planned
     aligned      the number of key ranges at which each lies within one segment, so that its records end at one place
     Cut          a partition's committed records on their way to the tasks, and the time at which each task ends
 
-Key ranges of a partition have positions of their own, and may have done runs above them. Stream time belongs to the
-partition: every record advances it, up to the position of a key range, whether or not the record is in that range. So
-uncommitted records are dropped only after they have advanced the time.
+Key ranges of a partition have positions of their own, and may have done runs above
+them. Stream time belongs to the partition: every record advances it, up to the position
+of a key range, whether or not the record is in that range. So uncommitted records are
+dropped only after they have advanced the time.
 
-Invariant: a record is committed for its hash exactly if it lies below the position of the segment that has the hash, or
-in one of its done runs.
-Turned down: one position for the partition (the key ranges have different ones).
+Invariant: a record is committed for its hash exactly if it lies below the position of
+the segment that has the hash, or in one of its done runs. Turned down: one position for
+the partition (the key ranges have different ones).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ ALL = (Segment(WHOLE, (1 << 63) - 1),)
 class Rebuild:
     """The scope of a rebuild from the source, and the positions it is based on.
 
-    Shape: `stores` have a changelog, whose `ends` (by store and partition) were those when the run was planned.
+    Shape: `stores` have a changelog, whose `ends` (by store and partition) were those
+    when the run was planned.
     `partitions`: None is all. `key_range` is made of whole slices.
     """
 
@@ -55,7 +58,9 @@ class Rebuild:
 
 
 class SegmentRange(NamedTuple):
-    """The hashes that a task and a segment have in common. `slot` is the number of the task's range."""
+    """The hashes that a task and a segment have in common. `slot` is the number of the
+    task's range.
+    """
 
     key_range: KeyRange
     slot: int
@@ -63,9 +68,11 @@ class SegmentRange(NamedTuple):
 
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
-    """Return the smallest number of equal ranges, at least `wanted`, with each range within one segment per partition.
+    """Return the smallest number of equal ranges, at least `wanted`, with each range
+    within one segment per partition.
 
-    None: there is none; a segment begins within a key group, which only tasks without state allow.
+    None: there is none; a segment begins within a key group, which only tasks without
+    state allow.
     """
     starts = {segment.key_range.start for segments in stands for segment in segments}
     for count in range(wanted, GROUPS + 1):
@@ -75,7 +82,9 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """The times at a record: in the task's processing order, of the stream, and of the operators."""
+    """The times at a record: in the task's processing order, of the stream, and of the
+    operators.
+    """
 
     time: int
     stream_time: int
@@ -83,7 +92,9 @@ class Now(NamedTuple):
 
 
 class Cut:
-    """The records of one partition, in offset order, for the tasks of these ranges. `segments` tile the hash space."""
+    """The records of one partition, in offset order, for the tasks of these ranges.
+    `segments` tile the hash space.
+    """
 
     def __init__(self, ranges: Sequence[KeyRange], segments: Sequence[Segment]) -> None:
         self.segment_ranges = [
@@ -106,7 +117,9 @@ class Cut:
     def spans(
         self, offsets: Sequence[int], ends: Iterable[int] = ()
     ) -> Iterator[tuple[int, int]]:
-        """Yield the half-open bounds of the next records, divided where a task ends, and at these `ends`."""
+        """Yield the half-open bounds of the next records, divided where a task ends,
+        and at these `ends`.
+        """
         cuts = sorted(
             {
                 0,
@@ -118,7 +131,9 @@ class Cut:
         yield from pairwise(cuts)
 
     def tell(self, last: int, now: Now) -> list[int]:
-        """Note the time after a span that ends with this offset; return the slots whose tasks go on until then."""
+        """Note the time after a span that ends with this offset; return the slots whose
+        tasks go on until then.
+        """
         slots = [slot for slot, until in enumerate(self._until) if last < until]
         for slot in slots:
             self.ends[slot] = now

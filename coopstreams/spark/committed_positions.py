@@ -1,6 +1,7 @@
 """The committed positions of a stopped application, read from Kafka.
 
-Invariant: these positions cannot change without a member in the group, and `check_stopped` detects members.
+Invariant: these positions cannot change without a member in the group, and
+`check_stopped` detects members.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from coopstreams.topology.keys import WHOLE, key_hashes
 
 _BATCH = 10_000
 _FETCHES = 300
-"""Fetches without records, a tenth of a second each, until an open transaction is reported as an error."""
+"""Fetches without records, a tenth of a second each, until an open transaction is
+reported as an error.
+"""
 
 
 def check_stopped(config: Config) -> None:
@@ -45,14 +48,18 @@ def check_stopped(config: Config) -> None:
 def committed(
     config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
-    """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start.
+    """Return the committed segments of these partitions, over all hashes; uncommitted
+    hashes are at the start.
 
     Raises:
-        ConfigError: commits are gone, or name other topics than those that have the names now.
+        ConfigError: commits are gone, or name other topics than those that have the
+        names now.
     """
-    application, wanted = config["application.id"], sorted(places)
+    application = config["application.id"]
+    wanted = sorted(places)
     with GroupAdmin(config.client, application) as admin, ExitStack() as reading:
-        # Plain offsets first: the commits that they name are then in the commit topic, whatever is committed meanwhile.
+        # Plain offsets first: the commits that they name are then in the commit topic,
+        # whatever is committed meanwhile.
         plain = {
             at: None if found is None else Committed.parse(*found)
             for at, found in admin.committed(wanted).items()
@@ -90,7 +97,8 @@ def unread(
         LogError: a transaction is open below the end.
     """
     at = max(cluster.start_offset(place), min(segment.position for segment in segments))
-    count, empty = 0, 0
+    count = 0
+    empty = 0
     with closing(cluster.reader()) as reader:
         reader.assign({place: Position(at)})
         while at < end:

@@ -1,15 +1,17 @@
-"""Folds the history of a sub-topology in Spark SQL: the rows of its stores, and the counts of a Python task.
+"""Folds the history of a sub-topology in Spark SQL: the rows of its stores, and the
+counts of a Python task.
 
     records     task and number of each record, and whether filters let it through
     windowed    the same in order, a row for each window of a record, with the stream time at the record
     groups      one row a task, key and window: value, timestamp, and how many records were taken, dropped, in doubt
     kept        the groups of a task as a file for `native_task`, and the sums of their counts
 
-A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds 64 bits. A single doubt leaves
-the whole stage to Python.
+A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds
+64 bits. A single doubt leaves the whole stage to Python.
 
-Invariant: a result that is not proved to be the same is in doubt: the doubts of `values`, and negative timestamps.
-Turned down: removing records where SQL filters them (they count as read, and advance the stream time of their topic).
+Invariant: a result that is not proved to be the same is in doubt: the doubts of
+`values`, and negative timestamps. Turned down: removing records where SQL filters them
+(they count as read, and advance the stream time of their topic).
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ _DROPS: Final = {"null-key": "keyless", "null-value": "valueless", "late": "late
 """The counts of a group by reason for which records are dropped."""
 _GOES_ON: Final = "sub-topology %d runs in Python instead: SQL may treat %d of its records differently, or a sum exceeds 64 bits"
 _ROW: Final = (1 << 33) - 1
-"""The bits of `monotonically_increasing_id` that count the rows within a Spark partition."""
+"""The bits of `monotonically_increasing_id` that count the rows within a Spark
+partition.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The folding of a stage. The groups of its tasks become files in `folder`, so each store reads history once."""
+    """The folding of a stage. The groups of its tasks become files in `folder`, so each
+    store reads history once.
+    """
 
     stage: Stage
     aggregations: Sequence[Aggregation]
@@ -55,10 +61,11 @@ class Folding:
     folder: str
 
     def run(self, history: Callable[[bool], DataFrame]) -> dict[int, Folded] | None:
-        """Return SQL's results by task, except for partitions without records; None if a record is in doubt.
+        """Return SQL's results by task, except for partitions without records; None if
+        a record is in doubt.
 
-        `history(ordered)` returns the records. If they have offsets, the first attempt assumes that none of them is
-        late.
+        `history(ordered)` returns the records. If they have offsets, the first attempt
+        assumes that none of them is late.
         """
         told = self._told(history, self.aggregations, exact=not self.numbered)
         if self.numbered and (
@@ -129,13 +136,16 @@ def groups(
     numbered: bool,
     exact: bool = True,
 ) -> DataFrame:
-    """Return the groups of an aggregation over HISTORY rows. With windows, a Spark partition is a task.
+    """Return the groups of an aggregation over HISTORY rows. With windows, a Spark
+    partition is a task.
 
-    Unless they are `numbered`, and if the aggregation is `ordered`, a Spark partition of `history` must be one topic
-    partition in order. Not `exact`: no record is late, and the spans of the windows show whether that is true.
+    Unless they are `numbered`, and if the aggregation is `ordered`, a Spark partition
+    of `history` must be one topic partition in order. Not `exact`: no record is late,
+    and the spans of the windows show whether that is true.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
-    # With windows there may be nearly as many groups as records: each record goes to its task at once.
+    # With windows there may be nearly as many groups as records: each record goes to
+    # its task at once.
     records = (
         _windowed(records, aggregation, exact=exact).repartitionById(
             stage.tasks, "task"
@@ -159,8 +169,10 @@ def groups(
 
 def _spans(aggregation: Aggregation) -> list[Column]:
     """Return, for a window of a key, the columns of SPANS behind its start."""
-    into, advance = F.col("into"), aggregation.advance_ms
-    offset, rest = F.col("offset"), aggregation.close_ms % advance
+    into = F.col("into")
+    advance = aggregation.advance_ms
+    offset = F.col("offset")
+    rest = aggregation.close_ms % advance
     return [
         F.min(F.when(into < advance, offset)).alias("opened"),
         F.min(F.when((into < advance) & (into >= rest), offset)).alias("beyond"),
@@ -171,8 +183,11 @@ def _spans(aggregation: Aggregation) -> list[Column]:
 def _records(
     history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool
 ) -> DataFrame:
-    """Return the records of an aggregation. Filtered records stay, without a key, because they count as read."""
-    key, timestamp = F.col("key"), F.col("timestamp")
+    """Return the records of an aggregation. Filtered records stay, without a key,
+    because they count as read.
+    """
+    key = F.col("key")
+    timestamp = F.col("timestamp")
     seen, token_of = with_tokens(history, aggregation.reads, aggregation.parts)
     number = numbers(aggregation, token_of)
     where = (
@@ -240,16 +255,17 @@ def _group(key: Column) -> Column:
 def _windowed(
     records: DataFrame, aggregation: Aggregation, *, exact: bool
 ) -> DataFrame:
-    """Return a row for each window of a record: its `start`, whether it is `late`, whether it is the `first` row.
+    """Return a row for each window of a record: its `start`, whether it is `late`,
+    whether it is the `first` row.
 
     Also how far `into` the window its time is. Not `exact`: none is late.
     """
-    size, advance = (
-        F.lit(aggregation.size_ms),
-        F.lit(aggregation.advance_ms).cast("bigint"),
-    )
-    keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
-    # The numbers of a table order the records of each key only: between keys, the order is that of `table_frame`.
+    size = F.lit(aggregation.size_ms)
+    advance = F.lit(aggregation.advance_ms).cast("bigint")
+    keyed = F.col("key").isNotNull()
+    time = F.greatest(F.col("timestamp"), F.lit(0))
+    # The numbers of a table order the records of each key only: between keys, the order
+    # is that of `table_frame`.
     ordered = Window.partitionBy("partition").orderBy("offset", "key", "timestamp")
     before = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     timed = (
@@ -285,11 +301,9 @@ def _folded(
     records: DataFrame, aggregation: Aggregation, by: list[str], more: Sequence[Column]
 ) -> DataFrame:
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
-    number, count, floats = (
-        F.when(taken, F.col("number")),
-        F.count_if(taken),
-        aggregation.number == "float64",
-    )
+    number = F.when(taken, F.col("number"))
+    count = F.count_if(taken)
+    floats = aggregation.number == "float64"
     value = {
         "count": count,
         "sum": F.try_sum(number),
@@ -297,7 +311,8 @@ def _folded(
         "max": F.max(number),
     }[aggregation.fold]
     if floats and aggregation.fold == "sum":
-        # Rounding depends on the order: add in the order of offsets, and take the last sum.
+        # Rounding depends on the order: add in the order of offsets, and take the last
+        # sum.
         before = (
             Window.partitionBy(*by)
             .orderBy("offset")
@@ -327,14 +342,16 @@ def _folded(
 def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
     """Return whether Python might fold the numbers of a group to another result."""
     if aggregation.number == "int64":
-        # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
+        # If the sum of the absolute values fits into 64 bits, no partial sum exceeds
+        # them either.
         return (
             F.try_sum(F.abs(number)).isNull()
             if aggregation.fold == "sum"
             else F.lit(False)
         )
     negative_zero = (number == 0) & number.cast("string").startswith("-")
-    # Which of two zeros is the result depends on the order, also of a smallest or largest.
+    # Which of two zeros is the result depends on the order, also of a smallest or
+    # largest.
     unsure = ~(F.abs(value) <= sys.float_info.max) | (
         (value == 0) & (F.count_if(negative_zero) > 0)
     )
@@ -348,7 +365,9 @@ def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
 def folded(
     told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
 ) -> dict[int, Folded]:
-    """Return SQL's results for each task, except for tasks of partitions without records, from KEPT rows."""
+    """Return SQL's results for each task, except for tasks of partitions without
+    records, from KEPT rows.
+    """
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Folded] = {}
     for partition in {row["task"] // stage.ranges for row in told}:

@@ -1,9 +1,11 @@
-"""A shared task inside Spark whose stores were folded by SQL: it takes store rows instead of records.
+"""A shared task inside Spark whose stores were folded by SQL: it takes store rows
+instead of records.
 
-Rows go from Arrow to the database as columns, without an entry for each: there may be nearly as many as records.
+Rows go from Arrow to the database as columns, without an entry for each: there may be
+nearly as many as records.
 
-Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the
-rows come from SQL.
+Invariant: key groups, segments, expiry, changelog records, slices and the transaction
+are those of `task`; only the rows come from SQL.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from coopstreams.topology.stores import StoreSpec
 
 @dataclass(frozen=True, slots=True)
 class NativeWork:
-    """The work of one sub-topology's tasks over rows that SQL has folded. Shape: `folded` by task, in `folder`."""
+    """The work of one sub-topology's tasks over rows that SQL has folded. Shape:
+    `folded` by task, in `folder`.
+    """
 
     work: TaskWork
     folder: str
@@ -65,7 +69,8 @@ class _NativeAttempt(TaskAttempt):
                 if clock >= 0
             )
         )
-        self._folder, self._files = folder, {} if folded is None else folded.files
+        self._folder = folder
+        self._files = {} if folded is None else folded.files
         if folded is None:
             return
         (source,) = self._topics
@@ -74,11 +79,14 @@ class _NativeAttempt(TaskAttempt):
         self._stream_times[source.topic] = folded.stream_time
         self._dropped.update(folded.dropped)
         for store, clock in folded.operator_times.items():
-            # Advance the time first, so that windows that have expired by then are never written.
+            # Advance the time first, so that windows that have expired by then are
+            # never written.
             self._state.stores[store].advance(clock)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Put the rows of this task into its database: each key, or key and window, comes once."""
+        """Put the rows of this task into its database: each key, or key and window,
+        comes once.
+        """
         check_task(rows, self._number)
         for spec in self._specs:
             for kept in (
@@ -93,13 +101,16 @@ class _NativeAttempt(TaskAttempt):
         return {source.topic: self._clocks for source in self._topics}
 
     def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
-        """Return the rows of a store as changes of its families, ordered by database key."""
+        """Return the rows of a store as changes of its families, ordered by database
+        key.
+        """
         number = "value" if rows.column("real").null_count else "real"
         names = ("place", "start", number, "timestamp")
         places, starts, values, times = (
             rows.column(name).to_pylist() for name in names
         )
-        pack, encode = TIMESTAMP.pack, spec.value.encode
+        pack = TIMESTAMP.pack
+        encode = spec.value.encode
         packed = [
             pack(time) + encode(value)
             for time, value in zip(times, values, strict=True)
@@ -108,10 +119,8 @@ class _NativeAttempt(TaskAttempt):
             return [
                 _change(layout.family_of(spec.name), zip(places, packed, strict=True))
             ]
-        observed, length = (
-            self._state.stores[spec.name].observed,
-            layout.segment_ms(spec),
-        )
+        observed = self._state.stores[spec.name].observed
+        length = layout.segment_ms(spec)
         horizon = 0 if observed == NOTHING_OBSERVED else layout.horizon(spec, observed)
         segments: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
         for place, start, row in zip(places, starts, packed, strict=True):
@@ -124,6 +133,8 @@ class _NativeAttempt(TaskAttempt):
 
 
 def _change(family: str, rows: Iterable[tuple[bytes, bytes]]) -> Change:
-    """Return rows as a change of a family: RocksDB takes sorted ones for a fraction of the time."""
+    """Return rows as a change of a family: RocksDB takes sorted ones for a fraction of
+    the time.
+    """
     ordered = sorted(rows)
     return Change(family, [place for place, _ in ordered], [row for _, row in ordered])

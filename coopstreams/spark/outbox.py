@@ -1,17 +1,22 @@
-"""The Kafka writes of a backfill's task: one transaction that counts exactly once, however often Spark runs the task.
+"""The Kafka writes of a backfill's task: one transaction that counts exactly once,
+however often Spark runs the task.
 
-The last record of the transaction is a *mark*: the task's result, in a topic of the run that has a partition for each
-task. A later attempt (after a lost executor, or with `--resume`) takes over the transactional id, which aborts an open
-transaction of the attempt before it. Then it looks for the mark, which is there exactly if that transaction committed.
+The last record of the transaction is a *mark*: the task's result, in a topic of the run
+that has a partition for each task. A later attempt (after a lost executor, or with
+`--resume`) takes over the transactional id, which aborts an open transaction of the
+attempt before it. Then it looks for the mark, which is there exactly if that
+transaction committed.
 
-Invariant: for each task of a run there is at most one committed transaction with its mark in it.
-Invariant: rows of a task count only if no instance has begun. One that was starting when the run was announced has
-looked for runs, and joins its group when its global tables are read, minutes later. So a task looks for it once its own
-rows are in the log: an instance that has joined is found, and one that joins later finds rows in its changelogs and no
-position, and ends (`opening.begun`).
-Turned down: a file that says "done" (it is not part of the transaction, so one of the two would be ahead),
-at-least-once outputs, and one partition for all marks (an open transaction of another task would hide this task's own
-mark).
+Invariant: for each task of a run there is at most one committed transaction with its
+mark in it.
+Invariant: rows of a task count only if no instance has begun. One that was starting
+when the run was announced has looked for runs, and joins its group when its global
+tables are read, minutes later. So a task looks for it once its own rows are in the log:
+an instance that has joined is found, and one that joins later finds rows in its
+changelogs and no position, and ends (`opening.begun`). Turned down: a file that says
+"done" (it is not part of the transaction, so one of the two would be ahead),
+at-least-once outputs, and one partition for all marks (an open transaction of another
+task would hide this task's own mark).
 """
 
 from __future__ import annotations
@@ -35,13 +40,17 @@ BATCH = 10_000
 
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
-    """Return the topic with the marks of a run, which is kept until the run is published."""
+    """Return the topic with the marks of a run, which is kept until the run is
+    published.
+    """
     settings = {"cleanup.policy": "compact", **BROKERS_TIME, "retention.ms": "-1"}
     return TopicSpec(marks_topic(application, run), tasks, settings, replication)
 
 
 def announce(config: Config, run: str, tasks: int) -> None:
-    """Create the topic with the marks of a run, if missing; other runs find it, and know that this run has begun."""
+    """Create the topic with the marks of a run, if missing; other runs find it, and
+    know that this run has begun.
+    """
     with closing(cluster_of(config)) as cluster:
         cluster.create_topics(
             [
@@ -53,7 +62,9 @@ def announce(config: Config, run: str, tasks: int) -> None:
 
 
 def cluster_of(config: Config) -> KafkaLog:
-    """Return the cluster of a configuration, with the longest transaction time-out that brokers allow."""
+    """Return the cluster of a configuration, with the longest transaction time-out that
+    brokers allow.
+    """
     settings = {
         "producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS,
         **config.client,
@@ -88,18 +99,22 @@ class Seeds:
 class Outbox:
     """The transaction of one task. Belongs to one thread.
 
-    `number` is that of the task within its run: the suffix of the transactional id, and the partition of the mark.
+    `number` is that of the task within its run: the suffix of the transactional id, and
+    the partition of the mark.
     """
 
     def __init__(self, config: Config, run: str, number: int) -> None:
-        self._config, self._run = config, run
+        self._config = config
+        self._run = run
         self._log: Log = cluster_of(config)
         self._mark = TopicPartition(marks_topic(config["application.id"], run), number)
         self._writer = self._log.writer(
             f"{config['application.id']}-backfill-{run}-{number}"
         )
         self.mark = read_mark(self._log, self._mark)
-        """The result that an earlier attempt committed; None: nothing of this task is in Kafka."""
+        """The result that an earlier attempt committed; None: nothing of this task is
+        in Kafka.
+        """
         if self.mark is None:
             self._writer.begin()
 
@@ -109,7 +124,8 @@ class Outbox:
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return their number."""
-        count, part = 0, list[tuple[bytes, bytes | None, int]]()
+        count = 0
+        part = list[tuple[bytes, bytes | None, int]]()
         for row in seeds.rows:
             part.append(row)
             if len(part) == BATCH:
@@ -118,7 +134,8 @@ class Outbox:
         return count + self._append(seeds.changelog, part)
 
     def check_alone(self, sources: Collection[TopicPartition]) -> None:
-        """Check that the application has not begun beside the run, in these partitions or at all.
+        """Check that the application has not begun beside the run, in these partitions
+        or at all.
 
         Raises:
             GroupError: it has members, or has committed.
@@ -142,7 +159,8 @@ class Outbox:
 
         Raises:
             FencedError: another attempt has taken over.
-            LogError: it is unknown whether the commit counted; the next attempt finds out.
+            LogError: it is unknown whether the commit counted; the next attempt finds
+            out.
         """
         now = int(time.time() * 1000)
         self._writer.append(
@@ -175,8 +193,12 @@ class Outbox:
 
 
 def read_mark(log: Log, mark: TopicPartition) -> str | None:
-    """Return the result of a committed task. Take over its transactional id first, to end an open transaction."""
-    end, at, found = log.end_offset(mark), log.start_offset(mark), None
+    """Return the result of a committed task. Take over its transactional id first, to
+    end an open transaction.
+    """
+    end = log.end_offset(mark)
+    at = log.start_offset(mark)
+    found = None
     with closing(log.reader()) as reader:
         reader.assign({mark: Position(at)})
         while at < end:

@@ -1,7 +1,8 @@
-"""Gives records between mutually dependent sub-topologies a *place*: the time when their task forwarded them.
+"""Gives records between mutually dependent sub-topologies a *place*: the time when
+their task forwarded them.
 
-Ordered by timestamp, a record could come before the one that it answers: an answer has the timestamp of its row, which
-may be late.
+Ordered by timestamp, a record could come before the one that it answers: an answer has
+the timestamp of its row, which may be late.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ class PlacedOutput(Output):
 
 
 class _Noting(list[int]):
-    """A list of timestamps that notes the time of each append. Compiled code knows only a list and its `append`."""
+    """A list of timestamps that notes the time of each append. Compiled code knows only
+    a list and its `append`.
+    """
 
     def __init__(self, times: list[int], now: Callable[[], int]) -> None:
         super().__init__()
-        self._note, self._now = times.append, now
+        self._note = times.append
+        self._now = now
 
     def append(self, timestamp: int) -> None:
         super().append(timestamp)

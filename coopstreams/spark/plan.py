@@ -1,10 +1,11 @@
-"""The plan of a backfill, made before anything runs: its sub-topologies, their order, their tasks, and the offsets.
+"""The plan of a backfill, made before anything runs: its sub-topologies, their order,
+their tasks, and the offsets.
 
-Pure. `running.py` asks Kafka, calls this, stores the plan, and carries it out; `--resume` loads the stored plan and
-decides nothing again.
+Pure. `running.py` asks Kafka, calls this, stores the plan, and carries it out;
+`--resume` loads the stored plan and decides nothing again.
 
-Invariant: a sub-topology comes after all that write to a repartition topic it reads. Where two wait for each other,
-`rounds` has the order.
+Invariant: a sub-topology comes after all that write to a repartition topic it reads.
+Where two wait for each other, `rounds` has the order.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ RANGES = 4
 class Stage:
     """A sub-topology, or a round of one, and its tasks.
 
-    Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run.
-    `forwarded` are the repartition topics it writes, with their partition counts. Only the last of the `rounds` leaves
-    state and outputs; the others forward.
+    Shape: task = partition * ranges + number of the range; `first` is the number of its
+    first task within the run. `forwarded` are the repartition topics it writes, with
+    their partition counts. Only the last of the `rounds` leaves state and outputs; the
+    others forward.
     """
 
     subtopology: int
@@ -59,7 +61,9 @@ class Stage:
     only: tuple[int, ...] | None = None
     """The tasks that run; None: all of them."""
     called: bool = False
-    """Whether it may have punctuations by stream time that tasks of parts of a partition would call late."""
+    """Whether it may have punctuations by stream time that tasks of parts of a
+    partition would call late.
+    """
 
     @property
     def name(self) -> str:
@@ -70,7 +74,9 @@ class Stage:
 
     @property
     def is_last(self) -> bool:
-        """Whether the stage is its sub-topology's last round, which leaves state and outputs."""
+        """Whether the stage is its sub-topology's last round, which leaves state and
+        outputs.
+        """
         return self.round == self.rounds
 
     @property
@@ -88,8 +94,9 @@ class Stage:
 class Plan:
     """A run, from its cut to its tasks.
 
-    Shape: `cut` has for each source topic and partition the offsets [start, end); a topic that comes from a table has
-    the offsets at which a live application goes on. `tables` are the topics whose history is not in Kafka.
+    Shape: `cut` has for each source topic and partition the offsets [start, end); a
+    topic that comes from a table has the offsets at which a live application goes on.
+    `tables` are the topics whose history is not in Kafka.
     """
 
     run: str
@@ -108,13 +115,18 @@ class Plan:
     global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(
         default_factory=dict
     )
-    """Of the topics of global tables, the offsets [start, end) that every task reads."""
+    """Of the topics of global tables, the offsets [start, end) that every task reads.
+    """
     connector: Connector = "python"
     """The reader of Kafka: our own data source, or Spark's connector."""
     ids: Mapping[str, str] = field(default_factory=dict)
-    """The ids of its topics in Kafka: a topic that was deleted and created again has another id."""
+    """The ids of its topics in Kafka: a topic that was deleted and created again has
+    another id.
+    """
     rebuild: Rebuild | None = None
-    """The scope of a rebuild of an application that has run; None: a backfill of one that has not."""
+    """The scope of a rebuild of an application that has run; None: a backfill of one
+    that has not.
+    """
 
     @property
     def tasks(self) -> int:
@@ -223,7 +235,8 @@ def check(topology: Topology) -> None:
     """Check that a backfill can run the topology.
 
     Raises:
-        TopologyError: no topic matches its patterns, a topic feeds itself, or records are applied outside of Kafka.
+        TopologyError: no topic matches its patterns, a topic feeds itself, or records
+        are applied outside of Kafka.
     """
     if (
         sink := next(
@@ -261,11 +274,13 @@ def stages(
 ) -> tuple[Stage, ...]:
     """Return the sub-topologies with their tasks, in the order in which they run.
 
-    `ranges`: key ranges of each partition; None: `RANGES`, or one where more would call punctuations late. `native`:
-    fold by Spark SQL where the result is the same. A sub-topology without source topics (no topic matches its pattern
-    yet) has no tasks, and is no stage.
+    `ranges`: key ranges of each partition; None: `RANGES`, or one where more would call
+    punctuations late. `native`: fold by Spark SQL where the result is the same. A
+    sub-topology without source topics (no topic matches its pattern yet) has no tasks,
+    and is no stage.
     """
-    result, first = list[Stage](), 0
+    result = list[Stage]()
+    first = 0
     for round_ in rounds_of(topology):
         part = round_.part
         count = max((partitions[topic] for topic in part.topics), default=0)
@@ -297,7 +312,8 @@ def stages(
 
 
 def called_late(stages: Iterable[Stage], cure: str) -> list[str]:
-    """Return a warning for each sub-topology whose tasks may call punctuations later than a live application.
+    """Return a warning for each sub-topology whose tasks may call punctuations later
+    than a live application.
 
     `cure`: how to have one key range.
     """
@@ -328,10 +344,11 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
 
 
 def digest(topology: Topology) -> str:
-    """Return a digest of what a resumed run must share with its first part: nodes, topics, shapes of stores.
+    """Return a digest of what a resumed run must share with its first part: nodes,
+    topics, shapes of stores.
 
-    Functions are not included. The topology is the resolved one: the topics that match its patterns, and its stores
-    after `topology.optimization`.
+    Functions are not included. The topology is the resolved one: the topics that match
+    its patterns, and its stores after `topology.optimization`.
     """
     shape = [
         [
@@ -365,7 +382,8 @@ def positions(
     stream_times: Mapping[tuple[str, int], int],
     internal_ends: Mapping[str, Mapping[int, int]],
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the position of each partition that tasks read, at which the live application continues.
+    """Return the position of each partition that tasks read, at which the live
+    application continues.
 
     Shape: (topic, partition) -> (offset, stream time below it).
     """

@@ -1,8 +1,11 @@
-"""Makes the plan of a run and stores it: resolves topics, takes the cut, checks topics, and creates internal ones.
+"""Makes the plan of a run and stores it: resolves topics, takes the cut, checks topics,
+and creates internal ones.
 
-`plan.py` decides without I/O; `running.py` carries out the stored plan. `resume` loads it and decides nothing again.
+`plan.py` decides without I/O; `running.py` carries out the stored plan. `resume` loads
+it and decides nothing again.
 
-Invariant: until the plan is stored, nothing is created except internal topics, which are empty.
+Invariant: until the plan is stored, nothing is created except internal topics, which
+are empty.
 """
 
 from __future__ import annotations
@@ -46,21 +49,26 @@ from coopstreams.topology.naming import backfill_runs, changelog_topic, marks_to
 log = logging.getLogger(__name__)
 
 BACKFILLED = 0
-"""The term of the offsets that a backfill commits; every live task has a higher term."""
+"""The term of the offsets that a backfill commits; every live task has a higher term.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of a run.
 
-    `ranges`: key ranges of each partition, and so tasks; None: four, or one where processors may be called by stream
-    time, which several would call late. `seed`: write the state to the changelogs; False is a trial
-    that writes nothing to Kafka and cannot be published. `snapshots`: also write the state to this storage, from which
-    tasks restore it faster. `outputs`: `none`; `topic`: write results to the topics of a live application; or `table`:
-    `Backfilled.outputs` returns them, and they are kept at `table` (a URL of Spark's) as Parquet, if that is given.
-    `work`: a folder that driver and workers share, for data between stages, and for `resume`. `connector`: the reader
-    of Kafka, `python`, or `jvm` in a session that has Spark's connector. `native`: fold with Spark SQL where the state
-    is the same; the plan says where not, and why. `until`: the cut of the topics without a given history.
+    `ranges`: key ranges of each partition, and so tasks; None: four, or one where
+    processors may be called by stream time, which several would call late. `seed`:
+    write the state to the changelogs; False is a trial that writes nothing to Kafka and
+    cannot be published. `snapshots`: also write the state to this storage, from which
+    tasks restore it faster. `outputs`: `none`; `topic`: write results to the topics of
+    a live application; or `table`: `Backfilled.outputs` returns them, and they are kept
+    at `table` (a URL of Spark's) as Parquet, if that is given.
+    `work`: a folder that driver and workers share, for data between stages, and for
+    `resume`. `connector`: the reader of Kafka, `python`, or `jvm` in a session that has
+    Spark's connector. `native`: fold with Spark SQL where the state is the same; the
+    plan says where not, and why. `until`: the cut of the topics without a given
+    history.
     """
 
     ranges: int | None = None
@@ -99,10 +107,12 @@ def begin(
     histories: Mapping[str, History],
     options: Options,
 ) -> Plan:
-    """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin.
+    """Return the plan of a new run, stored in its folder and announced in Kafka, so
+    that no other run can begin.
 
     Raises:
-        ConfigError: see `make_plan`; or another run or an instance has begun meanwhile, and this run is given up.
+        ConfigError: see `make_plan`; or another run or an instance has begun meanwhile,
+        and this run is given up.
     """
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
@@ -113,9 +123,11 @@ def begin(
 
 
 def _check_alone(topology: Topology, config: Config, plan: Plan) -> None:
-    """Give a run up, which has just been announced, if another run or an instance has begun since `check_unused`.
+    """Give a run up, which has just been announced, if another run or an instance has
+    begun since `check_unused`.
 
-    Of two runs that look at once, both are given up. Whatever starts from now on finds this run, and ends.
+    Of two runs that look at once, both are given up. Whatever starts from now on finds
+    this run, and ends.
     """
     with closing(cluster_of(config)) as cluster:
         try:
@@ -133,7 +145,8 @@ def load_plan(
     """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
     Raises:
-        ConfigError: there is no such run here, it is of the other kind, or of another topology.
+        ConfigError: there is no such run here, it is of the other kind, or of another
+        topology.
     """
     data = Storage(work).read(f"{run}/plan.json")
     if data is None:
@@ -149,7 +162,8 @@ def load_plan(
 
 
 def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
-    """Return the topology of a run: its patterns match the topics of the plan, not those created since.
+    """Return the topology of a run: its patterns match the topics of the plan, not
+    those created since.
 
     Raises:
         ConfigError: the run is of another topology.
@@ -175,11 +189,13 @@ def make_plan(
     *,
     create: bool = True,
 ) -> Plan:
-    """Return the plan of a run: patterns are resolved and the cut is taken now. `create`: make missing internal topics.
+    """Return the plan of a run: patterns are resolved and the cut is taken now.
+    `create`: make missing internal topics.
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or does not fit it, or the application has run before.
+        ConfigError: a history is of no source, or does not fit it, or the application
+        has run before.
         SnapshotError: `snapshots` is not a usable storage.
     """
     if options.outputs == "topic" and not options.seed:
@@ -321,12 +337,14 @@ def check_unused(
     partitions: Mapping[str, int],
     begun: str | None = None,
 ) -> None:
-    """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
+    """Check that the application has never run; otherwise its state and progress would
+    mix with the backfill's.
 
     `begun`: the run that asks, if it has been announced.
 
     Raises:
-        ConfigError: it runs or has run, or another backfill has begun; the message has the evidence and the cure.
+        ConfigError: it runs or has run, or another backfill has begun; the message has
+        the evidence and the cure.
     """
     known = cluster.partitions()
     if others := [
@@ -351,7 +369,8 @@ def check_unused(
         for number in range(count if topic in known else 0)
     ]
     with GroupAdmin(config.client, config["application.id"]) as group:
-        members_text, committed = group.describe().members_text, group.committed(places)
+        members_text = group.describe().members_text
+        committed = group.committed(places)
     for place, found in committed.items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise ConfigError(
@@ -379,7 +398,9 @@ def check_unused(
 def oldest_ms(
     topology: Topology, config: Config, plan: Plan
 ) -> tuple[tuple[str, int], ...]:
-    """Return, for stores whose changelogs have a retention, the earliest timestamp that is not deleted at once."""
+    """Return, for stores whose changelogs have a retention, the earliest timestamp that
+    is not deleted at once.
+    """
     stores = (
         store
         for stage in plan.stages

@@ -1,4 +1,5 @@
-"""Publishes a backfill: sets snapshot and group offsets, so that a live application continues at the cut.
+"""Publishes a backfill: sets snapshot and group offsets, so that a live application
+continues at the cut.
 
     offsets    the position of each partition, with its stream time and those of operators: windows close and late
                records drop as if the application had run without a break
@@ -6,7 +7,8 @@
     snapshot   the manifest, with the changelog offsets behind the seeded records
     marks      deleted: the run is over
 
-Invariant: publishing can be repeated, with the same outcome, until a live task has committed; then it is refused.
+Invariant: publishing can be repeated, with the same outcome, until a live task has
+committed; then it is refused.
 """
 
 from __future__ import annotations
@@ -42,13 +44,15 @@ from coopstreams.topology.naming import changelog_topic, marks_topic
 def publish(
     done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]
 ) -> dict[TopicPartition, int]:
-    """Publish a run; return the offsets at which the application continues. It must not run, and must not have run.
+    """Publish a run; return the offsets at which the application continues. It must not
+    run, and must not have run.
 
     Raises:
         GroupError: it runs, or has run.
-        TopologyChangedError: another version of it was published, whose state this one would lose.
-        ConfigError: the run wrote no changelogs, or they are gone, so that a live application would have no state; or
-            it is of another topology.
+        TopologyChangedError: another version of it was published, whose state this one
+        would lose.
+        ConfigError: the run wrote no changelogs, or they are gone, so that a live
+            application would have no state; or it is of another topology.
     """
     if not done.plan.seed:
         raise ConfigError(
@@ -68,8 +72,9 @@ def publish(
             cluster.partitions(),
             lambda: not group.describe().members_text,
         )
-        # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
-        # set, an application may start, and its changelogs grow beyond the end of the snapshot.
+        # The snapshot comes before the offsets. The broker refuses offsets while the
+        # group has members; once they are set, an application may start, and its
+        # changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
@@ -117,7 +122,9 @@ def _check_unused(
 
 
 def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
-    """Return the stream time of each source partition; all tasks of a partition have the same."""
+    """Return the stream time of each source partition; all tasks of a partition have
+    the same.
+    """
     return {
         (topic, result.partition): at
         for result in done.results
@@ -130,8 +137,9 @@ def operator_times(
 ) -> dict[tuple[str, int], OperatorTimes]:
     """Return the operator times of each source partition.
 
-    The tasks of a partition may have reached different ones, where a processor has chosen timestamps: the latest count,
-    which a task with the whole partition would have reached.
+    The tasks of a partition may have reached different ones, where a processor has
+    chosen timestamps: the latest count, which a task with the whole partition would
+    have reached.
     """
     found: dict[tuple[str, int], OperatorTimes] = {}
     for result in results:
@@ -142,7 +150,8 @@ def operator_times(
 
 
 def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manifest:
-    plan, now_ms = done.plan, int(time.time() * 1000)
+    plan = done.plan
+    now_ms = int(time.time() * 1000)
     slices: dict[str, list[Slice]] = defaultdict(list)
     for result in done.results:
         for store, each in result.slices.items():

@@ -1,11 +1,12 @@
-"""Rebuilds snapshots from changelogs, one Spark task per partition: `coopstreams rebuild` on all cores or on a cluster.
+"""Rebuilds snapshots from changelogs, one Spark task per partition: `coopstreams
+rebuild` on all cores or on a cluster.
 
-Each task reads its changelog partitions itself and writes sorted files; only task descriptions and results go through
-Spark.
+Each task reads its changelog partitions itself and writes sorted files; only task
+descriptions and results go through Spark.
 
 Invariant: an attempt that fails or runs twice leaves files that no manifest mentions.
-Turned down: records through a shuffle, sorted by key (two and a half times as slow, measured: one task reads a whole
-changelog partition anyway).
+Turned down: records through a shuffle, sorted by key (two and a half times as slow,
+measured: one task reads a whole changelog partition anyway).
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ def rebuild(
     wanted: RebuildScope | None = None,
     afresh: bool = False,
 ) -> Manifest:
-    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest.
+    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its
+    manifest.
 
-    The application may run meanwhile. `wanted`: the stores, partitions and key groups; the published snapshot keeps the
-    rest. `afresh`: do not start from the published snapshot. A folder must be one that all workers share.
+    The application may run meanwhile. `wanted`: the stores, partitions and key groups;
+    the published snapshot keeps the rest. `afresh`: do not start from the published
+    snapshot. A folder must be one that all workers share.
 
     Raises:
         ConfigError: `snapshots.dir` is not set, or a store or partition does not exist.

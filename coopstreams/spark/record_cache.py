@@ -1,10 +1,13 @@
-"""Decides whether tasks of a backfill hold the updates of tables back in the record cache, as live tasks do.
+"""Decides whether tasks of a backfill hold the updates of tables back in the record
+cache, as live tasks do.
 
-A live task forwards the latest update of each row with a commit, every second or so. A task of a backfill does so when
-its buffers are full: perhaps once, at the end of all history. For what looks at time, these updates would be late.
+A live task forwards the latest update of each row with a commit, every second or so. A
+task of a backfill does so when its buffers are full: perhaps once, at the end of all
+history. For what looks at time, these updates would be late.
 
-Invariant: an operator that follows stream time gets each update of a table at the time of the record that made it.
-Turned down: a flush at intervals of stream time (what is late would depend on the interval).
+Invariant: an operator that follows stream time gets each update of a table at the time
+of the record that made it. Turned down: a flush at intervals of stream time (what is
+late would depend on the interval).
 """
 
 from __future__ import annotations
@@ -39,10 +42,13 @@ _TABLES: Final = (*_VIEWS, TableSource, Aggregate, TableAggregate)
 
 
 def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
-    """Whether the tables of a round forward the latest update of a row at a flush, instead of every update at once."""
+    """Whether the tables of a round forward the latest update of a row at a flush,
+    instead of every update at once.
+    """
     return (
         config["statestore.cache.max.bytes"] > 0
-        and not round_.placed  # a question or answer would be joined with other rows than its own
+        # a question or answer would be joined with other rows than its own
+        and not round_.placed
         and not any(
             _follows_time(node)
             for part in _behind(topology, round_.part)
@@ -53,8 +59,11 @@ def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
 
 
 def _behind(topology: Topology, part: SubTopology) -> list[SubTopology]:
-    """Return the sub-topologies that read what a sub-topology writes, or what they write."""
-    found, new = set[int](), {part.id}
+    """Return the sub-topologies that read what a sub-topology writes, or what they
+    write.
+    """
+    found = set[int]()
+    new = {part.id}
     while new:
         written = {
             node.topic
@@ -72,7 +81,9 @@ def _behind(topology: Topology, part: SubTopology) -> list[SubTopology]:
 
 
 def _feeds_time(part: SubTopology) -> bool:
-    """Whether updates that the record cache would hold back reach a node that follows stream time."""
+    """Whether updates that the record cache would hold back reach a node that follows
+    stream time.
+    """
     known = Analysis(part).uncached
     below = set[str]()
     """Tables that would be held back, and the nodes that get their updates."""
@@ -105,7 +116,8 @@ def _has_updates(node: Node) -> bool:
 def _follows_time(node: Node) -> bool:
     """Whether what a node does with a record depends on stream time.
 
-    A suppression is flushed behind its table, and a view of a table has its rows, unless it lets them expire.
+    A suppression is flushed behind its table, and a view of a table has its rows,
+    unless it lets them expire.
     """
     if isinstance(node, Suppress):
         return False

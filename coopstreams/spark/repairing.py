@@ -1,16 +1,17 @@
-"""Repairs changelogs in a rebuild from the source: compares a task's state with them, and writes the differences.
+"""Repairs changelogs in a rebuild from the source: compares a task's state with them,
+and writes the differences.
 
     present       the state that a live task would restore, in a second database: the changelogs up to their ends when
                   the run was planned
     differences   a merge of both in key order
     written       in the transaction of the task: missing or wrong rows, and tombstones for surplus ones
 
-So instances with local state only replay the differences, and nothing else changes: no topic, no offset, no other
-range.
+So instances with local state only replay the differences, and nothing else changes: no
+topic, no offset, no other range.
 
-Invariant: including the differences, a changelog restores to the rebuilt state; the part before them is unchanged.
-Turned down: an emptied changelog with all rows again (all instances would restore everything, and the differences could
-not be reported).
+Invariant: including the differences, a changelog restores to the rebuilt state; the
+part before them is unchanged. Turned down: an emptied changelog with all rows again
+(all instances would restore everything, and the differences could not be reported).
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True)
 class Differences:
-    """The differences between a store's changelog and its source: the number of equal rows, and of each repair."""
+    """The differences between a store's changelog and its source: the number of equal
+    rows, and of each repair.
+    """
 
     equal: int = 0
     added: int = 0
@@ -73,11 +76,13 @@ class Differences:
 def differences(
     found: Rows, right: Rows, counted: Differences
 ) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield the changes that turn the found rows into the right ones: key, and row or None.
+    """Yield the changes that turn the found rows into the right ones: key, and row or
+    None.
 
     Both come by ascending key. The rows are counted in `counted`.
     """
-    here, there = next(found, None), next(right, None)
+    here = next(found, None)
+    there = next(right, None)
     while here is not None or there is not None:
         if there is None or (here is not None and here[0] < there[0]):
             assert here is not None
@@ -94,14 +99,16 @@ def differences(
             else:
                 counted.changed += 1
                 yield there
-            here, there = next(found, None), next(right, None)
+            here = next(found, None)
+            there = next(right, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     """The state of a task by its source topics.
 
-    Shape: `specs` are all its stores, `horizons` of each the first time of rows that have not expired.
+    Shape: `specs` are all its stores, `horizons` of each the first time of rows that
+    have not expired.
     """
 
     task: TaskId
@@ -131,18 +138,17 @@ class Repair:
         expired: Counter[str],
         outbox: Outbox | None,
     ) -> dict[str, Differences]:
-        """Return the differences of each store; write them, unless it is a dry run. `expired` counts the rows that are
-        left out, by store.
+        """Return the differences of each store; write them, unless it is a dry run.
+        `expired` counts the rows that are left out, by store.
 
         Raises:
             GroupError: the application runs.
-            LogError: a changelog stood still for two minutes, or its retention would delete a row at once.
+            LogError: a changelog stood still for two minutes, or its retention would
+            delete a row at once.
         """
-        key_range, specs, result = (
-            self.rebuild.covered(rebuilt.task),
-            self._specs(rebuilt),
-            dict[str, Differences](),
-        )
+        key_range = self.rebuild.covered(rebuilt.task)
+        specs = self._specs(rebuilt)
+        result = dict[str, Differences]()
         if key_range is None:
             return result
         with (
@@ -153,11 +159,13 @@ class Repair:
                 config, replace(rebuilt.task, key_range=key_range), specs, present
             )
             for spec in specs:
-                counted, horizon = Differences(), rebuilt.horizons[spec.name]
+                counted = Differences()
+                horizon = rebuilt.horizons[spec.name]
                 expiry = expiries[spec.name]
                 here = visible(present, spec, key_range, horizon)
                 there = visible(rebuilt.database, spec, key_range, horizon)
-                # What the changelog still has of them is right as well: the brokers delete it.
+                # What the changelog still has of them is right as well: the brokers
+                # delete it.
                 found = expiry.kept(spec, here, Counter())
                 right = expiry.kept(spec, there, expired)
                 changes = differences(found, right, counted)
@@ -176,15 +184,14 @@ class Repair:
     def export(
         self, rebuilt: Rebuilt, writer: SnapshotWriter
     ) -> dict[str, list[Slice]]:
-        """Return the state as slices of a snapshot, at the planned ends of the changelogs.
+        """Return the state as slices of a snapshot, at the planned ends of the
+        changelogs.
 
         Replaying the differences behind those ends does not change it.
         """
-        key_range, partition, now_ms = (
-            self.rebuild.covered(rebuilt.task),
-            rebuilt.task.partition,
-            int(time.time() * 1000),
-        )
+        key_range = self.rebuild.covered(rebuilt.task)
+        partition = rebuilt.task.partition
+        now_ms = int(time.time() * 1000)
         if key_range is None:
             return {}
         return {
@@ -235,7 +242,8 @@ def _records(
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
     """Yield the changelog records of changes.
 
-    A tombstone has the current time: with its row's time, compaction could remove the tombstone before the row.
+    A tombstone has the current time: with its row's time, compaction could remove the
+    tombstone before the row.
     """
     for key, row in changes:
         yield (

@@ -1,19 +1,21 @@
-"""The order in which a backfill runs sub-topologies. Those that wait for each other (foreign-key joins) run in rounds.
+"""The order in which a backfill runs sub-topologies. Those that wait for each other
+(foreign-key joins) run in rounds.
 
     sub-topology 0, round 1    orders                   asks: runs only the nodes before its questions
     sub-topology 1             people, questions        answers
     sub-topology 0, round 2    orders, answers          everything except the asking nodes, from the beginning
 
-The last round reads the records that asked once more, merged with the answers: each answer meets the row that asked, as
-if it had come at once. For that, records between the two are *placed*: ordered by the time at which their task made
-them instead of by timestamp, which may be older.
+The last round reads the records that asked once more, merged with the answers: each
+answer meets the row that asked, as if it had come at once. For that, records between
+the two are *placed*: ordered by the time at which their task made them instead of by
+timestamp, which may be older.
 
-Invariant: a round completes at least one forwarded topic, after all rounds that lead to it. So there are at most as
-many rounds as topics between sub-topologies.
-Invariant: a topic is read only after all of it has been written.
-Turned down: state that goes from round to round (answers would meet only the last row of each key, and records that
-read the join would find no rows), and rounds until nothing is forwarded any more (a plan could not know the number of
-tasks, and a run could not be resumed).
+Invariant: a round completes at least one forwarded topic, after all rounds that lead to
+it. So there are at most as many rounds as topics between sub-topologies.
+Invariant: a topic is read only after all of it has been written. Turned down: state
+that goes from round to round (answers would meet only the last row of each key, and
+records that read the join would find no rows), and rounds until nothing is forwarded
+any more (a plan could not know the number of tasks, and a run could not be resumed).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from coopstreams.topology.graph.topology import Topology
 class Round:
     """A sub-topology, or the part of it that a round needs.
 
-    `forwards` are the internal topics that it writes; `placed` are those of them, and of the topics it reads, whose
-    records are placed.
+    `forwards` are the internal topics that it writes; `placed` are those of them, and
+    of the topics it reads, whose records are placed.
     """
 
     part: SubTopology
@@ -43,12 +45,15 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last round of the sub-topology: earlier rounds only forward."""
+        """Whether this is the last round of the sub-topology: earlier rounds only
+        forward.
+        """
         return self.round == self.rounds
 
 
 def rounds_of(topology: Topology) -> list[Round]:
-    """Return the rounds in the order in which they run, each after those whose records it reads.
+    """Return the rounds in the order in which they run, each after those whose records
+    it reads.
 
     Raises:
         TopologyError: a topic feeds itself, so the backfill would have no end.
@@ -58,7 +63,9 @@ def rounds_of(topology: Topology) -> list[Round]:
         for part in topology.subtopologies
         for topic in forwarded(part)
     }
-    waiting, written, taken = list(topology.subtopologies), set[str](), list[Round]()
+    waiting = list(topology.subtopologies)
+    written = set[str]()
+    taken = list[Round]()
     while waiting:
         open_ = leads.keys() - written
         ready = [part for part in waiting if open_.isdisjoint(part.topics)]
@@ -73,7 +80,8 @@ def rounds_of(topology: Topology) -> list[Round]:
         for part in topology.subtopologies
     }
     placed = _placed(topology, leads, taken, counts)
-    result, seen = list[Round](), dict.fromkeys(counts, 0)
+    result = list[Round]()
+    seen = dict.fromkeys(counts, 0)
     for round_ in taken:
         seen[round_.part.id] += 1
         touched = placed.intersection((*round_.part.topics, *round_.forwards))
@@ -113,7 +121,9 @@ def _asking(
     leads: Mapping[str, frozenset[str]],
     written: set[str],
 ) -> Round:
-    """Return a round that lets others run, preferably of a sub-topology that waits for its own results."""
+    """Return a round that lets others run, preferably of a sub-topology that waits for
+    its own results.
+    """
     able = [
         (part, topic)
         for part in waiting
@@ -182,7 +192,8 @@ def _placed(
 
 def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
     """Return the internal topics whose records depend on the records of one topic."""
-    found, new = set[str](), {topic}
+    found = set[str]()
+    new = {topic}
     while new:
         new = {
             other for other, sources in leads.items() if not new.isdisjoint(sources)
@@ -192,7 +203,9 @@ def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
 
 
 def _leading(part: SubTopology, topics: Iterable[str]) -> frozenset[str]:
-    """Return the source topics on which a sub-topology's records for some topics depend."""
+    """Return the source topics on which a sub-topology's records for some topics
+    depend.
+    """
     return frozenset(_cut(part, _above(part, _sinks(part, topics))).topics)
 
 
@@ -204,9 +217,12 @@ def _sinks(part: SubTopology, topics: Iterable[str]) -> list[Node]:
 
 
 def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
-    """Return the names of nodes and of all they depend on: their parents, and the nodes that share stores with them."""
+    """Return the names of nodes and of all they depend on: their parents, and the nodes
+    that share stores with them.
+    """
     by_name = {node.name: node for node in part.nodes}
-    found, new = set[str](), {node.name for node in nodes}
+    found = set[str]()
+    new = {node.name for node in nodes}
     while new:
         found |= new
         stores = {store for name in new for store in _used(by_name[name])}
@@ -228,7 +244,9 @@ def _used(node: Node) -> set[str]:
 
 
 def _cut(part: SubTopology, names: set[str]) -> SubTopology:
-    """Return the part of a sub-topology with these nodes, and with their topics and stores."""
+    """Return the part of a sub-topology with these nodes, and with their topics and
+    stores.
+    """
     nodes = tuple(node for node in part.nodes if node.name in names)
     topics = {
         topic for node in nodes if isinstance(node, Source) for topic in node.topics

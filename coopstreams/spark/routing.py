@@ -1,11 +1,14 @@
-"""Routes the history of a topic's partition to its tasks: timestamps, stream time, operator times, key ranges.
+"""Routes the history of a topic's partition to its tasks: timestamps, stream time,
+operator times, key ranges.
 
-A Spark partition holds the records of one topic partition in offset order. `make_batches`, which both readers of a log
-use, does the rest, so the rules of a live run and of a backfill are the same.
+A Spark partition holds the records of one topic partition in offset order.
+`make_batches`, which both readers of a log use, does the rest, so the rules of a live
+run and of a backfill are the same.
 
-Invariant: within a source, the order by time and then offset is the order by offset. So sorting a task's rows by (time,
-source, offset), where time is stream time, is the order in which `SourceQueues` takes records if all are present. For
-placed topics, see `rounds`.
+Invariant: within a source, the order by time and then offset is the order by offset. So
+sorting a task's rows by (time, source, offset), where time is stream time, is the order
+in which `SourceQueues` takes records if all are present. For placed topics, see
+`rounds`.
 """
 
 from __future__ import annotations
@@ -39,10 +42,13 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in, ROUTED batches out.
+    """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in,
+    ROUTED batches out.
 
-    Shape: task = partition * ranges + number of the range. `source` is the index of the topic within the sub-topology.
-    `numbered`: the offsets are those of the topic; else records are numbered in the order in which they come.
+    Shape: task = partition * ranges + number of the range. `source` is the index of the
+    topic within the sub-topology.
+    `numbered`: the offsets are those of the topic; else records are numbered in the
+    order in which they come.
     """
 
     topology: Topology
@@ -56,12 +62,18 @@ class Routing:
     """The folder for progress reports; None: no reports."""
     round: int = 1
     committed: Mapping[int, tuple[Segment, ...]] | None = None
-    """By partition the committed segments, which also decide at what time a task ends; None: all records count."""
+    """By partition the committed segments, which also decide at what time a task ends;
+    None: all records count.
+    """
     may_drop: bool = True
-    """Whether a record that fails may be dropped, so that others go on; else fewer functions are called here."""
+    """Whether a record that fails may be dropped, so that others go on; else fewer
+    functions are called here.
+    """
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks, and for each task a row with its time at each time mark, and at the end."""
+        """Yield the rows of the tasks, and for each task a row with its time at each
+        time mark, and at the end.
+        """
         round_ = round_of(self.topology, self.subtopology, self.round)
         program = compile_subtopology(self.topology, round_.part)
         source = program.subtopology.topics.index(self.topic)
@@ -69,7 +81,9 @@ class Routing:
         first = next(filled, None)
         if first is None:
             return
-        partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
+        partition = _only_partition(first)
+        stream_time = NO_STREAM_TIME
+        next_offset = 0
         cut = Cut(
             KeyRange.split(self.ranges),
             ALL if self.committed is None else self.committed[partition.partition],
@@ -116,7 +130,8 @@ class Routing:
                 else set[int]()
             )
             for start, end in cut.spans(offsets, marks):
-                last, span = offsets[end - 1], columns.slice(start, end)
+                last = offsets[end - 1]
+                span = columns.slice(start, end)
                 batches = make_batches(
                     partition, span, routes, stream_time, last + 1, at_end=False
                 )
@@ -193,7 +208,9 @@ class Routing:
         reached: Sequence[tuple[int, Now]],
         offset: int,
     ) -> pa.RecordBatch:
-        """Return rows that tell tasks, by their slots, the times that the partition reaches at an offset."""
+        """Return rows that tell tasks, by their slots, the times that the partition
+        reaches at an offset.
+        """
         told = [(partition * self.ranges + slot, *now) for slot, now in reached]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
@@ -217,10 +234,8 @@ class Routing:
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:
-    topics, partitions = (
-        rows.column("topic").unique(),
-        rows.column("partition").unique(),
-    )
+    topics = rows.column("topic").unique()
+    partitions = rows.column("partition").unique()
     if len(topics) != 1 or len(partitions) != 1:
         raise ValueError(
             f"a Spark partition holds records of {topics.to_pylist()}, {partitions.to_pylist()}: it must have one "

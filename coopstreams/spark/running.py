@@ -1,11 +1,12 @@
-"""Runs a topology over history in Spark, with the program and the tasks of a live application, which can follow on.
+"""Runs a topology over history in Spark, with the program and the tasks of a live
+application, which can follow on.
 
     plan      the cut, and the stages up to it (`preparing.py`)
     stages    one sub-topology after the other: history -> rows of tasks -> tasks -> forwarded records, and results
     publish   snapshot and group offsets, once all stages are done: a live application continues at the cut
 
-Invariant: before `publish`, nothing changes that a live application reads, except changelogs and outputs that the user
-asked for.
+Invariant: before `publish`, nothing changes that a live application reads, except
+changelogs and outputs that the user asked for.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """A finished run: its plan, and the result of each task. `publish` puts it into effect."""
+    """A finished run: its plan, and the result of each task. `publish` puts it into
+    effect.
+    """
 
     plan: Plan
     results: tuple[TaskResult, ...]
@@ -82,7 +85,9 @@ class Backfilled:
 
     @property
     def records(self) -> int:
-        """The number of records that tasks took from sources, without repartition topics."""
+        """The number of records that tasks took from sources, without repartition
+        topics.
+        """
         return sum(
             count
             for result in self.results
@@ -92,10 +97,11 @@ class Backfilled:
 
     @property
     def unwritten(self) -> dict[str, int]:
-        """The number of records for each topic that the run left out because `outputs` is `none`.
+        """The number of records for each topic that the run left out because `outputs`
+        is `none`.
 
-        Late records and dead letters are included. Stages that Spark SQL folds (`native`) make no outputs, and are not
-        counted.
+        Late records and dead letters are included. Stages that Spark SQL folds
+        (`native`) make no outputs, and are not counted.
         """
         if self.plan.outputs != "none":
             return {}
@@ -108,10 +114,11 @@ class Backfilled:
         }
 
     def outputs(self, spark: SparkSession) -> DataFrame:
-        """Return the records that a live application would have written to topics, including dead letters.
+        """Return the records that a live application would have written to topics,
+        including dead letters.
 
-        Shape: topic, key, value, timestamp, headers as in Kafka, and the columns that order them: time, subtopology,
-        task, number.
+        Shape: topic, key, value, timestamp, headers as in Kafka, and the columns that
+        order them: time, subtopology, task, number.
 
         Raises:
             ConfigError: the run had other outputs than `table`.
@@ -130,12 +137,15 @@ def backfill(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Backfilled:
-    """Run the topology over history and return the results; `publish` lets a live application continue from there.
+    """Run the topology over history and return the results; `publish` lets a live
+    application continue from there.
 
-    `spark`: None makes a local session for the duration of the run. `sources`: by topic; other topics are read from
-    Kafka up to now. `resume`: the name of a run that did not finish, which is in the log and in a note of its error:
-    its plan stays, and finished stages are not run again. `on_stage` is called when a stage begins, `on_progress` about
-    once a second, on another thread, with the progress of its tasks.
+    `spark`: None makes a local session for the duration of the run. `sources`: by
+    topic; other topics are read from Kafka up to now. `resume`: the name of a run that
+    did not finish, which is in the log and in a note of its error: its plan stays, and
+    finished stages are not run again. `on_stage` is called when a stage begins,
+    `on_progress` about once a second, on another thread, with the progress of its
+    tasks.
 
     Raises:
         TopologyError, ConfigError: found before anything runs.
@@ -143,7 +153,8 @@ def backfill(
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
-    wanted, histories = options or Options(), dict(sources or {})
+    wanted = options or Options()
+    histories = dict(sources or {})
     plan = (
         begin(topology, config, histories, wanted)
         if resume is None
@@ -184,7 +195,8 @@ def taken_up(
     """Return the plan of a backfill, or of a rebuild from the source, that is resumed.
 
     Raises:
-        ConfigError: there is no such run, it is of the other kind or another topology, or topics of its plan are gone.
+        ConfigError: there is no such run, it is of the other kind or another topology,
+        or topics of its plan are gone.
     """
     plan = load_plan(work, run, topology, config, rebuild=rebuild)
     check_resumable(config, plan, finished=finished(plan, work))
@@ -207,11 +219,12 @@ def carry_out(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Backfilled:
-    """Run the stages of a plan that have not run yet, in the folder `work`; return the results of all tasks.
+    """Run the stages of a plan that have not run yet, in the folder `work`; return the
+    results of all tasks.
 
     Raises:
-        ProcessingError, LogError, ...: the error of a task; `--resume` continues where it failed.
-        PySparkException: Spark itself failed.
+        ProcessingError, LogError, ...: the error of a task; `--resume` continues where
+        it failed. PySparkException: Spark itself failed.
     """
     running = as_planned(topology, config, plan)
     if plan.seed and not finished(plan, work):
@@ -280,7 +293,9 @@ class _Run:
         return self._reached(found)
 
     def _reached(self, results: list[TaskResult]) -> list[TaskResult]:
-        """Note the latest stream time of these tasks, for later stages; return their results."""
+        """Note the latest stream time of these tasks, for later stages; return their
+        results.
+        """
         times = [time for each in results for time in each.stream_times.values()]
         self._reached_ms = max([self._reached_ms, *times])
         return results
@@ -299,7 +314,9 @@ class _Run:
 
     @contextmanager
     def _watched(self, stage: Stage) -> Iterator[str | None]:
-        """Yield the folder for progress reports, which are passed to `on_progress`; None without such a callback."""
+        """Yield the folder for progress reports, which are passed to `on_progress`;
+        None without such a callback.
+        """
         if self._on_progress is None:
             yield None
             return
@@ -340,7 +357,9 @@ class _Run:
     def _folded(
         self, spark: SparkSession, stage: Stage, reports: str | None
     ) -> tuple[NativeWork, DataFrame] | None:
-        """Return the tasks and rows of a stage that Spark SQL folded. None: it is left to Python."""
+        """Return the tasks and rows of a stage that Spark SQL folded. None: it is left
+        to Python.
+        """
         aggregations = (
             translated(
                 self._topology.subtopologies[stage.subtopology], self._plan.outputs
@@ -378,7 +397,9 @@ class _Run:
     def _routed(
         self, spark: SparkSession, stage: Stage, reports: str | None
     ) -> DataFrame:
-        """Return the rows of a stage's tasks, from all their sources, in processing order."""
+        """Return the rows of a stage's tasks, from all their sources, in processing
+        order.
+        """
         begins = [
             (task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5)))
             for task in stage.running
@@ -425,7 +446,8 @@ class _Run:
     def _history(
         self, spark: SparkSession, topic: str, *, ordered: bool = True
     ) -> DataFrame:
-        partitions, history = self._plan.partitions[topic], self._histories.get(topic)
+        partitions = self._plan.partitions[topic]
+        history = self._histories.get(topic)
         if topic not in self._plan.cut:
             writers = [
                 stage for stage in self._plan.stages if topic in dict(stage.forwarded)
@@ -435,7 +457,8 @@ class _Run:
             ]
             return forwarded_frame(spark, folders, topic, partitions)
         if topic not in self._plan.tables:
-            frame, bounds = FRAMES[self._plan.connector], self._plan.cut[topic]
+            frame = FRAMES[self._plan.connector]
+            bounds = self._plan.cut[topic]
             # `Routing` advances time by them, or drops them.
             return frame(spark, self._config.client, topic, bounds, time_marks=ordered)
         if not isinstance(history, TableHistory):
@@ -450,9 +473,11 @@ class _Run:
 
 
 def error_of_task(error: PySparkException) -> Exception:
-    """Return the error that a task raised; Spark has only the text of its traceback, which ends with it.
+    """Return the error that a task raised; Spark has only the text of its traceback,
+    which ends with it.
 
-    A message may have several lines, as that of a validation has. An empty line or the JVM's stack ends it.
+    A message may have several lines, as that of a validation has. An empty line or the
+    JVM's stack ends it.
     """
     told = _ERRORS.findall(str(error))
     name, text = told[-1] if told else ("", "")

@@ -1,7 +1,7 @@
 """Spark sessions: a local one, one of a cluster, or one that the user passes.
 
-Only DataFrames are used, so that a session of Spark Connect works as well as a classic one; only `local_session` needs
-a SparkContext.
+Only DataFrames are used, so that a session of Spark Connect works as well as a classic
+one; only `local_session` needs a SparkContext.
 
 Invariant: a session that was not made here is neither configured nor stopped here.
 """
@@ -69,8 +69,8 @@ def session_or_local(
 ) -> Iterator[SparkSession]:
     """Yield the session, or the active one, or a new one that ends with the block.
 
-    A new one is a session of the Spark Connect server `remote`; that of spark-submit, if it started this program; or a
-    local one.
+    A new one is a session of the Spark Connect server `remote`; that of spark-submit,
+    if it started this program; or a local one.
     """
     found = spark or SparkSession.getActiveSession()
     if found is not None:

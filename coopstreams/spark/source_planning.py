@@ -1,8 +1,11 @@
-"""Makes the plan of a rebuild from the source and stores it: positions of key ranges, ends of changelogs, tasks.
+"""Makes the plan of a rebuild from the source and stores it: positions of key ranges,
+ends of changelogs, tasks.
 
-It refuses lost records, and unread records between two sub-topologies: the state would differ from the application's.
+It refuses lost records, and unread records between two sub-topologies: the state would
+differ from the application's.
 
-Invariant: until the plan is stored, nothing is created except missing internal topics; in a dry run nothing at all.
+Invariant: until the plan is stored, nothing is created except missing internal topics;
+in a dry run nothing at all.
 """
 
 from __future__ import annotations
@@ -65,8 +68,9 @@ def begin_rebuild(
 
     Raises:
         TopologyError: a backfill cannot run the topology, so a rebuild cannot either.
-        ConfigError: a store or partition does not exist, the application has committed nothing, records lie unread in
-            a repartition topic, or a changelog was deleted that this run does not make as a whole.
+        ConfigError: a store or partition does not exist, the application has committed
+            nothing, records lie unread in a repartition topic, or a changelog was
+            deleted that this run does not make as a whole.
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
@@ -112,7 +116,8 @@ def begin_rebuild(
             for table in topology.global_tables
         }
         plan = Plan(
-            # Named differently from a backfill, whose runs keep the application from starting until they are published.
+            # Named differently from a backfill, whose runs keep the application from
+            # starting until they are published.
             run=f"{new_run()}{REBUILD}",
             application=topology.application_id,
             topology=planning.digest(topology),
@@ -142,19 +147,21 @@ def stages_of(
     rebuild: Rebuild,
     ranges: int | None,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a rebuild, with at least `ranges` key ranges, so that each task has one end per source.
+    """Return the stages of a rebuild, with at least `ranges` key ranges, so that each
+    task has one end per source.
 
-    Sub-topologies whose records others need run whole; of the others, only the tasks with something to rebuild.
+    Sub-topologies whose records others need run whole; of the others, only the tasks
+    with something to rebuild.
 
     Raises:
-        TopologyError: a sub-topology waits for another one, or time advances in the silence of a repartition topic.
-        ConfigError: key ranges of one task have different positions, and it cannot be divided.
+        TopologyError: a sub-topology waits for another one, or time advances in the
+        silence of a repartition topic.
+        ConfigError: key ranges of one task have different positions, and it cannot be
+        divided.
     """
-    needed, first, result = (
-        planning.leading_to(topology, rebuild.stores),
-        0,
-        list[Stage](),
-    )
+    needed = planning.leading_to(topology, rebuild.stores)
+    first = 0
+    result = list[Stage]()
     for stage in planning.stages(topology, partitions, ranges):
         if stage.subtopology not in needed:
             continue
@@ -246,11 +253,9 @@ def _rebuild(
         for part in planning.leading_to(topology, stores)
         for topic in topology.subtopologies[part].topics
     ]
-    specs, known, ends = (
-        logged(topology),
-        cluster.partitions(),
-        dict[str, dict[int, int]](),
-    )
+    specs = logged(topology)
+    known = cluster.partitions()
+    ends = dict[str, dict[int, int]]()
     for rebuilt in found:
         for store in rebuilt.stores:
             changelog = TopicPartition(
@@ -273,11 +278,11 @@ def _rebuild(
 def _kept_as_they_are(
     cluster: KafkaLog, topology: Topology, config: Config, wanted: RebuildScope
 ) -> Collection[str]:
-    """Return the changelogs of the last version that this run does not make as a whole: deleted ones stay missing."""
-    deployed, whole = (
-        Deployed(cluster, config),
-        wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE,
-    )
+    """Return the changelogs of the last version that this run does not make as a whole:
+    deleted ones stay missing.
+    """
+    deployed = Deployed(cluster, config)
+    whole = wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
     deployed.last()
     specs = logged(topology)
     made = [changelog_of(config, specs[name]) for name in wanted.names(specs)]
@@ -287,7 +292,9 @@ def _kept_as_they_are(
 def _cut(
     topology: Topology, cluster: KafkaLog, stages: Sequence[Stage], committed: Stands
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the offsets [start, end) to read: up to the last committed one, and none where no task runs."""
+    """Return the offsets [start, end) to read: up to the last committed one, and none
+    where no task runs.
+    """
     cut: dict[str, dict[int, tuple[int, int]]] = {}
     for stage in stages:
         for topic in (
@@ -311,7 +318,9 @@ def _partitions(stage: Stage) -> set[int]:
 def check_whole(
     stages: Iterable[Stage], cut: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> None:
-    """Check that no source has lost records: not some in front of those that are left, and not all of a partition."""
+    """Check that no source has lost records: not some in front of those that are left,
+    and not all of a partition.
+    """
     lost = [
         f"{topic}-{number} begins at {start}"
         for stage in stages

@@ -1,4 +1,5 @@
-"""Rebuilds state of a stopped application from its source topics: corrects its changelogs where they differ.
+"""Rebuilds state of a stopped application from its source topics: corrects its
+changelogs where they differ.
 
     plan      the positions of the key ranges, and the ends of the changelogs (`source_planning.py`)
     stages    those of the wanted stores and those before them, over the committed records; tasks write differences
@@ -6,9 +7,10 @@
 
 No offset moves: the application continues exactly where it stopped, under the same id.
 
-Invariant: the written state is the fold of the committed records; if commits change during the run, it fails.
-Turned down: another application id, whose state all begins at one position (every user of the id would have to learn
-another, and all stores would have to be rebuilt at once).
+Invariant: the written state is the fold of the committed records; if commits change
+during the run, it fails. Turned down: another application id, whose state all begins at
+one position (every user of the id would have to learn another, and all stores would
+have to be rebuilt at once).
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ WORK = "coopstreams-rebuild"
 
 @dataclass(frozen=True, slots=True)
 class RebuiltFromSource:
-    """The result of a rebuild. Shape: `stores` by name; in a dry run, what would have been written."""
+    """The result of a rebuild. Shape: `stores` by name; in a dry run, what would have
+    been written.
+    """
 
     plan: Plan
     stores: Mapping[str, Differences]
@@ -65,13 +69,15 @@ def rebuild_from_source(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> RebuiltFromSource:
-    """Correct the changelogs of a stopped application by its source topics; return how they differed.
+    """Correct the changelogs of a stopped application by its source topics; return how
+    they differed.
 
-    `wanted`: the stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each
-    partition, and so tasks; None: as in `backfill`. There are more where those of the application have different
-    positions. `dry_run`: nothing is written. `incomplete`: rebuild although sources have lost records; their effect on
-    the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With `snapshots.dir`, a
-    snapshot is published as well.
+    `wanted`: the stores, partitions and key groups; everything else stays as it is.
+    `ranges`: key ranges of each partition, and so tasks; None: as in `backfill`. There
+    are more where those of the application have different positions. `dry_run`: nothing
+    is written. `incomplete`: rebuild although sources have lost records; their effect
+    on the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in
+    `backfill`. With `snapshots.dir`, a snapshot is published as well.
 
     Raises:
         TopologyError, ConfigError, OffsetOutOfRangeError: found before anything runs.
@@ -112,7 +118,8 @@ def plan_rebuild(
 ) -> Plan:
     """Return the plan of a new run, or of the resumed run.
 
-    The plan of a resumed run ignores all other arguments except those that say where it is stored.
+    The plan of a resumed run ignores all other arguments except those that say where it
+    is stored.
     """
     if resume is not None:
         return taken_up(topology, config, work, resume, rebuild=True)
@@ -136,11 +143,13 @@ def carry_out_rebuild(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> RebuiltFromSource:
-    """Run the stages of a plan that have not run yet; return how the changelogs differed.
+    """Run the stages of a plan that have not run yet; return how the changelogs
+    differed.
 
     Raises:
         GroupError: the application runs, or has run since the plan was made.
-        ProcessingError, LogError, ...: the error of a task; `resume` continues where it failed.
+        ProcessingError, LogError, ...: the error of a task; `resume` continues where it
+        failed.
     """
     with closing(cluster_of(config)) as cluster:
         _check_unmoved(config, cluster, plan)

@@ -1,11 +1,14 @@
-"""The outputs of a backfill as a table: the records that a live application would have written to topics.
+"""The outputs of a backfill as a table: the records that a live application would have
+written to topics.
 
-A task returns them as rows of its stage, beside those it forwards to the next stage. Spark commits a stage as a whole,
-with one attempt of each task. So no row occurs twice, and a resumed run finds the rows of the finished stages.
+A task returns them as rows of its stage, beside those it forwards to the next stage.
+Spark commits a stage as a whole, with one attempt of each task. So no row occurs twice,
+and a resumed run finds the rows of the finished stages.
 
-Invariant: a table has one folder for each run, `run=<name>`, which is written as a whole or not at all.
-Turned down: appending (a driver that dies afterwards cannot know whether it has appended), and partition numbers (they
-would need the partition counts of the topics).
+Invariant: a table has one folder for each run, `run=<name>`, which is written as a
+whole or not at all. Turned down: appending (a driver that dies afterwards cannot know
+whether it has appended), and partition numbers (they would need the partition counts of
+the topics).
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ _ORDER = ("time", "subtopology", "task", "number")
 
 
 def absolute(place: str) -> str:
-    """Return the absolute path of a folder, for workers elsewhere; a URL stays as it is."""
+    """Return the absolute path of a folder, for workers elsewhere; a URL stays as it
+    is.
+    """
     return place if "://" in place else str(Path(place).absolute())
 
 
@@ -39,7 +44,9 @@ def stage_name(stage: Stage) -> str:
 
 
 def rows_of(run: Storage, stage: Stage) -> str | None:
-    """Return the name of the folder with a stage's rows, in the folder of its run; None: the stage has not run."""
+    """Return the name of the folder with a stage's rows, in the folder of its run;
+    None: the stage has not run.
+    """
     name = run.read(_done(stage))
     return None if name is None else name.decode()
 
@@ -47,8 +54,8 @@ def rows_of(run: Storage, stage: Stage) -> str | None:
 def keep_rows(run: Storage, stage: Stage, name: str) -> None:
     """Note that a stage has run, and where its rows are.
 
-    Each driver writes a folder of its own: two that write one (a scheduler starts the second while the first lives)
-    would leave parts of both.
+    Each driver writes a folder of its own: two that write one (a scheduler starts the
+    second while the first lives) would leave parts of both.
     """
     run.write(_done(stage), name.encode())
 
@@ -60,7 +67,8 @@ def _done(stage: Stage) -> str:
 def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     """Return the outputs of a run.
 
-    Shape: the columns of a record, without a partition; then the columns that order all of them.
+    Shape: the columns of a record, without a partition; then the columns that order all
+    of them.
 
     Raises:
         ConfigError: the run did not write a table.
@@ -84,7 +92,9 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
 
 
 def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
-    """Write the outputs of a run to its table as Parquet, in a folder for each topic; do nothing if that is done."""
+    """Write the outputs of a run to its table as Parquet, in a folder for each topic;
+    do nothing if that is done.
+    """
     done = f"{plan.run}/table"
     if work.read(done) is None:
         frame(spark, plan, folder).write.mode("overwrite").option(

@@ -1,12 +1,15 @@
-"""A shared task inside Spark: a `Task` like a live one, over all its rows from the first to the cut.
+"""A shared task inside Spark: a `Task` like a live one, over all its rows from the
+first to the cut.
 
-It takes ROUTED batches of one task, in the order in which a live task would take them, and returns RESULTS batches. Its
-state is in a RocksDB of this attempt, in a temporary folder. At the end the state becomes slices of a snapshot, records
-of changelogs, or both.
+It takes ROUTED batches of one task, in the order in which a live task would take them,
+and returns RESULTS batches. Its state is in a RocksDB of this attempt, in a temporary
+folder. At the end the state becomes slices of a snapshot, records of changelogs, or
+both.
 
-Invariant: the same rows give the same results, so that an attempt can be discarded at any time. Its outside effects
-(files under new names, one transaction) count once.
-Turned down: applyInArrow and transformWithState (a group in memory at once; no order by offset; 29,000 records a
+Invariant: the same rows give the same results, so that an attempt can be discarded at
+any time. Its outside effects (files under new names, one transaction) count once.
+Turned down: applyInArrow and transformWithState (a group in memory at once; no order by
+offset; 29,000 records a
 second: measured).
 """
 
@@ -97,8 +100,9 @@ log = logging.getLogger(__name__)
 class TaskResult:
     """The result of a task.
 
-    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences`
-    by store. `stream_times` and `operator_times` by source topic.
+    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason",
+    `seeded`, `slices` and `differences` by store. `stream_times` and `operator_times`
+    by source topic.
     """
 
     task: int
@@ -119,10 +123,12 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """The work of one sub-topology's tasks: sent to the workers, and called there with the rows of one task.
+    """The work of one sub-topology's tasks: sent to the workers, and called there with
+    the rows of one task.
 
-    Shape: task = partition * ranges + number of the range. `first` is the number of the first of them within the run.
-    `forwarded` are the repartition topics, with their partition counts: records for them become RESULTS rows.
+    Shape: task = partition * ranges + number of the range. `first` is the number of the
+    first of them within the run. `forwarded` are the repartition topics, with their
+    partition counts: records for them become RESULTS rows.
     """
 
     topology: Topology
@@ -140,9 +146,13 @@ class TaskWork:
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
     repair: Repair | None = None
-    """Set where the changelogs are not empty: only the differences between them and the state are written."""
+    """Set where the changelogs are not empty: only the differences between them and the
+    state are written.
+    """
     oldest_ms: tuple[tuple[str, int], ...] = ()
-    """By store, the earliest timestamp that the changelog's retention would not delete at once."""
+    """By store, the earliest timestamp that the changelog's retention would not delete
+    at once.
+    """
     reached_ms: int = NO_STREAM_TIME
     """The latest stream time that earlier stages of the run have reached."""
     snapshots: str | None = None
@@ -168,7 +178,9 @@ class TaskWork:
 def attempt(
     batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the results of a task's rows. `begin` gets the task's number, and the stack that closes its resources."""
+    """Yield the results of a task's rows. `begin` gets the task's number, and the stack
+    that closes its resources.
+    """
     rows = (each for each in batches if each.num_rows)
     first = next(rows, None)
     if first is None:
@@ -192,7 +204,9 @@ class TaskAttempt:
         *,
         tables: Mapping[str, MakeTable] | None = None,
     ) -> None:
-        """`tables`: stores with other factories; None: known folds, native where possible."""
+        """`tables`: stores with other factories; None: known folds, native where
+        possible.
+        """
         topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
         drops = may_drop(work.config, ["processing"])
@@ -200,7 +214,8 @@ class TaskAttempt:
             topology, round_.part, parts=native_parts(), may_drop=drops
         )
         partition, slot = divmod(number, work.ranges)
-        self._work, self._number = work, number
+        self._work = work
+        self._number = number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])
         self._application = topology.application_id
         self._specs = program.subtopology.stores
@@ -225,7 +240,8 @@ class TaskAttempt:
         closing.callback(self._database.close)
         caching = holds_back(topology, round_, work.config)
         if tables is None:
-            # Their updates may follow the records of a batch, but a placed record needs its own time.
+            # Their updates may follow the records of a batch, but a placed record needs
+            # its own time.
             tables = (
                 {}
                 if round_.placed
@@ -234,8 +250,10 @@ class TaskAttempt:
         self._state = TaskState(
             self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables
         )
-        self._read, self._dropped = Counter[str](), Counter[str]()
-        self._stream_times, self._times = dict[str, int](), dict[str, int]()
+        self._read = Counter[str]()
+        self._dropped = Counter[str]()
+        self._stream_times = dict[str, int]()
+        self._times = dict[str, int]()
         self._at_hand: tuple[TopicPartition, list[int], list[int]] = (
             self._topics[0],
             [BEGIN],
@@ -260,7 +278,8 @@ class TaskAttempt:
             fates,
             topics=topics,
         )
-        # All tasks read the global tables: a record that fails there is counted, and has a letter, of the first one.
+        # All tasks read the global tables: a record that fails there is counted, and
+        # has a letter, of the first one.
         tells = number == 0
         global_failure = handler(
             None,
@@ -289,7 +308,8 @@ class TaskAttempt:
             tally,
             caching=caching,
             partitions=cache(self._partitions),
-            max_idle_ms=-1,  # the rows come in processing order: never wait for another source
+            # the rows come in processing order: never wait for another source
+            max_idle_ms=-1,
             global_tables=rows,
             output=lambda topic: (
                 PlacedOutput(topic, self._time)
@@ -300,7 +320,8 @@ class TaskAttempt:
         )
         closing.callback(self._task.close)
         self._task.begin()
-        # A punctuation has the place of the record that made it due, which is the last one of its step.
+        # A punctuation has the place of the record that made it due, which is the last
+        # one of its step.
         self._single = bool(round_.placed) and self._task.program.may_punctuate
         self._counts = round_.is_last
         bounds = [
@@ -314,15 +335,12 @@ class TaskAttempt:
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield the records that it forwards."""
         check_task(rows, self._number)
-        offsets, times = (
-            rows.column("offset").to_pylist(),
-            rows.column("time").to_pylist(),
-        )
-        # Whole columns, once: where sources take turns, a slice of Arrow for each run costs more than its records.
-        columns, operator_times = (
-            columns_of(rows, offsets),
-            rows.column("operator_times"),
-        )
+        offsets = rows.column("offset").to_pylist()
+        times = rows.column("time").to_pylist()
+        # Whole columns, once: where sources take turns, a slice of Arrow for each run
+        # costs more than its records.
+        columns = columns_of(rows, offsets)
+        operator_times = rows.column("operator_times")
         columns.stream_times = rows.column("stream_time").to_pylist()
         sources: list[int] = rows.column("source").to_pylist()
         timestamps: Sequence[int | None] = columns.timestamps
@@ -358,8 +376,8 @@ class TaskAttempt:
         """Write the state; yield the last forwarded records, and the result.
 
         Raises:
-            TopologyError: a stream-time punctuator feeds a foreign-key join: the next round would call it at other
-                times.
+            TopologyError: a stream-time punctuator feeds a foreign-key join: the next
+                round would call it at other times.
             GroupError: the application has begun beside the run.
         """
         self._write_state()
@@ -394,7 +412,8 @@ class TaskAttempt:
 
     def _time(self) -> int:
         """Return the current record's time in the task's processing order."""
-        at, (source, offsets, times) = self._task.program.where(), self._at_hand
+        at = self._task.program.where()
+        (source, offsets, times) = self._at_hand
         if at is None:  # between two records, or behind the last one
             return times[len(times) - self._task.queues.waiting(source) - 1]
         return times[bisect_left(offsets, at.offset)]
@@ -422,8 +441,11 @@ class TaskAttempt:
     def _told(
         self, source: TopicPartition, columns: Columns, operator_times: list[int]
     ) -> RecordBatch:
-        """Return the times that a partition has reached, at a time mark or at its end, as a batch of a reader."""
-        (stream_time,), (offset,) = columns.stream_times, columns.offsets
+        """Return the times that a partition has reached, at a time mark or at its end,
+        as a batch of a reader.
+        """
+        (stream_time,) = columns.stream_times
+        (offset,) = columns.offsets
         self._stream_times[source.topic] = stream_time
         at_end = offset == END
         at = self._task.queues.received(source) if at_end else offset + 1
@@ -456,8 +478,11 @@ class TaskAttempt:
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
-        """Return records as rows, each with its place in a total order over all tasks: time, then task, then number."""
-        count, first = len(output), self._task.tally.written[output.topic]
+        """Return records as rows, each with its place in a total order over all tasks:
+        time, then task, then number.
+        """
+        count = len(output)
+        first = self._task.tally.written[output.topic]
         times = (
             output.times if isinstance(output, PlacedOutput) else self._reached(output)
         )
@@ -489,12 +514,15 @@ class TaskAttempt:
         return times
 
     def _places(self, output: Output, numbers: range) -> list[int | None]:
-        """Return the partitions of forwarded records; None for those of a table, which has none."""
+        """Return the partitions of forwarded records; None for those of a table, which
+        has none.
+        """
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
             return [None] * len(output)
-        # The partition that a partitioner chose, else the producer's: murmur2 of the key. A record without a key may go
-        # anywhere, here always to the same partition.
+        # The partition that a partitioner chose, else the producer's: murmur2 of the
+        # key. A record without a key may go anywhere, here always to the same
+        # partition.
         chosen = output.partitions or [ANY_PARTITION] * len(output)
         return [
             place

@@ -1,7 +1,8 @@
-"""Checks that the topics of a run still exist: `coopstreams reset` or a user may delete and create them again.
+"""Checks that the topics of a run still exist: `coopstreams reset` or a user may delete
+and create them again.
 
-A plan has the ids of its topics. A topic of the same name with another id has other records below the cut, or has lost
-the writes of tasks.
+A plan has the ids of its topics. A topic of the same name with another id has other
+records below the cut, or has lost the writes of tasks.
 
 Invariant: a run whose topics were created again is neither resumed nor published.
 """
@@ -20,7 +21,9 @@ from coopstreams.topology.naming import marks_topic
 
 
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:
-    """Return the ids of a run's source topics and internal topics, as far as they exist."""
+    """Return the ids of a run's source topics and internal topics, as far as they
+    exist.
+    """
     known = cluster.partitions()
     names = (
         *topology.source_topics,
@@ -50,7 +53,8 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
 
 
 def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
-    """Check that a run can be resumed. `finished`: all its stages have run, so it can only be published (again).
+    """Check that a run can be resumed. `finished`: all its stages have run, so it can
+    only be published (again).
 
     Raises:
         ConfigError: its topics were created again, or it has been given up.

@@ -1,7 +1,9 @@
-"""PySpark's daemon, which forks a worker for each task, with all modules that a task needs imported before.
+"""PySpark's daemon, which forks a worker for each task, with all modules that a task
+needs imported before.
 
-Otherwise each worker imports them: pyarrow, pandas and ours take 1.6 s of CPU time (measured), ten times a task on
-little data. Memory is tuned as in a process that runs a topology. `spark.python.daemon.module` names it.
+Otherwise each worker imports them: pyarrow, pandas and ours take 1.6 s of CPU time
+(measured), ten times a task on little data. Memory is tuned as in a process that runs a
+topology. `spark.python.daemon.module` names it.
 
 Invariant: an import starts no thread, because a thread does not survive a fork.
 """
@@ -17,6 +19,7 @@ import coopstreams.spark.task  # noqa: F401
 from coopstreams.common.memory import tune_memory
 
 if __name__ == "__main__":
-    # it also freezes objects: otherwise a worker's garbage collection would copy the pages of all modules
+    # it also freezes objects: otherwise a worker's garbage collection would copy the
+    # pages of all modules
     tune_memory()
     manager()

@@ -5,18 +5,22 @@
     at-least-once  outputs | flush | the past of versioned rows | flush | changelogs | flush | individual commits
                    | flush | fenced OffsetCommit | database
 
-A new owner takes the high watermark after it knows its generation. Every commit of an earlier owner lies below it,
-because that owner's records were in the log before it asked for the fence. With the fence first, records double
-(measured).
+A new owner takes the high watermark after it knows its generation. Every commit of an
+earlier owner lies below it, because that owner's records were in the log before it
+asked for the fence. With the fence first, records double (measured).
 
-Invariant: the fence belongs to the epoch of the membership under which the tasks were opened; under another epoch it
-fails, so a member that was lost and came back cannot commit what it did before. Under at-least-once brokers do not
-fence records, so a zombie's may land above those of its successor: a later restore would go back to them, and readers
-of the results would end with old ones. Hence the committer writes nothing unless the group has answered within the
-session time-out, and a commit waits for its records no longer than that answer counts: then they are given up. Between
-commits the producer gives up a result that it could not send for a session time-out (`instance.components`). Two cases
-remain: a process that is stopped within the milliseconds in which it writes; and results (no changelogs) in front of a
-function that runs for longer than the session, when no broker could be reached meanwhile.
+Invariant: the fence belongs to the epoch of the membership under which the tasks were
+opened; under another epoch it fails, so a member that was lost and came back cannot
+commit what it did before. Under at-least-once brokers do not fence records, so a
+zombie's may land above those of its successor: a later restore would go back to them,
+and readers of the results would end with old ones. Hence the committer writes nothing
+unless the group has answered within the session time-out, and a commit waits for its
+records no longer than that answer counts: then they are given up. Between commits the
+producer gives up a result that it could not send for a session time-out
+(`instance.components`). Two cases
+remain: a process that is stopped within the milliseconds in which it writes; and
+results (no changelogs) in front of a function that runs for longer than the session,
+when no broker could be reached meanwhile.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -58,7 +62,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 CONFIRM_S = 60.0
-"""Time between two updates of the time up to which the state of tasks is true (`Committer.confirm`)."""
+"""Time between two updates of the time up to which the state of tasks is true
+(`Committer.confirm`).
+"""
 MOST_IN_VAIN = 5
 """Failed aborts with a non-retryable error after which `abort` raises."""
 
@@ -117,18 +123,25 @@ class Committer:
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
-        """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
+        """Whether each output of this interval is checked against its topic's settings:
+        tasks step record by record.
+        """
         self._latest: dict[tuple[Task, bytes], str] = {}
         """In a careful interval, the latest record of each key, in words."""
         self.asking = Asking(self._timeout_s, host)
         """The answer that a commit waits for. Any thread."""
         self.flushed_s = 0.0
-        """How long the last commit flushed record caches: the functions below them run then."""
+        """How long the last commit flushed record caches: the functions below them run
+        then.
+        """
         self._epoch: int | None = None
-        """The epoch of the membership in which the interval began; None: no interval is open."""
+        """The epoch of the membership in which the interval began; None: no interval is
+        open.
+        """
         limits = "transaction.timeout.ms", "session.timeout.ms"
         self.interval = Interval[Task](min(config[name] for name in limits) / 1000)
-        """The tasks that did something in this interval, and how much more they may do."""
+        """The tasks that did something in this interval, and how much more they may do.
+        """
         self._confirm_at = self._host.now() + CONFIRM_S
 
     @property
@@ -137,10 +150,12 @@ class Committer:
         return self._epoch is not None
 
     def begin(self, task: Task) -> None:
-        """Begin an interval for this task if none is open: everything written from now on counts with the next commit.
+        """Begin an interval for this task if none is open: everything written from now
+        on counts with the next commit.
 
         Raises:
-            MembershipLostError: the interval began under another membership than this task was opened under.
+            MembershipLostError: the interval began under another membership than this
+            task was opened under.
         """
         if self._epoch is None:
             self._epoch = task.epoch
@@ -159,12 +174,15 @@ class Committer:
         self.interval.begin(task, self._host.now())
 
     def claim(self, task: Task, others: Sequence[Task]) -> None:
-        """Make a task's first positions durable, and under at-least-once its claim, before it processes anything.
+        """Make a task's first positions durable, and under at-least-once its claim,
+        before it processes anything.
 
-        `others`: the other tasks of this thread; an interval of theirs is committed first.
+        `others`: the other tasks of this thread; an interval of theirs is committed
+        first.
 
         Raises:
-            MembershipLostError, LogError: it may or may not have counted: open the task again.
+            MembershipLostError, LogError: it may or may not have counted: open the task
+            again.
         """
         begin = task.progress.begin()
         if self._transactional:
@@ -195,9 +213,9 @@ class Committer:
     ) -> None:
         """Commit a task's first positions in a transaction of their own.
 
-        An unanswered plain commit may arrive late. As long as the generation lasts, the coordinator accepts it, and it
-        would overwrite the position that a later transaction committed. Offsets of a transaction cannot arrive after
-        its end.
+        An unanswered plain commit may arrive late. As long as the generation lasts, the
+        coordinator accepts it, and it would overwrite the position that a later
+        transaction committed. Offsets of a transaction cannot arrive after its end.
         """
         if self.begun:
             self.commit(others)
@@ -213,9 +231,10 @@ class Committer:
         """Append the outputs of a task to the log; they count with the next commit.
 
         Raises:
-            ProcessingError: Kafka refuses an output, and the production handler says `fail`.
-            MembershipLostError: another member may have the task by now: these results may be older than those in the
-                topic.
+            ProcessingError: Kafka refuses an output, and the production handler says
+            `fail`.
+            MembershipLostError: another member may have the task by now: these results
+                may be older than those in the topic.
         """
         if self.careful and task.last_key is not None:
             self._latest[task, task.last_key] = task.last_step
@@ -231,9 +250,11 @@ class Committer:
         self._apply(task)
 
     def mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
-        """Append a time mark to a source partition of a task; it counts with the next commit.
+        """Append a time mark to a source partition of a task; it counts with the next
+        commit.
 
-        A topic may refuse timestamps in the future, so the mark's own is never later than now.
+        A topic may refuse timestamps in the future, so the mark's own is never later
+        than now.
 
         Raises:
             MembershipLostError: another member may have the task by now.
@@ -251,10 +272,11 @@ class Committer:
         )
 
     def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
-        """Write a failed record to a dead-letter topic, in the same commit as the results around it.
+        """Write a failed record to a dead-letter topic, in the same commit as the
+        results around it.
 
-        A timestamp in the future becomes the current time: it may have failed the record, and the broker would refuse
-        the letter, too.
+        A timestamp in the future becomes the current time: it may have failed the
+        record, and the broker would refuse the letter, too.
 
         Raises:
             DeliveryError: the topic does not take it.
@@ -274,16 +296,20 @@ class Committer:
         )
 
     def expect_refusals(self) -> None:
-        """Check each output before it is written from the next interval on, because Kafka has refused a record."""
+        """Check each output before it is written from the next interval on, because
+        Kafka has refused a record.
+        """
         self._refusals.expect()
 
     def commit(self, tasks: Sequence[Task]) -> bool:
-        """Make everything that these tasks did durable; return False if there is nothing to commit.
+        """Make everything that these tasks did durable; return False if there is
+        nothing to commit.
 
         `tasks`: all of this thread.
 
         Raises:
-            MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
+            MembershipLostError, LogError: it may or may not have counted: `abort`,
+            discard the tasks, open them again.
         """
         self.flushed_s = 0.0
         due = self._due(tasks)
@@ -306,8 +332,8 @@ class Committer:
             self._flush()  # outputs and changelogs are in the log before the positions
         self._write_plan(commit)
         self._flush()
-        # Before the fence: after it, these offsets may lie behind records of a successor, which are not in this
-        # state.
+        # Before the fence: after it, these offsets may lie behind records of a
+        # successor, which are not in this state.
         checkpoints = self._checkpoints(
             tasks,
             {changelog: self._writer.delivered_to(changelog) for changelog in written},
@@ -331,10 +357,12 @@ class Committer:
         self._metrics.committed(self._number, self._host.now() - started)
 
     def confirm(self, tasks: Sequence[Task]) -> None:
-        """Note in the databases, every `CONFIRM_S`, that the state of tasks without changes is still true.
+        """Note in the databases, every `CONFIRM_S`, that the state of tasks without
+        changes is still true.
 
-        To be called between two intervals. While the group has answered lately, no other member has written for these
-        tasks: every changelog record of their keys, tombstones too, lies below the checkpoints.
+        To be called between two intervals. While the group has answered lately, no
+        other member has written for these tasks: every changelog record of their keys,
+        tombstones too, lies below the checkpoints.
 
         Raises:
             StateError: a database does not take it.
@@ -350,7 +378,8 @@ class Committer:
                 task.state.confirm(true_ms)
 
     def abort(self) -> None:
-        """Abort the interval; return when the writer can be used again, which needs the brokers.
+        """Abort the interval; return when the writer can be used again, which needs the
+        brokers.
 
         Raises:
             LogError: the writer can never be used again.
@@ -376,7 +405,8 @@ class Committer:
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
-        """Check that all topics that the application writes to exist; return if the brokers do not answer.
+        """Check that all topics that the application writes to exist; return if the
+        brokers do not answer.
 
         A client that cannot deliver does not always report a missing topic.
 
@@ -404,7 +434,9 @@ class Committer:
         self._writer.close()
 
     def _due(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks to commit: those with something to commit, and their siblings, which share changelogs."""
+        """Return the tasks to commit: those with something to commit, and their
+        siblings, which share changelogs.
+        """
         partitions = {
             task_partition_of(task.id)
             for task in tasks
@@ -420,12 +452,15 @@ class Committer:
         self._latest.clear()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
-        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
+        """Flush the record caches, write outputs and changelogs; return the changelog
+        partitions written to.
 
-        Under at-least-once the outputs are in the log before the changelogs are written: a crash may leave changelogs
-        ahead of the positions, and a restored state that has emitted a result (closed a window) does not emit it again.
-        Likewise the past of versioned rows before the rows: a record that is repeated finds that its row has it, and
-        would not bring the version before it into the past.
+        Under at-least-once the outputs are in the log before the changelogs are
+        written: a crash may leave changelogs ahead of the positions, and a restored
+        state that has emitted a result (closed a window) does not emit it again.
+        Likewise the past of versioned rows before the rows: a record that is repeated
+        finds that its row has it, and would not bring the version before it into the
+        past.
         """
         changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
@@ -479,7 +514,8 @@ class Committer:
             self._refusals.append(self._writer, self._timeout_s, *records, **columns)
 
     def _check_rows(self, task: Task, batch: ChangelogBatch, changelog: str) -> None:
-        """Check that a changelog takes the rows of a store, of which none can be left out.
+        """Check that a changelog takes the rows of a store, of which none can be left
+        out.
 
         Raises:
             DeliveryError: it does not; names the row, and the record that changed it.
@@ -507,10 +543,11 @@ class Committer:
     def _checkpoints(
         self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]
     ) -> dict[Task, dict[str, int]]:
-        """Return the changelog offset of each store of each task, given where the changelogs end.
+        """Return the changelog offset of each store of each task, given where the
+        changelogs end.
 
-        A task that wrote nothing gets one too: the records since its own last are its siblings', and need not be read
-        when it is opened again.
+        A task that wrote nothing gets one too: the records since its own last are its
+        siblings', and need not be read when it is opened again.
         """
         checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
         for task in tasks if ends else ():
@@ -527,7 +564,8 @@ class Committer:
 
         Raises:
             SinkUnavailableError, FencedError: it may or may not have counted.
-            ProcessingError: the sink refuses a record, and the production handler says `fail`.
+            ProcessingError: the sink refuses a record, and the production handler says
+            `fail`.
         """
         if task.applying is None:
             return
@@ -538,7 +576,8 @@ class Committer:
                 self._metrics.produced(task.id, task.applying.sink, applied)
 
     def _flush(self) -> None:
-        """Wait until all records are in the log; under at-least-once no longer than this member surely has its tasks.
+        """Wait until all records are in the log; under at-least-once no longer than
+        this member surely has its tasks.
 
         Raises:
             DeliveryError: they are not; `abort` gives them up.
@@ -551,10 +590,12 @@ class Committer:
             self._writer.flush(min(self._timeout_s, sure_s))
 
     def _check_sure(self, epoch: int) -> None:
-        """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.
+        """Check that this member certainly has its tasks: under at-least-once brokers
+        do not fence records.
 
         Raises:
-            MembershipLostError: another member may own the tasks, and its records would be overwritten by older ones.
+            MembershipLostError: another member may own the tasks, and its records would
+            be overwritten by older ones.
         """
         if not self._transactional and not self._member.sure(epoch):
             raise MembershipLostError(
@@ -564,10 +605,8 @@ class Committer:
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:
             now = self._host.wall_ms()
-            keys, values = (
-                [key for key, _ in commit.records],
-                [value for _, value in commit.records],
-            )
+            keys = [key for key, _ in commit.records]
+            values = [value for _, value in commit.records]
             where = self._follower.partition
             self._writer.append(
                 where.topic, keys, values, [now] * len(keys), partitions=where.partition

@@ -1,18 +1,19 @@
 """Holds errors until the group confirms the membership: a state machine without I/O.
 
-A process that was stopped and resumes does not know that another member owns its tasks. This successor has processed
-records of the repartition topics and deleted them. So the old process reads on there and gets an out-of-range error,
-which would be fatal for an owner.
+A process that was stopped and resumes does not know that another member owns its tasks.
+This successor has processed records of the repartition topics and deleted them. So the
+old process reads on there and gets an out-of-range error, which would be fatal for an
+owner.
 
     an error                                        held; the group is asked at once
     the group has confirmed this member since then  it counts
     the membership under which it happened is over  void
 
-Invariant: an error counts only if this process certainly owned its tasks when it happened: no other member gets them
-under the same epoch before they are released, and the answer to a heartbeat sent after the error proves that the epoch
-goes on.
-Turned down: retrying for a while (an owner's error would be repeated for as long, and a group that does not answer
-takes longer).
+Invariant: an error counts only if this process certainly owned its tasks when it
+happened: no other member gets them under the same epoch before they are released, and
+the answer to a heartbeat sent after the error proves that the epoch goes on. Turned
+down: retrying for a while (an owner's error would be repeated for as long, and a group
+that does not answer takes longer).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import TypeAlias
 from coopstreams.tasks.events import Failed
 
 Confirmed: TypeAlias = Callable[[float, int], bool]
-"""Whether the group has answered a heartbeat that was sent after that moment, to this member in that epoch."""
+"""Whether the group has answered a heartbeat that was sent after that moment, to this
+member in that epoch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,9 @@ class DoubtedFailure:
 
 @dataclass(slots=True)
 class Doubts:
-    """The held errors of one instance. Used by the control thread; any thread may read `held`."""
+    """The held errors of one instance. Used by the control thread; any thread may read
+    `held`.
+    """
 
     epoch: int = 0
     """The epoch of the membership, as far as the control thread knows."""
@@ -53,9 +58,12 @@ class Doubts:
         return held
 
     def settle(self, confirmed: Confirmed) -> tuple[Failed | None, list[Failed]]:
-        """Return the first error that counts from now on, and all that are void; hold the others."""
+        """Return the first error that counts from now on, and all that are void; hold
+        the others.
+        """
         counts: Failed | None = None
-        void, held = list[Failed](), list[DoubtedFailure]()
+        void = list[Failed]()
+        held = list[DoubtedFailure]()
         for one in self.held:
             if one.epoch < self.epoch:
                 void.append(one.failure)

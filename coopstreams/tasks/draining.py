@@ -1,7 +1,8 @@
 """Drains tasks with asynchronous operators before they are closed.
 
-A draining task begins no calls, and waits for those under way: their results are part of its last commit, and the next
-owner makes all other calls again. The wait has a limit, because no other task processes its keys meanwhile.
+A draining task begins no calls, and waits for those under way: their results are part
+of its last commit, and the next owner makes all other calls again. The wait has a
+limit, because no other task processes its keys meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ DRAIN_S = 3.0
 
 
 class Draining:
-    """The tasks of one stream thread that wait for their calls, to be closed. One thread."""
+    """The tasks of one stream thread that wait for their calls, to be closed. One
+    thread.
+    """
 
     def __init__(self, most_s: float, host: Host) -> None:
         self._most_s = min(DRAIN_S, most_s)
@@ -39,7 +42,9 @@ class Draining:
         return True
 
     def ready(self) -> list[Task]:
-        """Return the tasks that have records to process, because their calls have ended."""
+        """Return the tasks that have records to process, because their calls have
+        ended.
+        """
         return [
             task
             for task in self._until
@@ -62,5 +67,7 @@ class Draining:
                 yield task
 
     def next_s(self) -> float:
-        """Return in how many seconds the next task is closed, even if its calls have not ended."""
+        """Return in how many seconds the next task is closed, even if its calls have
+        not ended.
+        """
         return min(self._until.values(), default=float("inf")) - self._host.now()

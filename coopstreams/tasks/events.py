@@ -1,6 +1,7 @@
 """The events that the threads of an instance send to its control thread, as values.
 
-Only the control thread decides; the opener, the stream threads and the group member put events into its inbox.
+Only the control thread decides; the opener, the stream threads and the group member put
+events into its inbox.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A stream thread has committed a task (or, unclean, discarded it) and does not touch it again."""
+    """A stream thread has committed a task (or, unclean, discarded it) and does not
+    touch it again.
+    """
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log.
+    """A stream thread could not commit; it has discarded these tasks, which must be
+    opened again from the log.
 
     `held`: one of them is to be opened later than the others.
     """
@@ -52,18 +56,24 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A thread has failed: the instance stops with the error, or replaces the thread if it was a stream thread."""
+    """A thread has failed: the instance stops with the error, or replaces the thread if
+    it was a stream thread.
+    """
 
     error: BaseException
     where: str
     thread: int | None = None
-    """The number of the stream thread that has died, if one has; it touches nothing any more."""
+    """The number of the stream thread that has died, if one has; it touches nothing any
+    more.
+    """
     epoch: int | None = None
     """The epoch of the membership under which its tasks were opened, if known."""
 
     @property
     def doubtful(self) -> bool:
-        """Whether a lost membership may explain it. Of a call that outlasts the time-outs it is a consequence."""
+        """Whether a lost membership may explain it. Of a call that outlasts the
+        time-outs it is a consequence.
+        """
         return (self.thread is not None or self.where == "reader") and not isinstance(
             self.error, OutlastingError
         )
@@ -72,7 +82,8 @@ class Failed:
     def raised(self) -> BaseException:
         """The error that the instance ends with.
 
-        `sys.exit()` in a function of the program is an error as well: the process would end as if it had been asked to.
+        `sys.exit()` in a function of the program is an error as well: the process would
+        end as if it had been asked to.
         """
         if not isinstance(self.error, SystemExit):
             return self.error
@@ -115,8 +126,10 @@ class Matched:
 class PolicyChanged:
     """The cluster's policy allows this application something else than before.
 
-    Shape: `announced`: other sub-topologies than before may be cut by key range, and the group must hear of it.
-    `reopened`: sub-topologies whose tasks pass their records in another order from now on.
+    Shape: `announced`: other sub-topologies than before may be cut by key range, and
+    the group must hear of it.
+    `reopened`: sub-topologies whose tasks pass their records in another order from now
+    on.
     """
 
     announced: bool

@@ -1,9 +1,11 @@
-"""Failure handlers: what happens to a record that fails. The configuration says `fail`, `continue` or `dead-letter`, or
-names a function that says so of each failure, or that the record is processed again later.
+"""Failure handlers: what happens to a record that fails. The configuration says `fail`,
+`continue` or `dead-letter`, or names a function that says so of each failure, or that
+the record is processed again later.
 
-Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it becomes a record in the
-dead-letter topic, written in the same transaction as the results around it, or its task is given up until it is
-processed again (`tries`). Of similar failures the first are logged one by one, the rest as a count (`repeats`).
+Invariant: no failure is silent: it stops the instance, or it is counted and logged, or
+it becomes a record in the dead-letter topic, written in the same transaction as the
+results around it, or its task is given up until it is processed again (`tries`). Of
+similar failures the first are logged one by one, the rest as a count (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -60,11 +62,15 @@ _LIBRARIES = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     }
 )
-"""Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
+"""Folders of code that is not the user's: coopstreams (its rooms may be links), Python,
+installed packages.
+"""
 UNAVAILABLE_PAUSE_S = 1.0
 """How long a task pauses while the schema registry does not answer."""
 MOST_SAID = 8000
-"""Most characters of an error's text in a header: one that quotes a large value would make the record too large."""
+"""Most characters of an error's text in a header: one that quotes a large value would
+make the record too large.
+"""
 
 
 def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
@@ -79,8 +85,9 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
 
 @contextmanager
 def paused_without_registry(task: TaskId) -> Iterator[None]:
-    """Turn the error of a row whose schema the registry does not say now into the one that pauses the task. For who can
-    open it again: in a backfill and a test driver it is an error.
+    """Turn the error of a row whose schema the registry does not say now into the one
+    that pauses the task. For who can open it again: in a backfill and a test driver it
+    is an error.
 
     Raises:
         TriedLaterError: the schema registry does not answer.
@@ -98,12 +105,15 @@ def paused_without_registry(task: TaskId) -> Iterator[None]:
 def may_drop(
     config: Config, phases: Iterable[Phase] = ("deserialization", "processing")
 ) -> bool:
-    """Return whether a handler may drop a record that fails: it cannot be read, or a function raises at it."""
+    """Return whether a handler may drop a record that fails: it cannot be read, or a
+    function raises at it.
+    """
     return any(config[f"{phase}.exception.handler"] != "fail" for phase in phases)
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
-    """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table.
+    """Return a sentence that names task, node, topic, partition and offset of a
+    failure. No task: a global table.
 
     What was held back is named by its own key.
     """
@@ -126,13 +136,17 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's code in a traceback, for the end of a message; empty without one."""
+    """Return the innermost line of the user's code in a traceback, for the end of a
+    message; empty without one.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost(frames)
 
 
 def place_in(thread: int) -> str:
-    """Return the innermost line of the user's code that a thread of this id runs now, likewise."""
+    """Return the innermost line of the user's code that a thread of this id runs now,
+    likewise.
+    """
     frame = sys._current_frames().get(thread)
     return _innermost(traceback.extract_stack(frame))
 
@@ -143,7 +157,9 @@ def is_ours(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of code is neither of coopstreams nor of Python nor of an installed package."""
+    """Whether a file of code is neither of coopstreams nor of Python nor of an
+    installed package.
+    """
     return not file.startswith(("<", *_LIBRARIES))
 
 
@@ -174,7 +190,8 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
         said["task"] = str(task)
     if failure.offset is not None:  # what was held back belongs to no single record
         said["offset"] = str(failure.offset)
-    # An error may quote invalid Unicode: a dead letter that cannot be encoded would stop the instance.
+    # An error may quote invalid Unicode: a dead letter that cannot be encoded would
+    # stop the instance.
     coded = (
         (
             f"__coopstreams.errors.{name}",
@@ -195,15 +212,18 @@ def handler(
     tries: Attempts | None = None,
     topics: Mapping[str, str] = NO_TOPICS,
 ) -> OnFailure:
-    """Return the configured failure handler of a task's program, or, without a task, of a global table.
+    """Return the configured failure handler of a task's program, or, without a task, of
+    a global table.
 
-    `tries`: of the instance; None: nothing can be processed again later here. `topics`: the dead-letter topics of nodes
-    with their own. `dead_letter`: writes a record with these headers to a topic.
+    `tries`: of the instance; None: nothing can be processed again later here. `topics`:
+    the dead-letter topics of nodes with their own. `dead_letter`: writes a record with
+    these headers to a topic.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
         TriedLaterError: it says `Retry`, or the schema registry does not answer.
-        LogError: retryable: the registry does not answer, and nothing can be processed again later.
+        LogError: retryable: the registry does not answer, and nothing can be processed
+        again later.
     """
 
     def on_failure(failure: Failure) -> None:

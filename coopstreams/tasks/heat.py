@@ -1,10 +1,12 @@
-"""Hot key groups of a task, by sampling: one record of `EVERY` is counted, with a weight that decays.
+"""Hot key groups of a task, by sampling: one record of `EVERY` is counted, with a
+weight that decays.
 
-The weight of a sample halves every `HALF_LIFE_S`. Instead of making older ones lighter, younger ones are made heavier,
-so that nothing happens between two samples.
+The weight of a sample halves every `HALF_LIFE_S`. Instead of making older ones lighter,
+younger ones are made heavier, so that nothing happens between two samples.
 
-Invariant: at most one float for each of the 256 key groups; the records in between cost nothing.
-Turned down: counting each record (a hash for each, where the reader does not hash because the partition is not shared).
+Invariant: at most one float for each of the 256 key groups; the records in between cost
+nothing. Turned down: counting each record (a hash for each, where the reader does not
+hash because the partition is not shared).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from collections.abc import Sequence
 from coopstreams.topology.keys import key_group, key_hash
 
 EVERY = 61
-"""One record in this many is sampled. A prime, so that keys in a cycle are all sampled in time."""
+"""One record in this many is sampled. A prime, so that keys in a cycle are all sampled
+in time.
+"""
 HALF_LIFE_S = 20.0
 MOST = 4
 """The most groups that are reported."""
@@ -23,7 +27,9 @@ TIMES_EVEN = 4
 """A hot group has at least this multiple of an even share."""
 LEAST_SAMPLES = 8.0
 MOST_HALVINGS = 500.0
-"""After this many half-lives the weights are scaled down: a float can hold twice as many."""
+"""After this many half-lives the weights are scaled down: a float can hold twice as
+many.
+"""
 
 
 class Heat:
@@ -38,7 +44,9 @@ class Heat:
         self._latest = 1.0
 
     def look(self, keys: Sequence[bytes | None], now: float) -> None:
-        """Look at some of a batch of records. Units: `now` in seconds of a clock that does not go back."""
+        """Look at some of a batch of records. Units: `now` in seconds of a clock that
+        does not go back.
+        """
         count = len(keys)
         if self._next >= count:
             self._next -= count
@@ -50,7 +58,8 @@ class Heat:
             self._weights = {
                 group: old * 2.0**-halvings for group, old in self._weights.items()
             }
-            self._began, halvings = now, 0.0
+            self._began = now
+            halvings = 0.0
         weight = self._latest = 2.0**halvings
         for i in range(self._next, count, EVERY):
             key = keys[i]
@@ -61,7 +70,8 @@ class Heat:
 
     def hot(self) -> tuple[tuple[int, float], ...]:
         """Return the hot key groups and their shares of the records, the largest first."""
-        weights, latest = dict(self._weights), self._latest
+        weights = dict(self._weights)
+        latest = self._latest
         total = sum(weights.values())
         least = max(
             total * max(LEAST_SHARE, TIMES_EVEN / self._groups), LEAST_SAMPLES * latest

@@ -4,11 +4,11 @@
                     |             |----> pending-shutdown -> not-running
                     `-------------`----> pending-error ----> error
 
-An error while the instance drains turns pending-shutdown into error.
-Invariant: a listener is called by the thread whose work it reports, so a slow listener delays that work. An exception
-in a listener ends the instance.
-Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler`
-(KIP-671).
+An error while the instance drains turns pending-shutdown into error. Invariant: a
+listener is called by the thread whose work it reports, so a slow listener delays that
+work. An exception in a listener ends the instance.
+Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`,
+`StreamsUncaughtExceptionHandler` (KIP-671).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """The state of an instance. Running: a group member, which is not refused tasks, with all of its tasks open."""
+    """The state of an instance. Running: a group member, which is not refused tasks,
+    with all of its tasks open.
+    """
 
     CREATED = "created"
     REBALANCING = "rebalancing"
@@ -49,10 +51,11 @@ ENDING = {
 
 
 class RestoreListener:
-    """Called while the stores of tasks that open are restored from their changelogs. Subclass and override.
+    """Called while the stores of tasks that open are restored from their changelogs.
+    Subclass and override.
 
-    One partition of a changelog is read once for all tasks of an instance that need it: a task that opens meanwhile
-    moves the end.
+    One partition of a changelog is read once for all tasks of an instance that need it:
+    a task that opens meanwhile moves the end.
     """
 
     def on_restore_start(
@@ -63,12 +66,16 @@ class RestoreListener:
     def on_batch_restored(
         self, partition: TopicPartition, store: str, position: int, records: int
     ) -> None:
-        """`records` of the key ranges of the tasks were read; the state is at `position`."""
+        """`records` of the key ranges of the tasks were read; the state is at
+        `position`.
+        """
 
     def on_restore_end(
         self, partition: TopicPartition, store: str, records: int
     ) -> None:
-        """The store is restored; `records` of the key ranges of its tasks were read altogether."""
+        """The store is restored; `records` of the key ranges of its tasks were read
+        altogether.
+        """
 
     def on_restore_suspended(
         self, partition: TopicPartition, store: str, records: int
@@ -77,7 +84,9 @@ class RestoreListener:
 
 
 class StreamThreadExceptionResponse(Enum):
-    """What an error ends: the stream thread (a new one replaces it), this instance, or all instances."""
+    """What an error ends: the stream thread (a new one replaces it), this instance, or
+    all instances.
+    """
 
     REPLACE_THREAD = "replace-thread"
     SHUTDOWN_CLIENT = "shutdown-client"
@@ -93,7 +102,9 @@ UncaughtExceptionHandler: TypeAlias = Callable[
 
 
 class Lifecycle:
-    """The state of one instance, and its listeners. `to` and `response` belong to the thread that runs the instance."""
+    """The state of one instance, and its listeners. `to` and `response` belong to the
+    thread that runs the instance.
+    """
 
     def __init__(
         self,
@@ -103,21 +114,25 @@ class Lifecycle:
     ) -> None:
         self.state = StreamsState.CREATED
         self.restore_listener = restore_listener or RestoreListener()
-        self._on_state, self._on_error = on_state, on_error
+        self._on_state = on_state
+        self._on_error = on_error
 
     def to(self, state: StreamsState) -> None:
         """Change to this state; call the listener if it is new."""
         if state is not self.state:
-            before, self.state = self.state, state
+            before = self.state
+            self.state = state
             log.debug("%s -> %s", before.value, state.value)
             if self._on_state is not None:
                 self._on_state(state, before)
 
     def response(self, failure: Failed) -> StreamThreadExceptionResponse:
-        """Return the response of `on_error` to an error; an error from another instance always ends this one.
+        """Return the response of `on_error` to an error; an error from another instance
+        always ends this one.
 
         Raises:
-            ConfigError: it returns something else. As whatever it raises, this hides the error, which is logged.
+            ConfigError: it returns something else. As whatever it raises, this hides
+            the error, which is logged.
         """
         if self._on_error is None or isinstance(failure.error, ApplicationStoppedError):
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT

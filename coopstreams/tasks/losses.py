@@ -1,11 +1,13 @@
-"""Which sub-topologies leave out more than a few percent of their records: a warning, and a reason of health.
+"""Which sub-topologies leave out more than a few percent of their records: a warning,
+and a reason of health.
 
-A drop is counted, and one or two of a million are nobody's concern. Where windows drop a third of a backlog as late,
-the results are wrong, and a count in the status is easily overlooked.
+A drop is counted, and one or two of a million are nobody's concern. Where windows drop
+a third of a backlog as late, the results are wrong, and a count in the status is easily
+overlooked.
 
-Invariant: the share is that of the last `WINDOW_S` in which the sub-topology had records, so a fault that is mended is
-forgotten after that time.
-Turned down: the share since the start (a process that runs for months would never say it).
+Invariant: the share is that of the last `WINDOW_S` in which the sub-topology had
+records, so a fault that is mended is forgotten after that time. Turned down: the share
+since the start (a process that runs for months would never say it).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ CURES: Mapping[str, str] = {
     "processing": "the log, or the dead-letter topic, has their errors",
     "production": "the log, or the dead-letter topic, has their errors",
 }
-"""What to do, by reason. Other drops (`not-the-latest`, `stale-answer`) lose nothing."""
+"""What to do, by reason. Other drops (`not-the-latest`, `stale-answer`) lose nothing.
+"""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,9 @@ class _Slice:
 
 
 class Losses:
-    """The records of a process that were left out lately. Called with a lock of its owner's held, but for `known`."""
+    """The records of a process that were left out lately. Called with a lock of its
+    owner's held, but for `known`.
+    """
 
     def __init__(self, stores: Mapping[str, str]) -> None:
         """`stores`: the store of a node, by its name."""
@@ -72,8 +77,8 @@ class Losses:
         dropped: Mapping[tuple[str, str], int],
         now: float,
     ) -> None:
-        """Count records of a sub-topology that were processed, and those of them that were dropped, by node and
-        reason.
+        """Count records of a sub-topology that were processed, and those of them that
+        were dropped, by node and reason.
         """
         if not processed and not dropped:
             return
@@ -103,7 +108,8 @@ class Losses:
         return [found[site] for site in due]
 
     def _found(self) -> Iterator[tuple[Site, str]]:
-        processed, dropped = Counter[int](), Counter[Site]()
+        processed = Counter[int]()
+        dropped = Counter[Site]()
         for each in self._slices:
             processed += each.processed
             dropped += each.dropped

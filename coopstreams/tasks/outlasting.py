@@ -1,13 +1,17 @@
-"""Limits on repetition: a call that exceeds a time-out three times, or repeated errors, end the thread with an error.
+"""Limits on repetition: a call that exceeds a time-out three times, or repeated errors,
+end the thread with an error.
 
-The broker aborts a transaction that is open for longer than `transaction.timeout.ms`, and a process leaves the group
-when a thread has not moved for `max.poll.interval.ms`. The work is void then and is repeated, and the same call takes
-as long again, for ever. The third time, an error names the call. The flush of record caches before a commit counts as
-one call: it runs the functions below them for all that an interval has collected.
+The broker aborts a transaction that is open for longer than `transaction.timeout.ms`,
+and a process leaves the group when a thread has not moved for `max.poll.interval.ms`.
+The work is void then and is repeated, and the same call takes as long again, for ever.
+The third time, an error names the call. The flush of record caches before a commit
+counts as one call: it runs the functions below them for all that an interval has
+collected.
 
-Invariant: only the same call counts: records by topic, partition and offset. A process that was stopped, or a service
-that did not answer for a while, makes another call slow the next time.
-Turned down: counting aborts in a row (a thread whose other tasks commit in between would never report an error).
+Invariant: only the same call counts: records by topic, partition and offset. A process
+that was stopped, or a service that did not answer for a while, makes another call slow
+the next time. Turned down: counting aborts in a row (a thread whose other tasks commit
+in between would never report an error).
 """
 
 from __future__ import annotations
@@ -20,21 +24,28 @@ from coopstreams.topology.errors import ProcessingError
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
-"""The least time without a slow call after which its count begins again; three times the call's duration, if longer."""
+"""The least time without a slow call after which its count begins again; three times
+the call's duration, if longer.
+"""
 
 
 MOST_IN_VAIN = 5
-"""Failures within `IN_VAIN_S`, with errors that are not retryable, after which a thread gives up."""
+"""Failures within `IN_VAIN_S`, with errors that are not retryable, after which a thread
+gives up.
+"""
 IN_VAIN_S = 60.0
 
 
 class OutlastingError(ProcessingError):
-    """A call takes longer than a time-out allows, each time. No lost membership explains it: it is what loses it."""
+    """A call takes longer than a time-out allows, each time. No lost membership
+    explains it: it is what loses it.
+    """
 
 
 @dataclass(slots=True)
 class Outlasting:
-    """The slow calls of one instance: a task that is opened again may be on another thread.
+    """The slow calls of one instance: a task that is opened again may be on another
+    thread.
 
     Units: `limits` in seconds, by the name of the setting.
     """
@@ -59,7 +70,8 @@ class Outlasting:
         return min(self.limits.values())
 
     def void(self, call: str, seconds: float, now: float) -> str | None:
-        """Count a call whose work is void if it exceeded a limit; return an error message at the third time.
+        """Count a call whose work is void if it exceeded a limit; return an error
+        message at the third time.
 
         Shape: `call` in words that identify it.
         """

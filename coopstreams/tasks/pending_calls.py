@@ -4,16 +4,19 @@
     ready     yields records whose turn it is
     passed    notes that these were processed, and yields the times that the partition has reached by it
 
-It is a record's turn when its calls have ended and every earlier record of its *line* has passed. Each key is a line,
-where keys suffice (`calls.keys_suffice`); otherwise all records of the task are one. So nothing of a record happens
-before its turn, and effects per key come in the order of offsets, however long calls take. A commit has everything that
-has passed: positions, and done runs above them (`commit.inflight`). After a crash only the others come again.
+It is a record's turn when its calls have ended and every earlier record of its *line*
+has passed. Each key is a line, where keys suffice (`calls.keys_suffice`); otherwise all
+records of the task are one. So nothing of a record happens before its turn, and effects
+per key come in the order of offsets, however long calls take. A commit has everything
+that has passed: positions, and done runs above them (`commit.inflight`). After a crash
+only the others come again.
 
-Invariant: time does not run ahead of a record that waits. Where records pass each other, each has the operator times
-that the reader worked out for it, and windows expire by the time up to which every record has passed.
-Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step, however many others pass one that
-is stuck; records that have passed are held in the same order of magnitude. The rest stays in the queues, where the
-dispatcher bounds it.
+Invariant: time does not run ahead of a record that waits. Where records pass each
+other, each has the operator times that the reader worked out for it, and windows expire
+by the time up to which every record has passed.
+Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step,
+however many others pass one that is stuck; records that have passed are held in the
+same order of magnitude. The rest stays in the queues, where the dispatcher bounds it.
 """
 
 from __future__ import annotations
@@ -109,9 +112,12 @@ class PendingCalls:
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
-        """The steps taken in, in order, from the first that has records or times left."""
+        """The steps taken in, in order, from the first that has records or times left.
+        """
         self._lines: dict[bytes, deque[WaitingRecord]] = {}
-        """The records of each line, in order, from the first that has not been released."""
+        """The records of each line, in order, from the first that has not been
+        released.
+        """
         self._ready: deque[WaitingRecord] = deque()
         """Released: it is their turn."""
         self._given: deque[WaitingRecord] = deque()
@@ -127,7 +133,9 @@ class PendingCalls:
         self._news = host.signal()
         self._told = False
         self.tell: Callable[[], None] = self._news.set
-        """Called on another thread when there may be something in `ready`, once until the next `look`."""
+        """Called on another thread when there may be something in `ready`, once until
+        the next `look`.
+        """
 
     def __len__(self) -> int:
         """Return how many calls have not ended."""
@@ -140,17 +148,23 @@ class PendingCalls:
 
     @property
     def under_way(self) -> int:
-        """How many calls are being made, batches counted as one; of an operator at most `max_in_flight`. Any thread."""
+        """How many calls are being made, batches counted as one; of an operator at most
+        `max_in_flight`. Any thread.
+        """
         return sum(lane.under_way for lane in self._lanes.values())
 
     @property
     def not_begun(self) -> int:
-        """How many calls wait for one of their key, or for a place among `max_in_flight`. Any thread."""
+        """How many calls wait for one of their key, or for a place among
+        `max_in_flight`. Any thread.
+        """
         return max(0, self._calls - sum(lane.begun for lane in self._lanes.values()))
 
     @property
     def blocked(self) -> int:
-        """The number of keys whose records wait behind another of the key; 1 where all are one line. Any thread."""
+        """The number of keys whose records wait behind another of the key; 1 where all
+        are one line. Any thread.
+        """
         return sum(len(line) > 1 for line in list(self._lines.values()))
 
     @property
@@ -164,7 +178,9 @@ class PendingCalls:
 
     @property
     def within_limits(self) -> bool:
-        """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
+        """Whether a call is under way that ends, or is made again, within its time-out.
+        Any thread.
+        """
         return any(lane.within_limits for lane in self._lanes.values())
 
     @property
@@ -175,7 +191,9 @@ class PendingCalls:
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first record waits; None if none does. Units: `Host.now`. Any thread."""
+        """Since when the first record waits; None if none does. Units: `Host.now`. Any
+        thread.
+        """
         return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:
@@ -214,7 +232,8 @@ class PendingCalls:
             )
         ):
             made = calls.get(row, [])
-            # A record below the stream time did not raise it. Otherwise only the position before this record is known.
+            # A record below the stream time did not raise it. Otherwise only the
+            # position before this record is known.
             before = (
                 Position(offset, stream_time) if timestamp < stream_time else behind
             )
@@ -236,10 +255,11 @@ class PendingCalls:
         self._begin(begun)
 
     def ready(self, most: int) -> Iterator[Step]:
-        """Yield the records whose turn it is, in steps of at most `most`, and give the program their results.
+        """Yield the records whose turn it is, in steps of at most `most`, and give the
+        program their results.
 
-        Each step must have `passed` before the next. A step without records carries the time that a partition has
-        reached.
+        Each step must have `passed` before the next. A step without records carries the
+        time that a partition has reached.
         """
         while self.look():
             records: list[WaitingRecord] = []
@@ -254,8 +274,8 @@ class PendingCalls:
             yield replace(step, columns=_gathered(records))
 
     def passed(self, count: int) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Note that this many records of `ready` were processed. Yield the reached times of source, stream and
-        operators.
+        """Note that this many records of `ready` were processed. Yield the reached
+        times of source, stream and operators.
         """
         begun: list[NodeCall] = []
         for _ in range(count):
@@ -276,13 +296,16 @@ class PendingCalls:
             yield step.source, step.stream_time, step.operator_times
 
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Yield, as `passed` does, the times before the first record that waits: a commit states them.
+        """Yield, as `passed` does, the times before the first record that waits: a
+        commit states them.
 
-        Records of other ranges may have advanced them, in the middle of a step. The times of other sources stay: their
-        next records come after this one.
+        Records of other ranges may have advanced them, in the middle of a step. The
+        times of other sources stay: their next records come after this one.
         """
         for each in self._sources.values():
-            each.segments = None  # the program's own times advance with these records, and at flushes of record caches
+            # the program's own times advance with these records, and at flushes of
+            # record caches
+            each.segments = None
         if not self._steps or not self._steps[0].left:
             return
         step = self._steps[0].step
@@ -301,15 +324,16 @@ class PendingCalls:
         )
 
     def look(self) -> bool:
-        """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""
+        """Return whether `ready` has a record, or the time that the partition has
+        reached; if not, `tell` follows.
+        """
         self._told = False
         begun: list[NodeCall] = []
         while self._done:
             call = self._done.popleft()
-            record, call.record = (
-                call.record,
-                None,
-            )  # else they would hold each other, for the garbage collector
+            # else they would hold each other, for the garbage collector
+            record = call.record
+            call.record = None
             assert record is not None
             self._calls -= 1
             record.waits_for -= 1
@@ -321,7 +345,9 @@ class PendingCalls:
         return bool(self._ready) or self._over()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a call has ended since the last `look`; return False if none is under way."""
+        """Block until a call has ended since the last `look`; return False if none is
+        under way.
+        """
         if not self._calls:
             return False
         self._news.wait(timeout_s)
@@ -334,7 +360,9 @@ class PendingCalls:
             lane.drain()
 
     def drained(self) -> bool:
-        """Return whether all calls have ended since `drain`, and nothing is ready; if not, `tell` follows."""
+        """Return whether all calls have ended since `drain`, and nothing is ready; if
+        not, `tell` follows.
+        """
         return all(lane.drained for lane in self._lanes.values()) and not self.look()
 
     def cancel(self) -> None:
@@ -348,14 +376,18 @@ class PendingCalls:
         self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Forget records that have passed, and join steps without others: behind a stuck record there are many."""
+        """Forget records that have passed, and join steps without others: behind a
+        stuck record there are many.
+        """
         for each in self._sources.values():
             for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
                 if 2 * taken.left < len(taken.step.columns):
                     taken.keep(list(records))
         kept: list[Taken] = []
         over: dict[TopicPartition, Taken] = {}
-        """The steps at the end of `kept` whose records have all passed; where the order of all counts, the last."""
+        """The steps at the end of `kept` whose records have all passed; where the order
+        of all counts, the last.
+        """
         for taken in self._steps:
             source = taken.step.source
             if taken.left:
@@ -412,7 +444,9 @@ class PendingCalls:
             self._lanes[name].begin(each)
 
     def _line_up(self, record: WaitingRecord, line: bytes | None) -> None:
-        """Have a record wait for those before it in its line, and for its calls. None: for its calls only."""
+        """Have a record wait for those before it in its line, and for its calls. None:
+        for its calls only.
+        """
         if line is not None and (record.waits_for or line in self._lines):
             record.line = line
             self._lines.setdefault(line, deque()).append(record)
@@ -420,7 +454,9 @@ class PendingCalls:
             self._ready.append(record)
 
     def _release(self, record: WaitingRecord) -> None:
-        """Release a record whose calls have ended, and those behind it, if it is the first of its line."""
+        """Release a record whose calls have ended, and those behind it, if it is the
+        first of its line.
+        """
         if record.line is None:
             self._ready.append(record)
             return
@@ -437,11 +473,13 @@ class PendingCalls:
     def _fits(self, records: Sequence[WaitingRecord]) -> bool:
         """Whether the next record that is ready can be in one step with these.
 
-        Where the order of all is kept, times that other sources have reached may lie between steps.
+        Where the order of all is kept, times that other sources have reached may lie
+        between steps.
         """
         if not records:
             return True
-        before, then = records[0].taken, self._ready[0].taken
+        before = records[0].taken
+        then = self._ready[0].taken
         return (
             before.step.source == then.step.source if self._by_key else before is then
         )
@@ -482,9 +520,11 @@ def _gathered(records: Iterable[WaitingRecord]) -> Columns:
 
 
 def _leave_to_the_program(on_failure: OnFailure, failure: Failure) -> None:
-    """Drop a record that fails above the call: the program fails it again, and reports it.
+    """Drop a record that fails above the call: the program fails it again, and reports
+    it.
 
-    Not while the schema registry is away: the program may find it back, and there would be no call.
+    Not while the schema registry is away: the program may find it back, and there would
+    be no call.
     """
     if registry_is_away(failure.error):
         on_failure(failure)

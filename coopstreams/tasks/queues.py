@@ -1,27 +1,34 @@
-"""The order in which a task takes records of several source partitions: that of their timestamps, as they come.
+"""The order in which a task takes records of several source partitions: that of their
+timestamps, as they come.
 
-A join needs the table's records before later records of the stream. Each source partition has a queue; the one with the
-earliest *head time* goes next. The head time is the timestamp of the record in front; but if that record, or one of
-another key range before it, has advanced the partition's stream time, it is that time. A task of a whole partition
-takes records as a task of Kafka Streams does, which compares the timestamps of the records in front.
+A join needs the table's records before later records of the stream. Each source
+partition has a queue; the one with the earliest *head time* goes next. The head time is
+the timestamp of the record in front; but if that record, or one of another key range
+before it, has advanced the partition's stream time, it is that time. A task of a whole
+partition takes records as a task of Kafka Streams does, which compares the timestamps
+of the records in front.
 
     range 1      2   3               8           the head times of range 2 are 9 (8 was passed), 4, 10:
     range 2              9   4           10      9 waits until the other sources are there, and 4 comes with it
 
-While each source has records that wait, this is the order of stream time, which is the same for all key ranges: so the
-result does not depend on their number. After a source was read to its end, its next records are compared by their own
-timestamps again: one that is far ahead of time holds up nothing once it was taken.
+While each source has records that wait, this is the order of stream time, which is the
+same for all key ranges: so the result does not depend on their number. After a source
+was read to its end, its next records are compared by their own timestamps again: one
+that is far ahead of time holds up nothing once it was taken.
 
-Invariant: while a source's queue is empty, no record of the others passes. The wait ends when the source was read to
-its end (the broker has no more records) and the time for its producers (`max.task.idle.ms`) is over. While the reader
-holds the source, because a sibling has too many of its records, those of the others pass up to the stream time that it
-has reached: the sibling may wait for them. The stream times that siblings' records have reached wait their turn as
-well, behind a batch's own records. Applied at once, the time that one fetch brought would close windows, and expire
-join buffers, before records of the other sources that wait here.
-Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has, more for producers as well, -1
-for nothing); Kafka Streams `PartitionGroup`.
-Turned down: stream time alone (after one record far ahead, a partition's records wait for that time: in a backlog they
-are joined with much later ones), timestamps alone (a record of another range would change the order).
+Invariant: while a source's queue is empty, no record of the others passes. The wait
+ends when the source was read to its end (the broker has no more records) and the time
+for its producers (`max.task.idle.ms`) is over. While the reader holds the source,
+because a sibling has too many of its records, those of the others pass up to the stream
+time that it has reached: the sibling may wait for them. The stream times that siblings'
+records have reached wait their turn as well, behind a batch's own records. Applied at
+once, the time that one fetch brought would close windows, and expire join buffers,
+before records of the other sources that wait here.
+Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has,
+more for producers as well, -1 for nothing); Kafka Streams `PartitionGroup`. Turned
+down: stream time alone (after one record far ahead, a partition's records wait for that
+time: in a backlog they are joined with much later ones), timestamps alone (a record of
+another range would change the order).
 """
 
 from __future__ import annotations
@@ -36,21 +43,31 @@ from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
 STEP_S = 0.05
-"""How long a step works before its thread checks the clock: far below a commit interval, far above the check's cost."""
+"""How long a step works before its thread checks the clock: far below a commit
+interval, far above the check's cost.
+"""
 MOST_AT_ONCE = 2000
-"""The most records of a step: few enough that their outputs are still in the processor's cache when they are written.
+"""The most records of a step: few enough that their outputs are still in the
+processor's cache when they are written.
 
-Without such a bound, a record of the stateless benchmark cost a seventh more than with 1000 (measured).
+Without such a bound, a record of the stateless benchmark cost a seventh more than with
+1000 (measured).
 """
 FIRST_STEP = 1
-"""Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
+"""Records of the first step, before the functions' speed is known; doubled while a step
+fits into the time.
+"""
 _AWAITED = -(1 << 63)
-"""The head time of an empty source whose next record is waited for, whatever its timestamp."""
+"""The head time of an empty source whose next record is waited for, whatever its
+timestamp.
+"""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Records that wait; the position, stream time and operator times that hold once they are processed."""
+    """Records that wait; the position, stream time and operator times that hold once
+    they are processed.
+    """
 
     columns: Columns
     next_offset: int
@@ -59,22 +76,29 @@ class _Batch:
     left: int
     """How many of the records wait."""
     begun: int = 0
-    """How many were yielded. The rest is not copied for each step: there are many in a batch."""
+    """How many were yielded. The rest is not copied for each step: there are many in a
+    batch.
+    """
     head_times: Sequence[int] | None = None
     """Those of the records behind the first one, once they were asked for."""
 
     def first_time(self, reached: int) -> int:
-        """Return the head time, where the source has reached this stream time; without records, that of the batch."""
+        """Return the head time, where the source has reached this stream time; without
+        records, that of the batch.
+        """
         if not self.left:
             return self.stream_time if self.stream_time > reached else NO_STREAM_TIME
         now = self.columns.stream_times[self.begun]
         return now if now > reached else self.columns.timestamps[self.begun]
 
     def count_before(self, time: int, most: int) -> int:
-        """Return how many records come before this head time of another source, with the first, which does."""
+        """Return how many records come before this head time of another source, with
+        the first, which does.
+        """
         if self.head_times is None:
             self.head_times = _head_times(self.columns)
-        times, behind = self.head_times, self.begun + 1
+        times = self.head_times
+        behind = self.begun + 1
         if times is self.columns.stream_times:
             return bisect_left(times, time, behind) - self.begun
         last = min(self.begun + most, len(times))
@@ -85,7 +109,8 @@ class _Batch:
 
     def take(self, count: int) -> Columns:
         """Return the next records."""
-        begun, self.begun = self.begun, self.begun + count
+        begun = self.begun
+        self.begun = self.begun + count
         self.left -= count
         return (
             self.columns
@@ -97,23 +122,29 @@ class _Batch:
 @dataclass(slots=True)
 class _Source:
     received: int
-    """Next offset to take in; records below it were taken in before the reader went back for a sibling."""
+    """Next offset to take in; records below it were taken in before the reader went
+    back for a sibling.
+    """
     stream_time: int
     at_end: bool = False
     waiting: deque[_Batch] = field(default_factory=deque)
     records: int = 0
     waited_for_until: float | None = None
-    """The end of the wait for the source's producers, while the queue is empty and the source read to its end (s)."""
+    """The end of the wait for the source's producers, while the queue is empty and the
+    source read to its end (s).
+    """
     held: bool = False
     """Whether the reader holds the source."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Records to process now, and the position and stream time of the source once they are done.
+    """Records to process now, and the position and stream time of the source once they
+    are done.
 
-    Invariant: the stream time is that of all records below the position. Records of siblings may lie between two of
-    this task: a position behind them would skip their time, if another owner goes on there.
+    Invariant: the stream time is that of all records below the position. Records of
+    siblings may lie between two of this task: a position behind them would skip their
+    time, if another owner goes on there.
     """
 
     source: TopicPartition
@@ -130,7 +161,9 @@ class Step:
         yield self.part(max(last, 0), last + 1)
 
     def part(self, start: int, stop: int) -> Step:
-        """Return the records start..stop; stream time and operator times of siblings come with the last."""
+        """Return the records start..stop; stream time and operator times of siblings
+        come with the last.
+        """
         columns = self.columns
         if stop == len(columns):
             times = self.next_offset, self.stream_time, self.operator_times
@@ -150,14 +183,17 @@ class Step:
 class SourceQueues:
     """The queues of one task.
 
-    Shape: sources in the order of the topology, tables first where the topology has them first: it breaks ties.
+    Shape: sources in the order of the topology, tables first where the topology has
+    them first: it breaks ties.
     """
 
     def __init__(
         self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0
     ) -> None:
         self.waits_until: float | None = None
-        """The time at which `steps` may yield more without further records; None: never. Units: seconds."""
+        """The time at which `steps` may yield more without further records; None:
+        never. Units: seconds.
+        """
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
         self._sources = {
             source: _Source(at.offset, at.stream_time) for source, at in positions
@@ -177,12 +213,14 @@ class SourceQueues:
         self._sources[source].held = held
 
     def add(self, batch: RecordBatch) -> None:
-        """Take in a batch of the reader, less the records taken in before the reader went back.
+        """Take in a batch of the reader, less the records taken in before the reader
+        went back.
 
-        An empty batch that reports the end of the log again is kept: operators that wait for stream time may be due by
-        now although it has not advanced.
+        An empty batch that reports the end of the log again is kept: operators that
+        wait for stream time may be due by now although it has not advanced.
         """
-        source, columns = self._sources[batch.partition], batch.columns
+        source = self._sources[batch.partition]
+        columns = batch.columns
         source.at_end = batch.at_end
         if batch.next_offset < source.received or (
             batch.next_offset == source.received and not batch.at_end
@@ -198,8 +236,8 @@ class SourceQueues:
             source.waited_for_until = None
         operator_times = batch.operator_times
         if source.waiting and not len(columns) and not source.waiting[-1].left:
-            # Replace the last empty batch: a source that waits for long while its siblings' records come would keep one
-            # for each fetch.
+            # Replace the last empty batch: a source that waits for long while its
+            # siblings' records come would keep one for each fetch.
             before = source.waiting.pop()
             operator_times = operator_times or before.operator_times
         source.waiting.append(
@@ -215,7 +253,8 @@ class SourceQueues:
     def pass_by(
         self, partition: TopicPartition, next_offset: int, stream_time: int
     ) -> None:
-        """Note that the source was read and processed up to this position, its end, without the queue.
+        """Note that the source was read and processed up to this position, its end,
+        without the queue.
 
         No record may wait in it.
         """
@@ -227,9 +266,11 @@ class SourceQueues:
         source.at_end = True
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order, of at most `most` records each.
+        """Yield the steps that may be processed now, in order, of at most `most`
+        records each.
 
-        Records that must wait for another source stay. Units: `now` in seconds of a monotonic clock.
+        Records that must wait for another source stay. Units: `now` in seconds of a
+        monotonic clock.
         """
         while (step := self.next(most, now)) is not None:
             yield step
@@ -244,7 +285,9 @@ class SourceQueues:
         )
 
     def _next(self, most: int, now: float) -> Step | None:
-        """Return the next step of the source with the earliest head, up to the head of the next source."""
+        """Return the next step of the source with the earliest head, up to the head of
+        the next source.
+        """
         self.waits_until = None
         first: int | None = None
         limit: int | None = None
@@ -254,10 +297,13 @@ class SourceQueues:
             if head is None:
                 continue
             if first is None or head < first:
-                limit, limit_order = first, best
-                first, best = head, order
+                limit = first
+                limit_order = best
+                first = head
+                best = order
             elif limit is None or head < limit:
-                limit, limit_order = head, order
+                limit = head
+                limit_order = order
         if first is None:
             return None
         name, chosen = self._in_order[best]
@@ -272,7 +318,9 @@ class SourceQueues:
         return self._take(name, chosen, limit, most, ties=best < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
-        """Return the head time of a source, or up to which time others pass while it is waited for; None: neither."""
+        """Return the head time of a source, or up to which time others pass while it is
+        waited for; None: neither.
+        """
         waiting = source.waiting
         while waiting:
             if waiting[0].left or len(waiting) == 1:
@@ -297,7 +345,8 @@ class SourceQueues:
         source.records -= count
         taken = batch.take(count)
         reached = taken.stream_times[-1] if count else source.stream_time
-        # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
+        # The rest may have no records, only the stream time that siblings' records have
+        # reached: it waits as well.
         waits = (
             limit is not None
             and batch.stream_time > reached
@@ -314,8 +363,11 @@ class SourceQueues:
 
 
 def _head_times(columns: Columns) -> Sequence[int]:
-    """Return the head times of records, but for the first one: it depends on what came before."""
-    times, reached = columns.timestamps, columns.stream_times
+    """Return the head times of records, but for the first one: it depends on what came
+    before.
+    """
+    times = columns.timestamps
+    reached = columns.stream_times
     if times is reached or times == reached:
         return reached
     later = (
@@ -326,7 +378,9 @@ def _head_times(columns: Columns) -> Sequence[int]:
 
 
 class Pace:
-    """How many records the next step takes: as many as fit into the time, no more than `MOST_AT_ONCE`."""
+    """How many records the next step takes: as many as fit into the time, no more than
+    `MOST_AT_ONCE`.
+    """
 
     def __init__(self, within_s: float = STEP_S) -> None:
         self.most = FIRST_STEP

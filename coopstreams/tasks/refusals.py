@@ -1,17 +1,19 @@
 """Predicts which records a broker will refuse, and why, once it has refused one.
 
-Kafka refuses whole batches, and its client reports the same error for each record: it names neither the bad record nor
-its source record. So after a refusal the interval is aborted, and for a while tasks step record by record, and each
-output is checked against the settings of its topic before it is written. One that does not fit is a failure of the
-source record at hand, for `production.exception.handler`. From then on, a topic that takes smaller batches than the
-client makes gets batches that fit.
+Kafka refuses whole batches, and its client reports the same error for each record: it
+names neither the bad record nor its source record. So after a refusal the interval is
+aborted, and for a while tasks step record by record, and each output is checked against
+the settings of its topic before it is written. One that does not fit is a failure of
+the source record at hand, for `production.exception.handler`. From then on, a topic
+that takes smaller batches than the client makes gets batches that fit.
 
-Invariant: a record that the topic's settings allow is never left out. A refusal that they do not explain ends the
-thread, with Kafka's error.
-Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); checking
-records always (a twentieth of a microsecond for all, for something that is rare); remembering refused records by their
-content (the batch again).
-Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_kafka_msg_max_wire_size`.
+Invariant: a record that the topic's settings allow is never left out. A refusal that
+they do not explain ends the thread, with Kafka's error. Turned down: a delivery
+callback for each record (half a microsecond for all, and it names the whole batch);
+checking records always (a twentieth of a microsecond for all, for something that is
+rare); remembering refused records by their content (the batch again).
+Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka
+`rd_kafka_msg_max_wire_size`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ CAREFUL_S = 60.0
 BATCH_BYTES = 61
 """Bytes of a batch before its records."""
 CLIENT_BYTES = 36
-"""Bytes that librdkafka adds to key, value and headers when it checks the size of a record."""
+"""Bytes that librdkafka adds to key, value and headers when it checks the size of a
+record.
+"""
 SHOWN = 60
 """Most characters of a key in a message."""
 
@@ -49,7 +53,9 @@ class TopicLimits:
 
     @staticmethod
     def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
-        """Return the limits in a topic's configuration. `compressed`: then the final size of a record is unknown."""
+        """Return the limits in a topic's configuration. `compressed`: then the final
+        size of a record is unknown.
+        """
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
         def number(name: str) -> int | None:
@@ -72,7 +78,9 @@ class TopicLimits:
         timestamp: int,
         now_ms: int,
     ) -> list[str]:
-        """Return all reasons why the broker refuses a record in a batch of its own, each with its setting."""
+        """Return all reasons why the broker refuses a record in a batch of its own,
+        each with its setting.
+        """
         found = []
         if key is None and self.compacted:
             found.append("it has no key, and the topic is compacted (cleanup.policy)")
@@ -97,7 +105,9 @@ class TopicLimits:
 
 
 class Refusals:
-    """Whether outputs are checked, and the check. Shared by the stream threads of an instance."""
+    """Whether outputs are checked, and the check. Shared by the stream threads of an
+    instance.
+    """
 
     def __init__(self, log: Log, config: Config, host: Host = SYSTEM) -> None:
         self._host = host
@@ -121,7 +131,8 @@ class Refusals:
             self._client_bytes, int(settings.get("batch.size", 1_000_000))
         )
         self.narrow: dict[str, int] = {}
-        """The batch limits of topics that have refused a record and take smaller batches than the client makes.
+        """The batch limits of topics that have refused a record and take smaller
+        batches than the client makes.
 
         Units: bytes.
         """
@@ -132,7 +143,9 @@ class Refusals:
         return self._host.now() < self._until
 
     def expect(self) -> None:
-        """Check each output for `CAREFUL_S`, because a broker has refused a record; fetch the limits again."""
+        """Check each output for `CAREFUL_S`, because a broker has refused a record;
+        fetch the limits again.
+        """
         self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
 
@@ -148,15 +161,17 @@ class Refusals:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Append records; if a topic takes smaller batches than the client makes, in groups that fit into one batch."""
+        """Append records; if a topic takes smaller batches than the client makes, in
+        groups that fit into one batch.
+        """
         most_bytes = self.narrow.get(topic)
         if most_bytes is None:
             writer.append(
                 topic, keys, values, timestamps, partitions=partitions, headers=headers
             )
             return
-        # The header of a batch is counted for each record: within a batch, the deltas of its timestamp and offset may
-        # take more bytes than alone.
+        # The header of a batch is counted for each record: within a batch, the deltas
+        # of its timestamp and offset may take more bytes than alone.
         sizes = [
             batch_bytes(*row)
             for row in zip(keys, values, headers or [None] * len(keys), strict=True)
@@ -185,7 +200,8 @@ class Refusals:
         headers: Headers | None,
         timestamp: int,
     ) -> str | None:
-        """Return why a topic refuses a record, with all settings that do; None: no reason is known.
+        """Return why a topic refuses a record, with all settings that do; None: no
+        reason is known.
 
         Raises:
             LogError: the topic's settings cannot be fetched.
@@ -219,7 +235,8 @@ class Refusals:
         output: Output,
         on_refused: Callable[[bytes | None, int, DeliveryError], None],
     ) -> None:
-        """Remove the records that the topic would refuse from an output; report each by key and timestamp.
+        """Remove the records that the topic would refuse from an output; report each by
+        key and timestamp.
 
         Raises:
             LogError: the topic's settings cannot be fetched.
@@ -238,12 +255,15 @@ class Refusals:
 
 
 def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
-    """Yield consecutive slices that cover all records, each within these bytes unless it is one record."""
+    """Yield consecutive slices that cover all records, each within these bytes unless
+    it is one record.
+    """
     begin = together = 0
     for at, size in enumerate(sizes):
         if at > begin and together + size > most_bytes:
             yield slice(begin, at)
-            begin, together = at, 0
+            begin = at
+            together = 0
         together += size
     yield slice(begin, len(sizes))
 

@@ -1,7 +1,9 @@
-"""Rate limit for repeated warnings: the first of a kind are logged in full, the rest as a count from time to time.
+"""Rate limit for repeated warnings: the first of a kind are logged in full, the rest as
+a count from time to time.
 
-Invariant: every warning is logged: the first `FIRST` of a kind in full, all others in a count, by `due` or by `rest`.
-Turned down: a filter of log records (it knows texts, not kinds, and cannot report what it left out).
+Invariant: every warning is logged: the first `FIRST` of a kind in full, all others in a
+count, by `due` or by `rest`. Turned down: a filter of log records (it knows texts, not
+kinds, and cannot report what it left out).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class _Kind:
 class Repeats:
     """Decides which warnings are logged.
 
-    Shape: a kind groups the warnings that are counted together; `now` from a monotonic clock.
+    Shape: a kind groups the warnings that are counted together; `now` from a monotonic
+    clock.
     """
 
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
@@ -68,7 +71,8 @@ class Repeats:
     @staticmethod
     def _count(kind: _Kind, now: float) -> str:
         text = f"{kind.unsaid:,} more like this, {kind.heard:,} so far; the last: {kind.last}"
-        kind.unsaid, kind.said_at = 0, now
+        kind.unsaid = 0
+        kind.said_at = now
         return text
 
 

@@ -1,7 +1,8 @@
-"""A topology with the topics that match its patterns now, their partition counts, and the compiled programs.
+"""A topology with the topics that match its patterns now, their partition counts, and
+the compiled programs.
 
-Invariant: a `ResolvedTopology` is complete when it is returned: topics are checked, internal topics created, programs
-compiled.
+Invariant: a `ResolvedTopology` is complete when it is returned: topics are checked,
+internal topics created, programs compiled.
 """
 
 from __future__ import annotations
@@ -35,19 +36,22 @@ class ResolvedTopology:
     topics: ResolvedTopics
     programs: Mapping[int, Program]
     announced: tuple[Runs, ...]
-    """The sub-topologies as this member announces them to the group, if nothing restricts them."""
+    """The sub-topologies as this member announces them to the group, if nothing
+    restricts them.
+    """
     before_windows: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """The sub-topologies that `ranges.before.windows` keeps from being cut, with the stores that they feed."""
+    """The sub-topologies that `ranges.before.windows` keeps from being cut, with the
+    stores that they feed.
+    """
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the source partitions of a task: one of each source topic with enough partitions.
+        """Return the source partitions of a task: one of each source topic with enough
+        partitions.
 
         Empty: this process does not know the task yet.
         """
-        topics, counts = (
-            self.programs[task.subtopology].subtopology.topics,
-            self.topics.partitions,
-        )
+        topics = self.programs[task.subtopology].subtopology.topics
+        counts = self.topics.partitions
         return tuple(
             TopicPartition(topic, task.partition)
             for topic in topics
@@ -64,8 +68,8 @@ class ResolvedTopology:
 
 
 def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
-    """Return the topology that runs: patterns resolved to the topics that exist, timed and optimised as the settings
-    say.
+    """Return the topology that runs: patterns resolved to the topics that exist, timed
+    and optimised as the settings say.
 
     Raises:
         TopologyError: see `matched`.
@@ -84,11 +88,13 @@ def resolve_topology(
 ) -> ResolvedTopology:
     """Return the topology, resolved now.
 
-    `known`: topics that the application reads already, which count as existing in any case. `had`: the changelogs of
-    the version of the topology that ran last. `check`: asked before each internal topic is created.
+    `known`: topics that the application reads already, which count as existing in any
+    case. `had`: the changelogs of the version of the topology that ran last. `check`:
+    asked before each internal topic is created.
 
     Raises:
-        ConfigError, UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.
+        ConfigError, UnknownTopicError, TopologyError: see `prepare_topics` and
+        `as_it_runs`.
     """
     topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
     topics = prepare_topics(cluster, topology, config, had, check)
@@ -102,11 +108,9 @@ def resolve_topology(
         )
         for part in parts
     )
-    wrapper, reader, drops = (
-        config["processor.wrapper"],
-        native_parts(),
-        may_drop(config, ["processing"]),
-    )
+    wrapper = config["processor.wrapper"]
+    reader = native_parts()
+    drops = may_drop(config, ["processing"])
     programs = {
         part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops)
         for part in parts

@@ -1,10 +1,12 @@
 """The function of the program that a thread runs now: why the thread does not move.
 
-A function that takes long is the user's own work, which a new process would begin anew. So `health` names it, and calls
-the process live, for as long as the group keeps it: `max.poll.interval.ms`.
+A function that takes long is the user's own work, which a new process would begin anew.
+So `health` names it, and calls the process live, for as long as the group keeps it:
+`max.poll.interval.ms`.
 
-Invariant: a thread that stands still in code of coopstreams (a lock, a disk, a broker) runs no function.
-Turned down: noting the node at each call (it would cost each record). The frames of the thread tell it, when asked.
+Invariant: a thread that stands still in code of coopstreams (a lock, a disk, a broker)
+runs no function. Turned down: noting the node at each call (it would cost each record).
+The frames of the thread tell it, when asked.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ PROCESSORS = processing.Work.run.__code__.co_filename
 
 
 def running_function(thread: int | None, nodes: Iterable[Node]) -> str:
-    """Return which function a thread of this id runs: its node, and the innermost line of the user's code; empty: it
-    runs none.
+    """Return which function a thread of this id runs: its node, and the innermost line
+    of the user's code; empty: it runs none.
     """
     frames = list(_frames(thread))
     # What coopstreams has called, and waits for. A function in C has no frame.
@@ -55,11 +57,14 @@ def _is_not_ours(frame: FrameType) -> bool:
 
 
 def _calls_functions(called: Sequence[FrameType], callers: Sequence[FrameType]) -> bool:
-    """Whether what was called is a function of the program, although no line of it is the user's."""
+    """Whether what was called is a function of the program, although no line of it is
+    the user's.
+    """
     if not callers:
         return False
     caller = callers[0].f_code.co_filename
-    # A loop of the topology room is not stuck in a function, what it calls outside of coopstreams may be.
+    # A loop of the topology room is not stuck in a function, what it calls outside of
+    # coopstreams may be.
     return caller.startswith(GENERATED) or (bool(called) and caller == PROCESSORS)
 
 
@@ -71,7 +76,9 @@ def _place(frames: Sequence[FrameType]) -> str:
 
 
 def _node_of(frames: Iterable[FrameType], nodes: Iterable[Node]) -> str:
-    """Return the node whose function is called in the innermost of these frames; empty: it is not known."""
+    """Return the node whose function is called in the innermost of these frames; empty:
+    it is not known.
+    """
     names = {code: node.name for node in nodes for code in _codes(node)}
     for frame in frames:
         if frame.f_code in names:

@@ -1,8 +1,11 @@
-"""The schemas of an application: finds their subjects and checks their compatibility before the first record.
+"""The schemas of an application: finds their subjects and checks their compatibility
+before the first record.
 
-Invariant: while an application runs, all its serdes are bound to its registry. In a test driver they are bound to the
-registry in memory. (An id of that one in a topic would stand for any other schema.)
-Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have subjects, too.
+Invariant: while an application runs, all its serdes are bound to its registry. In a
+test driver they are bound to the registry in memory. (An id of that one in a topic
+would stand for any other schema.)
+Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have
+subjects, too.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ S = TypeVar("S", bound=Structure)
 
 @dataclass(frozen=True, slots=True)
 class SchemaUse:
-    """A topic whose keys or values have a schema. `written`: the application writes them.
+    """A topic whose keys or values have a schema. `written`: the application writes
+    them.
 
     `topic` None: a function chooses it for each record.
     """
@@ -44,7 +48,9 @@ class SchemaUse:
     written: bool
 
     def subject(self, strategy: str) -> str:
-        """Return the subject in the registry. Topics that a function chooses have the schema's name for a subject."""
+        """Return the subject in the registry. Topics that a function chooses have the
+        schema's name for a subject.
+        """
         if self.topic is None or strategy == "RecordNameStrategy":
             return self.codec.name
         return f"{self.topic}-{self.codec.name if strategy == 'TopicRecordNameStrategy' else self.part}"
@@ -109,8 +115,9 @@ def schema_uses(topology: Structure) -> list[SchemaUse]:
 
 
 def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
-    """Yield internal topics with the serdes of values that are written within others, as those of the rows that a
-    suppression holds, and of right rows in answers of a foreign-key join. Of left rows, the topic has a hash.
+    """Yield internal topics with the serdes of values that are written within others,
+    as those of the rows that a suppression holds, and of right rows in answers of a
+    foreign-key join. Of left rows, the topic has a hash.
     """
     for part in topology.subtopologies:
         for node in part.nodes:
@@ -130,10 +137,12 @@ def _wrapped(topology: Structure) -> Iterator[tuple[str, Serde[Any]]]:
 
 @contextmanager
 def schemas_bound(topology: Structure, config: Config) -> Iterator[None]:
-    """Bind the serdes of a topology to the registry of the settings, without asking it anything.
+    """Bind the serdes of a topology to the registry of the settings, without asking it
+    anything.
 
     Raises:
-        ConfigError: there is no registry, or a serde is bound to another one in this process.
+        ConfigError: there is no registry, or a serde is bound to another one in this
+        process.
     """
     if not (uses := schema_uses(topology)):
         yield
@@ -153,7 +162,8 @@ def bind_in_memory(topology: S) -> S:
 
 
 def check_schemas(topology: Structure, config: Config) -> None:
-    """Check the schemas of an application against those in the registry, and register what it writes.
+    """Check the schemas of an application against those in the registry, and register
+    what it writes.
 
     Raises:
         ConfigError: a schema does not fit its subject; names the cure.

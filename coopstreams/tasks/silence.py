@@ -1,11 +1,14 @@
-"""When the stream time of a silent partition advances, and how far (`idle_advance`). Pure: batches and a clock in.
+"""When the stream time of a silent partition advances, and how far (`idle_advance`).
+Pure: batches and a clock in.
 
-A partition is silent from the moment at which its reader has come to its end, until the next record of any key range.
-After each `idle_advance` of silence, stream time is due to become that of the last record plus the length of the
-silence. So its lag behind the wall clock stays the same.
+A partition is silent from the moment at which its reader has come to its end, until the
+next record of any key range. After each `idle_advance` of silence, stream time is due
+to become that of the last record plus the length of the silence. So its lag behind the
+wall clock stays the same.
 
-Invariant: time marks do not end a silence; without a record there is no stream time to advance.
-Turned down: the wall clock itself as stream time (a topic that is read with an hour's delay would lose that hour).
+Invariant: time marks do not end a silence; without a record there is no stream time to
+advance. Turned down: the wall clock itself as stream time (a topic that is read with an
+hour's delay would lose that hour).
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from coopstreams.log.log import RecordBatch
 
 @dataclass(slots=True)
 class Silence:
-    """The silence of one partition, as one reader sees it. Units: `now` in seconds of a monotonic clock."""
+    """The silence of one partition, as one reader sees it. Units: `now` in seconds of a
+    monotonic clock.
+    """
 
     idle_ms: int
     since: float | None = None
-    """When the silence began; None: records come, or the reader has not yet delivered some."""
+    """When the silence began; None: records come, or the reader has not yet delivered
+    some.
+    """
     _stream_time: int = -1
     _due: float = 0.0
 
@@ -30,22 +37,24 @@ class Silence:
         if batch.busy:
             self.since = None
         if self.since is None and batch.at_end and batch.stream_time >= 0:
-            self.since, self._stream_time, self._due = (
-                now,
-                batch.stream_time,
-                now + self.idle_ms / 1000,
-            )
+            self.since = now
+            self._stream_time = batch.stream_time
+            self._due = now + self.idle_ms / 1000
 
     def broken(self) -> None:
         """Forget the silence: the reader has moved to another offset."""
         self.since = None
 
     def due_in(self, now: float) -> float | None:
-        """Return how long it is until stream time is due to advance; None: records come first."""
+        """Return how long it is until stream time is due to advance; None: records come
+        first.
+        """
         return None if self.since is None else max(0.0, self._due - now)
 
     def advance(self, now: float) -> int | None:
-        """Return the stream time that is due, once for each `idle_advance`; None: none is. Units: milliseconds."""
+        """Return the stream time that is due, once for each `idle_advance`; None: none
+        is. Units: milliseconds.
+        """
         if self.since is None or now < self._due:
             return None
         self._due = now + self.idle_ms / 1000

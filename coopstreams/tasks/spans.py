@@ -1,19 +1,23 @@
-"""OpenTelemetry spans of single records: one trace covers a record and all records that result from it.
+"""OpenTelemetry spans of single records: one trace covers a record and all records that
+result from it.
 
     a record with a sampled `traceparent`  ->  span "process TOPIC"  ->  the records written for it carry the span's
                                                   span "call NODE", for each call of an asynchronous operator
 
-So a reader of a repartition topic or a sink continues the trace. Headers carry it, also those of a row in the record
-cache, which are the headers of its last update. Records that the passing of time emits (a closed window, a suppression,
-a punctuation) have no headers and no trace.
+So a reader of a repartition topic or a sink continues the trace. Headers carry it, also
+those of a row in the record cache, which are the headers of its last update. Records
+that the passing of time emits (a closed window, a suppression, a punctuation) have no
+headers and no trace.
 
-Invariant: a task without spans does nothing for them. With them, the headers of each record are read, if
-any record of its batch has headers.
-Invariant: a traced record is processed as a batch of its own, so that its span has its time. Results do not depend on
-how records are cut into batches.
-Turned down: a span for each operator (a statement for each record and operator), spans of batches (a trace is of one
-record), the SDK's propagators (sampling would have to know headers of other forms than W3C's).
-Source: https://www.w3.org/TR/trace-context/, OpenTelemetry's semantic conventions for messaging.
+Invariant: a task without spans does nothing for them. With them, the headers of each
+record are read, if any record of its batch has headers.
+Invariant: a traced record is processed as a batch of its own, so that its span has its
+time. Results do not depend on how records are cut into batches. Turned down: a span for
+each operator (a statement for each record and operator), spans of batches (a trace is
+of one record), the SDK's propagators (sampling would have to know headers of other
+forms than W3C's).
+Source: https://www.w3.org/TR/trace-context/, OpenTelemetry's semantic conventions for
+messaging.
 """
 
 from __future__ import annotations
@@ -43,13 +47,16 @@ from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Asynchronous
 from coopstreams.topology.task_id import TaskId
 
-PARENT, STATE = "traceparent", "tracestate"
+PARENT = "traceparent"
+STATE = "tracestate"
 _SAMPLED = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-|$)")
 _W3C = TraceContextTextMapPropagator()
 
 
 class RecordSpans:
-    """The spans of one task. Its stream thread uses it; calls may be `ended` on any thread."""
+    """The spans of one task. Its stream thread uses it; calls may be `ended` on any
+    thread.
+    """
 
     def __init__(
         self, tracer: Tracer, ratio: float, application: str, task: TaskId
@@ -76,7 +83,9 @@ class RecordSpans:
         *,
         taken: bool,
     ) -> None:
-        """Have the program process records, traced ones within their spans. `taken`: whether `take` has begun them."""
+        """Have the program process records, traced ones within their spans. `taken`:
+        whether `take` has begun them.
+        """
         at = 0
         for row in self._taken(source, columns) if taken else self._sampled(columns):
             if at < row:
@@ -91,15 +100,17 @@ class RecordSpans:
             program.process(source, columns.slice(at, len(columns)) if at else columns)
 
     def take(self, source: TopicPartition, columns: Columns) -> Columns:
-        """Begin the spans of records that wait for calls before they are processed; return them with their headers."""
+        """Begin the spans of records that wait for calls before they are processed;
+        return them with their headers.
+        """
         rows = self._sampled(columns)
         return self._begin(source, columns, rows) if rows else columns
 
     def call(
         self, source: TopicPartition, offset: int, call: Call, node: Asynchronous
     ) -> None:
-        """Begin the span of a call for a record, if it is traced. Spans that the function opens are its children, where
-        context propagates.
+        """Begin the span of a call for a record, if it is traced. Spans that the
+        function opens are its children, where context propagates.
         """
         parent = self._open.get((source, offset))
         if parent is None:
@@ -123,7 +134,9 @@ class RecordSpans:
                 span.end()
 
     def noting(self, on_failure: OnFailure) -> OnFailure:
-        """Return a failure handler that notes the failure in the span of the failed record."""
+        """Return a failure handler that notes the failure in the span of the failed
+        record.
+        """
 
         def note(failure: Failure) -> None:
             span = get_current_span()
@@ -139,7 +152,9 @@ class RecordSpans:
         return note
 
     def close(self) -> None:
-        """End the spans of records that are not processed here: the next owner processes them."""
+        """End the spans of records that are not processed here: the next owner
+        processes them.
+        """
         for span in self._open.values():
             span.set_attribute("coopstreams.given_up", True)
             span.end()
@@ -156,7 +171,8 @@ class RecordSpans:
 
     def _sampled(self, columns: Columns) -> list[int]:
         """Return the rows to trace, in order."""
-        headers, count = columns.headers, len(columns)
+        headers = columns.headers
+        count = len(columns)
         rows = (
             []
             if headers is None
@@ -180,7 +196,9 @@ class RecordSpans:
     def _begin(
         self, source: TopicPartition, columns: Columns, rows: Sequence[int]
     ) -> Columns:
-        """Begin the spans of these rows; return the records, with the spans in their headers."""
+        """Begin the spans of these rows; return the records, with the spans in their
+        headers.
+        """
         headers = list(columns.headers or [None] * len(columns))
         for row in rows:
             own = headers[row] or []

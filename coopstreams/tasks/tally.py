@@ -1,10 +1,12 @@
-"""Counts of the work of tasks: for the status of each task, and for the metrics of the process.
+"""Counts of the work of tasks: for the status of each task, and for the metrics of the
+process.
 
-A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` adds the difference to the metrics, once
-a second and when the task is closed, so that no count of the process is lost with a task.
+A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` adds the
+difference to the metrics, once a second and when the task is closed, so that no count
+of the process is lost with a task.
 
-Invariant: the metrics of a process never go back, whichever tasks come and go. Work that is aborted and repeated counts
-twice.
+Invariant: the metrics of a process never go back, whichever tasks come and go. Work
+that is aborted and repeated counts twice.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Counting(Protocol):
 
 
 def dropped(task: Counting) -> dict[Drop, int]:
-    """Return the records that a task left out, by node and reason: dropped by its program, or failed."""
+    """Return the records that a task left out, by node and reason: dropped by its
+    program, or failed.
+    """
     return task.program.dropped | dict(task.tally.failed)
 
 

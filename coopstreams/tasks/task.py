@@ -1,12 +1,14 @@
-"""A task at work: its program, its state and its progress, on the one thread that owns it.
+"""A task at work: its program, its state and its progress, on the one thread that owns
+it.
 
-The way of a record: `add` -> `step` (through the program) -> the program's outputs, which the owner writes. `commit` or
-`discard` ends an interval. The owner is a stream thread of an instance, the test driver or a backfill. It decides where
-records come from, where outputs go and what time it is; the order of records, and all other processing, is the same for
-every owner.
+The way of a record: `add` -> `step` (through the program) -> the program's outputs,
+which the owner writes. `commit` or `discard` ends an interval. The owner is a stream
+thread of an instance, the test driver or a backfill. It decides where records come
+from, where outputs go and what time it is; the order of records, and all other
+processing, is the same for every owner.
 
-Invariant: between two commits the database is unchanged; the effects of `step` are in memory and in the open
-transaction.
+Invariant: between two commits the database is unchanged; the effects of `step` are in
+memory and in the open transaction.
 """
 
 from __future__ import annotations
@@ -52,24 +54,32 @@ if TYPE_CHECKING:
     from coopstreams.tasks.spans import RecordSpans
 
 MOST_TAKEN = 1000
-"""Most records whose calls begin at once; then the bytes of waiting records are checked again."""
+"""Most records whose calls begin at once; then the bytes of waiting records are checked
+again.
+"""
 
 APPLIED_S = 1.0
-"""How long a transaction of an external sink may take. Kafka's is open meanwhile, and its broker waits for neither."""
+"""How long a transaction of an external sink may take. Kafka's is open meanwhile, and
+its broker waits for neither.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """One opening of a task, made by the opener. A task that is closed and opened again is another incarnation."""
+    """One opening of a task, made by the opener. A task that is closed and opened again
+    is another incarnation.
+    """
 
     id: TaskId
     sources: tuple[TopicPartition, ...]
     state: TaskState
     progress: Progress
     epoch: int = 0
-    """The epoch of the membership under which it was opened: under another one, nothing it did may be committed."""
+    """The epoch of the membership under which it was opened: under another one, nothing
+    it did may be committed.
+    """
     sink: SinkSession | None = None
     """The session with its external sink, if it has one."""
 
@@ -77,9 +87,11 @@ class Incarnation:
 def committed_positions(
     task: TaskId, stores: Iterable[StoreSpec], progress: Progress
 ) -> dict[str, dict[KeyRange, int]]:
-    """Return the committed offset of each part of the task's range, for each store restored from its source topic.
+    """Return the committed offset of each part of the task's range, for each store
+    restored from its source topic.
 
-    A task may have no partition of the topic, which has fewer than others of the sub-topology.
+    A task may have no partition of the topic, which has fewer than others of the
+    sub-topology.
     """
     sources = {
         store.name: TopicPartition(store.source, task.partition)
@@ -94,15 +106,14 @@ def committed_positions(
 
 
 def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
-    """Return the latest stream time of each store's operators at the task's lowest positions; -1 if no record has
-    reached them.
+    """Return the latest stream time of each store's operators at the task's lowest
+    positions; -1 if no record has reached them.
 
-    No window of the stores starts later. Below a filter, that is not the stream time of the partition.
+    No window of the stores starts later. Below a filter, that is not the stream time of
+    the partition.
     """
-    lowest, operators = (
-        [progress.lowest(source) for source in progress.partitions],
-        operators_of(subtopology),
-    )
+    lowest = [progress.lowest(source) for source in progress.partitions]
+    operators = operators_of(subtopology)
     return {
         store.name: max(
             (
@@ -117,10 +128,11 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
 
 
 def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
-    """Return the parts of a task's range whose earlier owners had reached different times.
+    """Return the parts of a task's range whose earlier owners had reached different
+    times.
 
-    `apart`: each key group is a part, because owners with equal committed positions may have changed their rows after
-    the commit, each up to another record.
+    `apart`: each key group is a part, because owners with equal committed positions may
+    have changed their rows after the commit, each up to another record.
     """
     parts = [
         Part(each.key_range, each.stream_time, each.operator_times) for each in segments
@@ -139,7 +151,8 @@ def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
 class Task:
     """A task between opening and closing.
 
-    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and takes no more records.
+    Shape: `processed` counts records since the opening. `leaving`: it is being closed,
+    and takes no more records.
     """
 
     def __init__(
@@ -161,8 +174,9 @@ class Task:
         exactly_once: bool = True,
         placing: Placing | None = None,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices. `exactly_once`:
-        the state is that of the positions; otherwise it may include later records.
+        """`by_key`: records may pass others that wait for calls, where the order of
+        each key suffices. `exactly_once`: the state is that of the positions; otherwise
+        it may include later records.
         """
         by_key = by_key and program.keys_suffice
         self._spans = spans
@@ -233,7 +247,8 @@ class Task:
             self.applying = Applying(
                 opened.sink, sink.name, opened.sources[0], opened.progress, on_failure
             )
-        self._pace, self._applying_pace = Pace(), Pace(APPLIED_S)
+        self._pace = Pace()
+        self._applying_pace = Pace(APPLIED_S)
         self.idle_ms = program.idle_ms
         self._sinks = {
             node.topic: node.name
@@ -248,7 +263,8 @@ class Task:
         """The last step, if the outputs come from it."""
 
     def begin(self) -> None:
-        """Make the processors, and initialise them. Call it on the thread that owns the task, before anything else.
+        """Make the processors, and initialise them. Call it on the thread that owns the
+        task, before anything else.
 
         Raises:
             Whatever they raise.
@@ -261,20 +277,25 @@ class Task:
         self.queues.add(batch)
 
     def step(self, *, single: bool = False, most: int = MOST_AT_ONCE) -> bool:
-        """Process records for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
+        """Process records for about `STEP_S`; return whether there may be more. Outputs
+        wait in `program.outputs`.
 
-        `single`: one record at most, so that `refused` knows the source record of an output. `most`: about as many.
+        `single`: one record at most, so that `refused` knows the source record of an
+        output. `most`: about as many.
         """
         if single and self.calls is None:
             return self._step_one()
         self._at_most = min(most, MOST_AT_ONCE)
         began = now = self._host.now()
-        first_ms, more, done = -1, False, 0
+        first_ms = -1
+        more = False
+        done = 0
         for step in self._steps(now, single=single):
             columns = self._process(step, now)
             if first_ms < 0 and len(columns):
                 first_ms = columns.timestamps[0]
-            before, now = now, self._host.now()
+            before = now
+            now = self._host.now()
             self._pace.took(len(step.columns), now - before)
             done += len(step.columns)
             full = len(self.program.applied) >= self._most_applied
@@ -288,7 +309,9 @@ class Task:
         return more
 
     def _step_one(self) -> bool:
-        """Process the next record, or a time that siblings have reached; return whether there was either."""
+        """Process the next record, or a time that siblings have reached; return whether
+        there was either.
+        """
         now = self._host.now()
         step = self.queues.next(1, now)
         if step is None:
@@ -299,7 +322,8 @@ class Task:
         return True
 
     def process_now(self, batch: RecordBatch) -> None:
-        """Process a batch of at most one record without the queues, in which nothing may wait. No calls may be made.
+        """Process a batch of at most one record without the queues, in which nothing
+        may wait. No calls may be made.
 
         Raises:
             Whatever the failure handler raises.
@@ -317,7 +341,9 @@ class Task:
         self.apply()
 
     def _process(self, step: Step, now: float) -> Columns:
-        """Process a step; return its records, less those that were processed before the reader went back."""
+        """Process a step; return its records, less those that were processed before the
+        reader went back.
+        """
         self._at = step
         columns = (
             step.columns
@@ -344,7 +370,9 @@ class Task:
         return columns
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
+        """Yield the steps that may be processed now, in order; first the single-record
+        steps that are left.
+        """
         if self._singles:
             yield from self._left()
         calls = self.calls
@@ -367,7 +395,9 @@ class Task:
     def _called(
         self, calls: PendingCalls, now: float, *, single: bool
     ) -> Iterator[Step]:
-        """Yield the steps whose calls have ended; begin the calls of the records behind them, many at a time."""
+        """Yield the steps whose calls have ended; begin the calls of the records behind
+        them, many at a time.
+        """
         self._begin_calls(calls, now)
         while calls.look():
             yield from calls.ready(self._size(single=single))
@@ -382,7 +412,9 @@ class Task:
 
     @property
     def _most_applied(self) -> int:
-        """The number of records that the external sink, if there is one, can take in its next transaction."""
+        """The number of records that the external sink, if there is one, can take in
+        its next transaction.
+        """
         if self.applying is None:
             return MOST_AT_ONCE
         return max(self._applying_pace.most, min(self.applying.ahead, MOST_AT_ONCE))
@@ -397,14 +429,18 @@ class Task:
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:
-        """Begin the calls of records for which there is room; return whether all records taken in wait for calls."""
+        """Begin the calls of records for which there is room; return whether all
+        records taken in wait for calls.
+        """
         if self.calls is None or self._singles:
             return False
         self._begin_calls(self.calls, self._host.now())
         return self.calls.oldest is not None and not self.calls.look()
 
     def wait_for_calls(self) -> bool:
-        """Block until a call has ended, a second at most; return False if none is under way."""
+        """Block until a call has ended, a second at most; return False if none is under
+        way.
+        """
         return self.calls is not None and self.calls.wait(1.0)
 
     def _left(self) -> Iterator[Step]:
@@ -421,7 +457,8 @@ class Task:
         """The records of the last step, in words."""
         if self._at is None or not len(self._at.columns):
             return "windows that closed by stream time"
-        source, offsets = self._at.source, self._at.columns.offsets
+        source = self._at.source
+        offsets = self._at.columns.offsets
         which = (
             f"the record at offset {offsets[0]}"
             if len(offsets) == 1
@@ -431,7 +468,9 @@ class Task:
 
     @property
     def last_key(self) -> bytes | None:
-        """The key of the last step's record; None: it had no key, or the step was not of one record."""
+        """The key of the last step's record; None: it had no key, or the step was not
+        of one record.
+        """
         if self._at is None or len(self._at.columns) != 1:
             return None
         return self._at.columns.keys[0]
@@ -441,12 +480,14 @@ class Task:
     ) -> None:
         """Hand an output that its topic refuses to the failure handler.
 
-        It is a failure of the record of the last step, or, if that had several records, of the output's own key.
+        It is a failure of the record of the last step, or, if that had several records,
+        of the output's own key.
 
         Raises:
             Whatever the failure handler raises.
         """
-        step, node = self._at, self._sinks.get(topic, topic)
+        step = self._at
+        node = self._sinks.get(topic, topic)
         if step is None or len(step.columns) != 1:
             self._on_failure(
                 Failure(
@@ -497,18 +538,23 @@ class Task:
         )
 
     def punctuate(self, now_ms: int) -> None:
-        """Run the wall-clock punctuations that are due. Outputs wait in `program.outputs`."""
+        """Run the wall-clock punctuations that are due. Outputs wait in
+        `program.outputs`.
+        """
         self._at = None
         self.program.punctuate(now_ms)
 
     def punctuation_due(self, now_ms: int) -> bool:
-        """Whether a wall-clock punctuation is due. Called often, so that it notices a clock that is set back."""
+        """Whether a wall-clock punctuation is due. Called often, so that it notices a
+        clock that is set back.
+        """
         queue = self.program.punctuations["wall_clock"]
         queue.look(now_ms)
         return queue.due(now_ms)
 
     def apply(self, *, all_of_it: bool = False) -> int:
-        """Apply the noted records to the external sink; return how many. `all_of_it`: see `Applying.apply`.
+        """Apply the noted records to the external sink; return how many. `all_of_it`:
+        see `Applying.apply`.
 
         Raises:
             As `Applying.apply`.
@@ -524,7 +570,9 @@ class Task:
         return applied
 
     def flush(self) -> Sequence[ChangelogBatch]:
-        """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
+        """Forward the updates of the record caches to `program.outputs`; return the
+        changelog records to write.
+        """
         self._at = None
         if self.calls is not None:
             for reached in self.calls.reached():
@@ -536,7 +584,8 @@ class Task:
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
-        """Write everything processed to the database, in one batch: it is durable in the log. Begin a new interval.
+        """Write everything processed to the database, in one batch: it is durable in
+        the log. Begin a new interval.
 
         `true_ms` as of `TaskState.commit`.
         """
@@ -562,7 +611,9 @@ class Task:
         self.program.close()
 
     def discard(self) -> None:
-        """Forget everything since the last commit. Idempotent. The task must then be opened again from the log."""
+        """Forget everything since the last commit. Idempotent. The task must then be
+        opened again from the log.
+        """
         if self.closed:
             return  # its database may be closed by now
         self.closed = True

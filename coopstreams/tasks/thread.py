@@ -1,12 +1,16 @@
-"""A stream thread: runs the tasks it was given, writes their outputs, commits them together.
+"""A stream thread: runs the tasks it was given, writes their outputs, commits them
+together.
 
-Invariant: its inbox is bounded: the dispatcher bounds the records; of batches without records only the last of each
-partition is kept.
-Invariant: its tasks take turns: one whose records outlast a step goes on behind the messages that came meanwhile.
-Invariant: only this thread touches a task's state, program and progress, from `open` to `Closed` or `Aborted`.
-Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are
-discarded and opened again from the log, which has the outcome. An error that repetition cannot cure (a record that
-every broker refuses) ends the instance instead.
+Invariant: its inbox is bounded: the dispatcher bounds the records; of batches without
+records only the last of each partition is kept.
+Invariant: its tasks take turns: one whose records outlast a step goes on behind the
+messages that came meanwhile.
+Invariant: only this thread touches a task's state, program and progress, from `open` to
+`Closed` or `Aborted`.
+Invariant: nothing of an interval counts unless its commit did. After any doubt about
+the outcome the tasks are discarded and opened again from the log, which has the
+outcome. An error that repetition cannot cure (a record that every broker refuses) ends
+the instance instead.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ FLUSH = (
 
 @dataclass(slots=True)
 class _Moved:
-    """A batch without records that waits in the inbox: the partition of a task has moved on."""
+    """A batch without records that waits in the inbox: the partition of a task has
+    moved on.
+    """
 
     batch: RecordBatch
 
@@ -63,11 +69,15 @@ _Message = Callable[[], None] | None
 
 
 def _look() -> None:
-    """Do nothing. The message ends the wait, and the loop commits if it is due: siblings may have committed."""
+    """Do nothing. The message ends the wait, and the loop commits if it is due:
+    siblings may have committed.
+    """
 
 
 class StreamThread:
-    """One thread of an instance. Methods are called by the control thread and return at once."""
+    """One thread of an instance. Methods are called by the control thread and return at
+    once.
+    """
 
     def __init__(
         self,
@@ -80,7 +90,9 @@ class StreamThread:
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
-        """`rests_s`: how long it waits before the first message, unless tasks are closed or the thread is stopped."""
+        """`rests_s`: how long it waits before the first message, unless tasks are
+        closed or the thread is stopped.
+        """
         self.number = number
         self._host = host
         self.backlog = 0
@@ -88,7 +100,9 @@ class StreamThread:
         self.moved_at = host.now()
         """The last time at which this thread showed that it is alive."""
         self.ident: int | None = None
-        """The id of the thread of Python that runs this one; None: it has not started. Any thread reads."""
+        """The id of the thread of Python that runs this one; None: it has not started.
+        Any thread reads.
+        """
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
@@ -96,19 +110,26 @@ class StreamThread:
         self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
         """Batches without records that wait behind the records of each task.
 
-        A thread that is busy for long has one message for each partition, not one for each fetch.
+        A thread that is busy for long has one message for each partition, not one for
+        each fetch.
         """
         self._have([])
         self._in_turn: dict[Task, int] = {}
-        """The tasks that wait for their next turn, with the number of their records that count as backlog."""
+        """The tasks that wait for their next turn, with the number of their records
+        that count as backlog.
+        """
         self._stepped: dict[Task, None] = {}
-        """The tasks whose buffers may have grown since they were last asked whether they are full."""
+        """The tasks whose buffers may have grown since they were last asked whether
+        they are full.
+        """
         self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
         self._due = 0.0
         """The time (`Host.now`) of the next commit."""
         self._idle = False
-        """Whether the last commit that was due had nothing to commit, and nothing has come since."""
+        """Whether the last commit that was due had nothing to commit, and nothing has
+        come since.
+        """
         self._in_vain = InVain()
         self._outlasting = outlasting
         self._idle_s = min(IDLE_S, outlasting.least_s / 3)
@@ -122,7 +143,9 @@ class StreamThread:
         self._paused = False
 
     def successor(self, rests_s: float) -> StreamThread:
-        """Return the thread, not yet started, that replaces this dead one; it has the same transactional id."""
+        """Return the thread, not yet started, that replaces this dead one; it has the
+        same transactional id.
+        """
         made = StreamThread(
             self.number,
             self.committer,
@@ -165,14 +188,17 @@ class StreamThread:
     def advance_time(
         self, task: Task, source: TopicPartition, stream_time: int
     ) -> None:
-        """Append a time mark to a silent source of a task; it counts with the next commit."""
+        """Append a time mark to a silent source of a task; it counts with the next
+        commit.
+        """
         self._inbox.put(partial(self._mark_time, task, source, stream_time))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
-        """Close these tasks; `Closed` follows for each. `clean`: commit before; otherwise discard what is uncommitted.
+        """Close these tasks; `Closed` follows for each. `clean`: commit before;
+        otherwise discard what is uncommitted.
 
-        Records in their queues are left to the next owner: a hand-over takes as long as one record, or as the calls
-        under way, not as long as a queue.
+        Records in their queues are left to the next owner: a hand-over takes as long as
+        one record, or as the calls under way, not as long as a queue.
         """
         for task in tasks:
             task.leaving = True
@@ -187,9 +213,11 @@ class StreamThread:
     def pause(self, paused: bool) -> None:
         """Pause or resume records and punctuations.
 
-        A paused thread still takes records in, up to the dispatcher's bounds, and commits those that it has processed.
+        A paused thread still takes records in, up to the dispatcher's bounds, and
+        commits those that it has processed.
         """
-        goes_on, self._paused = self._paused and not paused, paused
+        goes_on = self._paused and not paused
+        self._paused = paused
         if goes_on:  # last: the thread may take the message at once
             self._inbox.put(self._resume)
 
@@ -267,7 +295,9 @@ class StreamThread:
         self._commit_or_abort()
 
     def _wake(self) -> None:
-        """End idling; keep the next commit on the grid of intervals that it would have had without idling."""
+        """End idling; keep the next commit on the grid of intervals that it would have
+        had without idling.
+        """
         if self._idle:
             self._idle = False
             self._due += (
@@ -278,7 +308,9 @@ class StreamThread:
     def _open(self, task: Task) -> None:
         self._epoch = task.epoch
         if task.program.may_punctuate and self.committer.begun:
-            self._commit_or_abort()  # its processors may take long to begin, and a transaction must not wait for them
+            # its processors may take long to begin, and a transaction must not wait for
+            # them
+            self._commit_or_abort()
         self._have([*self._tasks, task])
         began = self._host.now()
         try:
@@ -293,13 +325,17 @@ class StreamThread:
             self._abort(error)
 
     def _have(self, tasks: list[Task]) -> None:
-        """Set the tasks of this thread. There may be a thousand: a message looks only at those that need it."""
+        """Set the tasks of this thread. There may be a thousand: a message looks only
+        at those that need it.
+        """
         self._tasks = tasks
         self._merging = [task for task in tasks if len(task.sources) > 1]
         self._punctuating = [task for task in tasks if task.program.may_punctuate]
 
     def _move(self, task: Task, moved: _Moved) -> None:
-        """Process a batch without records, and forget its message: the next one makes a new one."""
+        """Process a batch without records, and forget its message: the next one makes a
+        new one.
+        """
         with self._lock:
             waiting = self._moved.get(task, {})
             if waiting.get(moved.batch.partition) is moved:
@@ -329,10 +365,8 @@ class StreamThread:
 
     def _wait_for_turn(self, task: Task) -> None:
         """Go on with a task behind the messages that wait."""
-        left, counted = (
-            max(1, sum(map(task.queues.waiting, task.sources))),
-            self._in_turn.get(task),
-        )
+        left = max(1, sum(map(task.queues.waiting, task.sources)))
+        counted = self._in_turn.get(task)
         self._in_turn[task] = left
         with self._lock:
             self.backlog += left - (counted or 0)
@@ -382,7 +416,8 @@ class StreamThread:
             self._stepped[task] = None
             self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
-            # After each step: commits, heartbeats and revocations must not wait until slow functions end the batch.
+            # After each step: commits, heartbeats and revocations must not wait until
+            # slow functions end the batch.
             self._commit_if_due()
             if not more:
                 break
@@ -391,7 +426,9 @@ class StreamThread:
                 break
 
     def _note_slow(self, seconds: float, call: str) -> None:
-        """Remember a call that may have outlasted a time-out of the broker or the group."""
+        """Remember a call that may have outlasted a time-out of the broker or the
+        group.
+        """
         if seconds > self._outlasting.least_s:
             log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
             self._slowest = max(self._slowest, (seconds, call))
@@ -409,7 +446,9 @@ class StreamThread:
             self._go_on_with(task)
 
     def _waiting(self) -> list[tuple[Task, float]]:
-        """Return the tasks that wait for another source, and until when; one that drains takes no more records."""
+        """Return the tasks that wait for another source, and until when; one that
+        drains takes no more records.
+        """
         waits = [
             (task, task.queues.waits_until)
             for task in self._merging
@@ -425,8 +464,11 @@ class StreamThread:
             self._due = self._host.now() + self._interval
 
     def _full(self) -> bool:
-        """Whether a commit is needed before there can be more: of a task's rows, or of records in an interval."""
-        stepped, self._stepped = self._stepped, {}
+        """Whether a commit is needed before there can be more: of a task's rows, or of
+        records in an interval.
+        """
+        stepped = self._stepped
+        self._stepped = {}
         full = [
             task for task in stepped if task.state.full
         ]  # each is asked, because that makes room
@@ -434,16 +476,16 @@ class StreamThread:
 
     def _next_punctuation_s(self) -> float:
         """Return how long until the next wall-clock punctuation."""
-        due, now_ms = (
-            [task.program.next_punctuation_ms for task in self._punctuating],
-            self._host.wall_ms(),
-        )
+        due = [task.program.next_punctuation_ms for task in self._punctuating]
+        now_ms = self._host.wall_ms()
         return min(
             ((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s
         )
 
     def _punctuate(self) -> None:
-        """Run the wall-clock punctuations that are due. Those of many tasks together may outlast a time-out."""
+        """Run the wall-clock punctuations that are due. Those of many tasks together
+        may outlast a time-out.
+        """
         now_ms = self._host.wall_ms()
         try:
             for task in list(self._punctuating):
@@ -510,7 +552,8 @@ class StreamThread:
             LogError: it cannot; names the topics that are gone, if any are.
             OutlastingError: it cannot, because one call takes too long each time.
         """
-        (seconds, call), self._slowest = self._slowest, (0.0, "")
+        (seconds, call) = self._slowest
+        self._slowest = (0.0, "")
         if (
             call
             and (hopeless := self._outlasting.void(call, seconds, self._host.now()))
@@ -540,7 +583,8 @@ class StreamThread:
         )
 
     def _abandon(self) -> None:
-        tasks, self._stepped = self._tasks, {}
+        tasks = self._tasks
+        self._stepped = {}
         self._have([])
         for task in tasks:
             task.discard()

@@ -1,4 +1,6 @@
-"""Checks the topics of an application and creates internal ones, before the first task runs."""
+"""Checks the topics of an application and creates internal ones, before the first task
+runs.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,11 @@ def prepare_topics(
     had: Collection[str] = (),
     check: Check | None = None,
 ) -> ResolvedTopics:
-    """Return the partition counts of all topics; create the internal topics that do not exist yet.
+    """Return the partition counts of all topics; create the internal topics that do not
+    exist yet.
 
-    `had`: the changelogs of the version of the topology that ran last. `check`: asked before each is created.
+    `had`: the changelogs of the version of the topology that ran last. `check`: asked
+    before each is created.
 
     Raises:
         See `check_topics` and `create_missing`.
@@ -65,7 +69,8 @@ def create_missing(
     had: Collection[str] = (),
     check: Check | None = None,
 ) -> None:
-    """Create the internal topics that do not exist yet. `had`, `check`: as of `prepare_topics`.
+    """Create the internal topics that do not exist yet. `had`, `check`: as of
+    `prepare_topics`.
 
     Raises:
         ConfigError: a schema does not fit; or see `check_changelogs`.
@@ -87,9 +92,11 @@ def create_missing(
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
-    """Return the settings with which an internal topic takes any timestamp, if the brokers have them (Kafka 3.6).
+    """Return the settings with which an internal topic takes any timestamp, if the
+    brokers have them (Kafka 3.6).
 
-    A state change must be written if its source record was accepted: a changelog record cannot be left out.
+    A state change must be written if its source record was accepted: a changelog record
+    cannot be left out.
     """
     known = next(
         (
@@ -106,18 +113,21 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     """Return the partition counts of all topics, if the application can start.
 
     Raises:
-        ConfigError: a table is to be restored from a topic that the group may begin to read at its end; or time is to
-            advance in a compacted topic; or the brokers delete rows of a changelog, compact a repartition topic, or
-            date the records of either.
-        UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
-        TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
-            its name is generated.
+        ConfigError: a table is to be restored from a topic that the group may begin to
+            read at its end; or time is to advance in a compacted topic; or the brokers
+            delete rows of a changelog, compact a repartition topic, or date the records
+            of either.
+        UnknownTopicError: a topic that users read, write or send dead letters to does
+        not exist.
+        TopologyError: topics of a join differ in partitions, an internal topic is of an
+            older form of the topology, or its name is generated.
     """
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
     counts = cluster.partitions()
     wanted = [*topology.sink_topics, *dead_letter_topics(topology, config)]
-    # By name: a topic that this user may not describe is another error than one that does not exist.
+    # By name: a topic that this user may not describe is another error than one that
+    # does not exist.
     cluster.partitions(
         [topic for topic in (*topology.source_topics, *wanted) if topic not in counts]
     )
@@ -155,7 +165,9 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 def _counts_with(
     cluster: Log, counts: dict[str, int], topics: Iterable[str]
 ) -> dict[str, int]:
-    """Return the partition counts, again if the brokers have come to know these topics, which may be new."""
+    """Return the partition counts, again if the brokers have come to know these topics,
+    which may be new.
+    """
     unknown = [topic for topic in topics if topic not in counts]
     try:
         for topic in unknown:
@@ -166,7 +178,9 @@ def _counts_with(
 
 
 def _check_marked(cluster: Log, topology: Topology) -> None:
-    """Check the topics to which the application writes time marks: a compacted one takes no record without a key."""
+    """Check the topics to which the application writes time marks: a compacted one
+    takes no record without a key.
+    """
     sources = [node for node in topology.nodes if isinstance(node, Source)]
     for topic in (
         topic
@@ -188,11 +202,12 @@ def _check_kept(
     resolved: ResolvedTopics,
     additional_ms: int,
 ) -> None:
-    """Check that the brokers still keep the application's internal topics as it has made them.
+    """Check that the brokers still keep the application's internal topics as it has
+    made them.
 
     Raises:
-        ConfigError: they delete rows or records that are needed, or date them; see `check_compacted`,
-            `check_not_compacted` and `check_times_kept`.
+        ConfigError: they delete rows or records that are needed, or date them; see
+            `check_compacted`, `check_not_compacted` and `check_times_kept`.
     """
     there = [plan for plan in resolved.internal if plan.exists]
     changelogs = {
@@ -245,8 +260,9 @@ def _check_kept(
 def _tell_windowed(
     plan: TopicPlan, settings: Mapping[str, str], additional_ms: int
 ) -> None:
-    """Log whether a changelog of windows has another policy than it was made with, or keeps records for less long than
-    its store keeps windows: an earlier version made it.
+    """Log whether a changelog of windows has another policy than it was made with, or
+    keeps records for less long than its store keeps windows: an earlier version made
+    it.
     """
     policy = plan.config["cleanup.policy"]
     for lacking in sorted(
@@ -263,10 +279,8 @@ def _tell_windowed(
             else "windows that are over are kept for ever",
             setting_command(plan.name, "cleanup.policy", policy),
         )
-    wanted_ms, kept_ms = (
-        int(plan.config["retention.ms"]),
-        int(settings.get("retention.ms", -1)),
-    )
+    wanted_ms = int(plan.config["retention.ms"])
+    kept_ms = int(settings.get("retention.ms", -1))
     if "delete" in _policies(settings) and 0 <= kept_ms < wanted_ms - additional_ms:
         log.warning(
             "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
@@ -279,8 +293,9 @@ def _tell_windowed(
 
 
 def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
-    """Log that the brokers delete records of an internal topic because of its size: an earlier version made it, and
-    left that to `log.retention.bytes`, or somebody has set it.
+    """Log that the brokers delete records of an internal topic because of its size: an
+    earlier version made it, and left that to `log.retention.bytes`, or somebody has set
+    it.
     """
     if (
         "delete" in _policies(settings)
@@ -296,8 +311,8 @@ def _tell_size(topic: str, settings: Mapping[str, str], lost: str) -> None:
 
 
 def _tell_age(topic: str, settings: Mapping[str, str]) -> None:
-    """Log that the brokers delete records of a repartition topic because of their age: somebody has set it, or has made
-    the topic beforehand, with the brokers' default.
+    """Log that the brokers delete records of a repartition topic because of their age:
+    somebody has set it, or has made the topic beforehand, with the brokers' default.
     """
     if (kept_ms := int(settings.get("retention.ms", -1))) >= 0:
         log.warning(
@@ -320,7 +335,8 @@ def _policies(settings: Mapping[str, str]) -> set[str]:
 def reset_of(source: Source, config: Config) -> str:
     """Return where the topics of a source begin in which the group has no position.
 
-    A repartition topic is read from its first record: the application has written all of them.
+    A repartition topic is read from its first record: the application has written all
+    of them.
     """
     return (
         EARLIEST
@@ -338,7 +354,9 @@ def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
 
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
-    """Check the topics that serve as the changelog of a table: they should keep its rows as a changelog does."""
+    """Check the topics that serve as the changelog of a table: they should keep its
+    rows as a changelog does.
+    """
     reused = [
         (store.name, store.source)
         for store in topology.stores

@@ -1,10 +1,14 @@
-"""Retries of failed records, as a failure handler decides: the task pauses and is opened again from the last commit.
+"""Retries of failed records, as a failure handler decides: the task pauses and is
+opened again from the last commit.
 
-A record that fails has left half of its effects behind: rows, and results in the open transaction. So its task is given
-up as after an error of the log: the interval is aborted, the task is opened again from the last commit, but only when
-the pause is over. Tasks on the same thread are opened again at once. Exactly-once holds as after any abort.
+A record that fails has left half of its effects behind: rows, and results in the open
+transaction. So its task is given up as after an error of the log: the interval is
+aborted, the task is opened again from the last commit, but only when the pause is over.
+Tasks on the same thread are opened again at once. Exactly-once holds as after any
+abort.
 
-Turned down: to wait on the stream thread (all of its tasks would stand still, and the transaction would run out).
+Turned down: to wait on the stream thread (all of its tasks would stand still, and the
+transaction would run out).
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A task that is not to be opened yet. Units: `until` as `Host.now`. Shape: `why` in words, a failure."""
+    """A task that is not to be opened yet. Units: `until` as `Host.now`. Shape: `why`
+    in words, a failure.
+    """
 
     task: TaskId
     until: float
@@ -28,7 +34,9 @@ class Held:
 
 
 class TriedLaterError(LogError):
-    """A record is to be processed again after a pause. Its stream thread handles it as a commit that failed."""
+    """A record is to be processed again after a pause. Its stream thread handles it as
+    a commit that failed.
+    """
 
     def __init__(self, message: str, task: TaskId, pause_s: float) -> None:
         super().__init__(
@@ -54,7 +62,9 @@ class Attempts(Protocol):
 
 
 class Tries:
-    """Counts failures of the record at which each task has stopped. Of one instance; a thread notes its own tasks."""
+    """Counts failures of the record at which each task has stopped. Of one instance; a
+    thread notes its own tasks.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[TaskId, tuple[Hashable, int]] = {}

@@ -1,4 +1,5 @@
-"""The order of the calls that read state, those of `process_async`: one at a time for each key.
+"""The order of the calls that read state, those of `process_async`: one at a time for
+each key.
 
     add       a record needs such calls
     ended     one of them has ended
@@ -6,10 +7,12 @@
 
 Each returns the call to begin next, if there is one. Its rows are read when it begins.
 
-Invariant: a call finds in its rows what every earlier record of its key has left there, and of its own record what the
-earlier calls have recorded. Only these calls write the rows, so they do not change until the call ends.
-Turned down: to begin the next call of a key when the one before has ended (its record may still fail, and the next call
-would have read changes that are never made), and to read rows on the calls' thread (stores belong to the task's).
+Invariant: a call finds in its rows what every earlier record of its key has left there,
+and of its own record what the earlier calls have recorded. Only these calls write the
+rows, so they do not change until the call ends. Turned down: to begin the next call of
+a key when the one before has ended (its record may still fail, and the next call would
+have read changes that are never made), and to read rows on the calls' thread (stores
+belong to the task's).
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from coopstreams.topology.stores import TableStore
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The calls of one record that read state, in order. `rows`: those of its key, as the calls so far left them."""
+    """The calls of one record that read state, in order. `rows`: those of its key, as
+    the calls so far left them.
+    """
 
     calls: deque[NodeCall]
     rows: dict[str, Row] = field(default_factory=dict)
@@ -58,13 +63,16 @@ class Turns:
         }
         self._stores = stores
         self._of_keys: dict[bytes, deque[_Turn]] = {}
-        """For each key, the turns of its records that have not passed, in order. The first may be under way."""
+        """For each key, the turns of its records that have not passed, in order. The
+        first may be under way.
+        """
 
     def call(
         self, wanted: Wanted, source: TopicPartition, columns: Columns
     ) -> NodeCall:
         """Return the call that a record needs of a node that reads state."""
-        row, node = wanted.row, self._nodes[wanted.node]
+        row = wanted.row
+        node = self._nodes[wanted.node]
         visit = Visit(
             node.name,
             self._below[node.name],
@@ -83,7 +91,9 @@ class Turns:
         )
 
     def add(self, calls: Sequence[NodeCall]) -> NodeCall | None:
-        """Line up the calls of one record, behind those of the earlier records of its key."""
+        """Line up the calls of one record, behind those of the earlier records of its
+        key.
+        """
         key = calls[0].key
         assert key is not None, "records without a key need no such call"
         turns = self._of_keys.setdefault(key, deque())

@@ -1,7 +1,8 @@
-"""Refuse to start while a backfill is unpublished: the application would read the records again that are in its state.
+"""Refuse to start while a backfill is unpublished: the application would read the
+records again that are in its state.
 
-Invariant: a start is refused as long as the run has its marks and the group has no offsets. `publish` commits the
-offsets first.
+Invariant: a start is refused as long as the run has its marks and the group has no
+offsets. `publish` commits the offsets first.
 """
 
 from __future__ import annotations

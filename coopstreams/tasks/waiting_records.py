@@ -1,4 +1,6 @@
-"""Records of a task that wait for calls: their step, their calls, and the records in flight of a source partition."""
+"""Records of a task that wait for calls: their step, their calls, and the records in
+flight of a source partition.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ ROW_BYTES = 100
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A step whose records have begun their calls. `left`: the number of records that the nodes below have not
-    processed.
+    """A step whose records have begun their calls. `left`: the number of records that
+    the nodes below have not processed.
     """
 
     step: Step
@@ -43,14 +45,18 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class WaitingRecord:
-    """A record that waits for calls, or for its turn. `waits_for`: the number of its calls that have not ended."""
+    """A record that waits for calls, or for its turn. `waits_for`: the number of its
+    calls that have not ended.
+    """
 
     taken: Taken
     row: int
     offset: int
     waits_for: int
     before: Position
-    """The last position before the record with a known stream time: records of siblings may be in between."""
+    """The last position before the record with a known stream time: records of siblings
+    may be in between.
+    """
     calls: list[NodeCall]
     line: bytes | None = None
     """The name of the record's queue; None: it waits in none."""
@@ -74,7 +80,9 @@ class SourceInFlight:
 
     inflight: InFlight
     reached: Position
-    """The position that the program has reached, in the order in which it takes the records of all sources."""
+    """The position that the program has reached, in the order in which it takes the
+    records of all sources.
+    """
     taken: Position
     """The position up to which steps were taken in."""
     taken_operator_times: list[int]
@@ -84,7 +92,9 @@ class SourceInFlight:
     partition_times: Sequence[int]
     """Which of the operator times are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
-    """The records that wait for calls, or for their turn, in the order of their offsets."""
+    """The records that wait for calls, or for their turn, in the order of their
+    offsets.
+    """
     segments: tuple[Segment, ...] | None = None
     """The segments of `now`; None: not computed yet."""
 
@@ -101,10 +111,12 @@ class SourceInFlight:
         self.segments = None
 
     def operator_times_of(self, step: Step) -> list[list[int]]:
-        """Return the operator times before each record of a step; take in those after it.
+        """Return the operator times before each record of a step; take in those after
+        it.
 
-        The reader's times begin again when an owner of the partition changes. The earlier ones are known here, not to
-        the program, because a record that waits has not advanced it.
+        The reader's times begin again when an owner of the partition changes. The
+        earlier ones are known here, not to the program, because a record that waits has
+        not advanced it.
         """
         before = self.taken_operator_times
         if step.operator_times:
@@ -125,7 +137,9 @@ class SourceInFlight:
         self.reach(Position(step.next_offset, step.stream_time))
 
     def reach(self, position: Position) -> None:
-        """Note the position that the program has reached. It may be further already: after a log went back."""
+        """Note the position that the program has reached. It may be further already:
+        after a log went back.
+        """
         self.reached = Position(
             max(self.reached.offset, position.offset),
             max(self.reached.stream_time, position.stream_time),

@@ -1,9 +1,11 @@
-"""Finds rows that a function has changed in place, behind the store: a mistake that shows late in production.
+"""Finds rows that a function has changed in place, behind the store: a mistake that
+shows late in production.
 
-Stores hand out their rows as live objects, without a copy. A mapper, a joiner or a processor that changes such a row
-changes the state: perhaps only until the row is read from the database again. An aggregator may change its aggregate,
-because its result is then set. So while a record is processed, the bytes of each row are noted when it is first read,
-and whenever it is set; behind the record they must be the same.
+Stores hand out their rows as live objects, without a copy. A mapper, a joiner or a
+processor that changes such a row changes the state: perhaps only until the row is read
+from the database again. An aggregator may change its aggregate, because its result is
+then set. So while a record is processed, the bytes of each row are noted when it is
+first read, and whenever it is set; behind the record they must be the same.
 
 Turned down: the same in production, where each look-up would cost two serialisations.
 """
@@ -27,7 +29,9 @@ class ChangedRows:
         self._noted: dict[int, tuple[TableStore, Entry, bytes]] = {}
 
     def watch(self, *stores: TableStore) -> None:
-        """Look at the rows of these stores from now on. Nothing may be bound to them yet."""
+        """Look at the rows of these stores from now on. Nothing may be bound to them
+        yet.
+        """
         for store in stores:
             store.entries = _Entries(self, store)
 
@@ -36,10 +40,12 @@ class ChangedRows:
         self._noted.clear()
 
     def check(self, when: Callable[[], str]) -> None:
-        """Check the rows that were read or set since `begin`. `when`: returns in words when that was.
+        """Check the rows that were read or set since `begin`. `when`: returns in words
+        when that was.
 
         Raises:
-            StateError: a row was changed in place. Have the function return a new value, and a processor put it.
+            StateError: a row was changed in place. Have the function return a new
+            value, and a processor put it.
         """
         for store, entry, before in list(self._noted.values()):
             after = _written(store, _SLOT.__get__(entry))
@@ -56,7 +62,9 @@ class ChangedRows:
                 )
 
     def note(self, store: TableStore, entry: Entry, value: Any, *, again: bool) -> None:
-        """Note the bytes of a row. `again`: also if they were noted already, because it is set."""
+        """Note the bytes of a row. `again`: also if they were noted already, because it
+        is set.
+        """
         if value.__class__ in UNCHANGEABLE:
             if again:
                 self._noted.pop(id(entry), None)
@@ -71,9 +79,12 @@ class _Entries(dict[bytes, Entry]):
 
     def __init__(self, rows: ChangedRows, store: TableStore) -> None:
         super().__init__(store.entries)
-        self._rows, self._store = rows, store
+        self._rows = rows
+        self._store = store
         self._classes: dict[type[Entry], type[Entry]] = {}
-        """By the class of an entry, the one that tells: that of a telling one is itself."""
+        """By the class of an entry, the one that tells: that of a telling one is
+        itself.
+        """
 
     def __setitem__(self, key: bytes, entry: Entry) -> None:
         kind = entry.__class__
@@ -84,7 +95,8 @@ class _Entries(dict[bytes, Entry]):
         super().__setitem__(key, entry)
 
     def _telling(self, kind: type[Entry]) -> type[Entry]:
-        rows, store = self._rows, self._store
+        rows = self._rows
+        store = self._store
 
         def read(entry: Entry) -> Any:
             value = _SLOT.__get__(entry)
@@ -101,7 +113,9 @@ class _Entries(dict[bytes, Entry]):
 
 
 def _written(store: TableStore, value: Any) -> bytes | None:
-    """Return the bytes of a value, None if it cannot be written: the next commit says so."""
+    """Return the bytes of a value, None if it cannot be written: the next commit says
+    so.
+    """
     try:
         return None if value is None else store.spec.value.encode(value)
     except Exception:  # noqa: BLE001 whatever a serde raises

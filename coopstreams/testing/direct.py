@@ -1,9 +1,12 @@
-"""The short way of a record in the test driver: from `send` to its tasks, without the log and the queues between.
+"""The short way of a record in the test driver: from `send` to its tasks, without the
+log and the queues between.
 
-A record that is sent while nothing waits anywhere is the next one, whatever its timestamp is. So its tasks can process
-it at once. Log, reader and queues are told later, of many records together: when something else needs them.
+A record that is sent while nothing waits anywhere is the next one, whatever its
+timestamp is. So its tasks can process it at once. Log, reader and queues are told
+later, of many records together: when something else needs them.
 
-Invariant: behind `land` the log, the reader and the queues are as if each record had been written, fetched and taken.
+Invariant: behind `land` the log, the reader and the queues are as if each record had
+been written, fetched and taken.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from coopstreams.topology.columns import Headers, TopicPartition
 
 @dataclass(slots=True)
 class DirectSource:
-    """A partition whose records may take the short way, and those that have taken it since the last `land`."""
+    """A partition whose records may take the short way, and those that have taken it
+    since the last `land`.
+    """
 
     source: TopicPartition
     tasks: Sequence[Task]

@@ -1,19 +1,22 @@
-"""`TopologyTestDriver`: runs a topology without a broker, one record at a time, and returns its results.
+"""`TopologyTestDriver`: runs a topology without a broker, one record at a time, and
+returns its results.
 
-The tasks (`Task`) and the routing by key range are those of production; log and database are in memory. The driver owns
-the clock. It gives each partition's next record to its tasks, and lets the tasks with the oldest record go on; a record
-that is the only one takes a shorter way, see `direct`. `send`
-returns when its record has passed through all repartition topics, so results come in the order in which they were
-forwarded.
+The tasks (`Task`) and the routing by key range are those of production; log and
+database are in memory. The driver owns the clock. It gives each partition's next record
+to its tasks, and lets the tasks with the oldest record go on; a record that is the only
+one takes a shorter way, see `direct`. `send` returns when its record has passed through
+all repartition topics, so results come in the order in which they were forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
-        driver.input("lines").send(b"", "to be or not to be")
-        assert driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        driver.input("lines").send(b"", "to be or not to be") assert
+        driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
         assert driver.store("counts").get("be") == 2
 
-Invariant: the same inputs give the same tables and, for each key, the same outputs for every number of ranges.
-Invariant: a row that a function changes in place raises `StateError`, see `changed_rows`.
-The clock stands at 0 until `advance` moves it; records without a timestamp get its time.
+Invariant: the same inputs give the same tables and, for each key, the same outputs for
+every number of ranges.
+Invariant: a row that a function changes in place raises `StateError`, see
+`changed_rows`. The clock stands at 0 until `advance` moves it; records without a
+timestamp get its time.
 """
 
 from __future__ import annotations
@@ -87,11 +90,13 @@ _CACHE_BYTES = 1 << 40
 class TopologyTestDriver:
     """Runs a topology in this thread, on a log and stores in memory.
 
-    `ranges`: the number of key ranges, and so tasks, of each partition. `partitions`: of each topic that is not
-    internal, or by topic. `config`: settings by name, for example the exception handlers. `caching`: hold table updates
-    back until `commit`, as the record cache does in production. `state_dir`: an empty folder for stores in their
-    production engines; without it, all stores are in memory. `calls_seed`: calls of asynchronous operators stay under
-    way until `settle`, and the seed chooses in which order they end; without it, `send` waits for each.
+    `ranges`: the number of key ranges, and so tasks, of each partition. `partitions`:
+    of each topic that is not internal, or by topic. `config`: settings by name, for
+    example the exception handlers. `caching`: hold table updates back until `commit`,
+    as the record cache does in production. `state_dir`: an empty folder for stores in
+    their production engines; without it, all stores are in memory. `calls_seed`: calls
+    of asynchronous operators stay under way until `settle`, and the seed chooses in
+    which order they end; without it, `send` waits for each.
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class TopologyTestDriver:
         self._state_dir = state_dir
         self._sayings = Sayings()
         self._log = MemoryLog()
-        self._writer, self._reader = self._log.writer(), self._log.reader()
+        self._writer = self._log.writer()
+        self._reader = self._log.reader()
         self._forwarded: list[Forwarded] = []
         self._by_topic: dict[str, list[Forwarded]] = {}
         """The forwarded records of each topic."""
@@ -128,7 +134,9 @@ class TopologyTestDriver:
         self._unread: set[str] = set()
         """The topics whose partitions may have records that were not fetched."""
         self._read_topics: set[str] = set()
-        """The topics that tasks read. What is written to others is not appended to the log."""
+        """The topics that tasks read. What is written to others is not appended to the
+        log.
+        """
         self._order: list[Output] = []
         """The output of each forwarded record since the last `_collect`, in order."""
         self._host = Timed(lambda: self.now_ms)
@@ -139,7 +147,9 @@ class TopologyTestDriver:
         self._direct: dict[TopicPartition, DirectSource] = {}
         """The partitions whose records may take the short way."""
         self._ahead: dict[TopicPartition, DirectSource] = {}
-        """Those with records that have taken it, of which log, reader and queues do not know yet."""
+        """Those with records that have taken it, of which log, reader and queues do not
+        know yet.
+        """
         self._more: set[TopicPartition] = set()
         """The partitions at hand that had more records when theirs was fetched."""
         self._silences = Silences(self._writer)
@@ -164,7 +174,9 @@ class TopologyTestDriver:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        """Serialise the rows that were not committed, if the test has not failed: one may not fit its serde. Close."""
+        """Serialise the rows that were not committed, if the test has not failed: one
+        may not fit its serde. Close.
+        """
         try:
             for task in () if failed else self._all_tasks():
                 task.state.changes()
@@ -185,7 +197,8 @@ class TopologyTestDriver:
     def advance(self, time: Duration) -> None:
         """Advance the driver's clock, and run the due punctuations, windows and calls.
 
-        Stream time moves with records, and in the silent partitions of sources with `idle_advance`.
+        Stream time moves with records, and in the silent partitions of sources with
+        `idle_advance`.
         """
         self.now_ms += duration_ms(time, "advance: the time")
         self._silences.advance(self.now_ms)
@@ -197,7 +210,9 @@ class TopologyTestDriver:
         self._work()
 
     def settle(self) -> None:
-        """Have the calls under way end, and those that begin meanwhile, one by one in the order of `calls_seed`."""
+        """Have the calls under way end, and those that begin meanwhile, one by one in
+        the order of `calls_seed`.
+        """
         while self._held is not None and (task := self._held.tell_one()) is not None:
             with self._collecting("when a call had ended"):
                 while task.step(single=True):
@@ -214,10 +229,11 @@ class TopologyTestDriver:
     def input(
         self, topic: str, key: AnySerde = None, value: AnySerde = None
     ) -> InputTopic[Any, Any]:
-        """Return an input topic, with these serdes, or by default those with which the topology reads it.
+        """Return an input topic, with these serdes, or by default those with which the
+        topology reads it.
 
-        A topic that a pattern of the topology matches is created by this call. Tasks that read it are opened anew, so
-        calls under way end.
+        A topic that a pattern of the topology matches is created by this call. Tasks
+        that read it are opened anew, so calls under way end.
 
         Raises:
             TopologyError: the topology does not read it.
@@ -244,12 +260,14 @@ class TopologyTestDriver:
     def output(
         self, topic: str, key: AnySerde = None, value: AnySerde = None
     ) -> OutputTopic[Any, Any]:
-        """Return an output topic, with these serdes, or by default those with which the topology writes it.
+        """Return an output topic, with these serdes, or by default those with which the
+        topology writes it.
 
         The default for dead letters is raw bytes.
 
         Raises:
-            TopologyError: the topology does not write it, or writes it with several serdes and none is given.
+            TopologyError: the topology does not write it, or writes it with several
+            serdes and none is given.
         """
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
 
@@ -260,10 +278,12 @@ class TopologyTestDriver:
         return OutputTopic(records)
 
     def outputs(self) -> list[OutputRecord[Any, Any]]:
-        """Return all records written to topics that are not internal, in the order in which they were forwarded.
+        """Return all records written to topics that are not internal, in the order in
+        which they were forwarded.
 
         Raises:
-            TopologyError: sinks with different serdes may have written one of the topics; use `output` with serdes.
+            TopologyError: sinks with different serdes may have written one of the
+            topics; use `output` with serdes.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         topics = self._by_topic.keys() - internal
@@ -279,7 +299,9 @@ class TopologyTestDriver:
 
     @property
     def forwarded(self) -> int:
-        """The number of records in `outputs`; within a function of the topology, of those written before that call."""
+        """The number of records in `outputs`; within a function of the topology, of
+        those written before that call.
+        """
         internal = {topic.name for topic in self.topology.internal_topics}
         before = sum(
             len(records)
@@ -289,7 +311,8 @@ class TopologyTestDriver:
         return before + sum(output.topic not in internal for output in self._order)
 
     def sink(self, name: str) -> OutputTopic[Any, Any]:
-        """Return the records that `to_sink(name=...)` has applied: in the driver, to a list.
+        """Return the records that `to_sink(name=...)` has applied: in the driver, to a
+        list.
 
         Raises:
             TopologyError: there is no such sink.
@@ -322,7 +345,8 @@ class TopologyTestDriver:
     def dropped(self) -> dict[tuple[str, str], int]:
         """The number of dropped records, by (node name, reason).
 
-        The reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or `stale-answer`.
+        The reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`,
+        `not-the-latest` or `stale-answer`.
         """
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
@@ -381,7 +405,9 @@ class TopologyTestDriver:
         self._work()
 
     def _direct_of(self, record: Forwarded) -> DirectSource | None:
-        """Return the partition of a record, if nothing waits anywhere and it may take the short way."""
+        """Return the partition of a record, if nothing waits anywhere and it may take
+        the short way.
+        """
         if record.headers and record.headers[0][0] == TIME_MARK:
             return None
         partition = record.partition
@@ -414,7 +440,9 @@ class TopologyTestDriver:
             self._work()
 
     def _single(self) -> tuple[DirectSource, Forwarded] | None:
-        """Return the one record that a task has written, if it may take the short way, too."""
+        """Return the one record that a task has written, if it may take the short way,
+        too.
+        """
         if len(self._order) != 1:
             return None
         (output,) = self._order
@@ -431,14 +459,18 @@ class TopologyTestDriver:
         return direct, record
 
     def _land(self) -> None:
-        """Have log, reader and queues know of the records that have taken the short way."""
+        """Have log, reader and queues know of the records that have taken the short
+        way.
+        """
         ahead = self._ahead
         self._ahead = {}
         for direct in ahead.values():
             direct.land(self._writer, self._reader)
 
     def _may_be_direct(self, source: TopicPartition) -> bool:
-        """Whether records of a partition are processed as soon as they are the only ones that wait."""
+        """Whether records of a partition are processed as soon as they are the only
+        ones that wait.
+        """
         tasks = self._tasks[source]
         waits = self._config["max.task.idle.ms"] > 0 and len(tasks[0].sources) > 1
         return not (
@@ -449,9 +481,12 @@ class TopologyTestDriver:
         )
 
     def _begin(self, *topics: str) -> None:
-        """Create these topics, besides those that the topology names, and the tasks that read them."""
+        """Create these topics, besides those that the topology names, and the tasks
+        that read them.
+        """
         self._land()
-        counts, read = self._create_topics(topics), set(self._tasks)
+        counts = self._create_topics(topics)
+        read = set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
             if len(opened) != count or (
@@ -478,7 +513,8 @@ class TopologyTestDriver:
             for source, at in positions.items()
             if at.offset == self._log.end_offset(source)
         ):
-            # The reader reports the end of a partition once, perhaps to tasks that are closed by now.
+            # The reader reports the end of a partition once, perhaps to tasks that are
+            # closed by now.
             for slot, task in enumerate(self._tasks[source]):
                 task.add(RecordBatch.ended(source, slot, positions[source]))
         self._direct = {
@@ -530,14 +566,13 @@ class TopologyTestDriver:
         )
 
     def _open(self, part: SubTopology, partitions: int) -> None:
-        """Open the tasks of a sub-topology, one for each key range of a partition, over one database a partition.
+        """Open the tasks of a sub-topology, one for each key range of a partition, over
+        one database a partition.
 
         Tasks that were open are closed.
         """
-        before, identity = (
-            self._parts[part.id],
-            Identity(self.topology, part, self._config),
-        )
+        before = self._parts[part.id]
+        identity = Identity(self.topology, part, self._config)
         self._programs[part.id] = compiled(identity, native_parts())
         for old in (task for siblings in before for task in siblings):
             old.program.close()
@@ -636,11 +671,10 @@ class TopologyTestDriver:
         return on_failure
 
     def _route(self, source: TopicPartition) -> None:
-        tasks, drops = self._tasks[source], may_drop(self._config)
-        program, ranges = (
-            self._programs[tasks[0].id.subtopology],
-            [task.id.key_range for task in tasks],
-        )
+        tasks = self._tasks[source]
+        drops = may_drop(self._config)
+        program = self._programs[tasks[0].id.subtopology]
+        ranges = [task.id.key_range for task in tasks]
         operator_times = (
             program.operator_times_of(source.topic, may_drop=drops)
             if tasks[0].program.shared
@@ -667,7 +701,9 @@ class TopologyTestDriver:
         )
 
     def _work(self) -> None:
-        """Process records until none is left, or all that are left wait for another topic (`max.task.idle.ms`)."""
+        """Process records until none is left, or all that are left wait for another
+        topic (`max.task.idle.ms`).
+        """
         self._land()
         self._fetch()
         while any(
@@ -678,7 +714,9 @@ class TopologyTestDriver:
             self._fetch()
 
     def _fetch(self) -> None:
-        """Give the next record of each partition to its tasks; partitions in the order in which they were written."""
+        """Give the next record of each partition to its tasks; partitions in the order
+        in which they were written.
+        """
         at_hand = self._at_hand
         for source in [
             source
@@ -717,11 +755,14 @@ class TopologyTestDriver:
             task.queues.hold(source, held)
 
     def _go_on(self, source: TopicPartition) -> bool:
-        """Run the tasks of a partition until its record is processed; return whether they made progress."""
+        """Run the tasks of a partition until its record is processed; return whether
+        they made progress.
+        """
         until = self._at_hand[source].offset
         tasks = self._tasks[source]
         if len(tasks) > 1:
-            # First the task that has the record; the others only advance their stream time.
+            # First the task that has the record; the others only advance their stream
+            # time.
             tasks = sorted(tasks, key=lambda task: not task.queues.waiting(source))
         moved = False
         self._changed_rows.begin()
@@ -738,7 +779,9 @@ class TopologyTestDriver:
                     # Calls that have begun are progress, too.
                     moved = moved or task.queues.waiting(source) != waiting
             finally:
-                self._fetch()  # of two records with the same time, the existing one goes before one that is written now
+                # of two records with the same time, the existing one goes before one
+                # that is written now
+                self._fetch()
             self._changed_rows.check(lambda: _with_record(source, until - 1))
         finally:
             self._collect()
@@ -746,7 +789,9 @@ class TopologyTestDriver:
 
     @contextmanager
     def _collecting(self, when: str) -> Iterator[None]:
-        """Append the records that a task has written then to the log, in the order in which they were forwarded."""
+        """Append the records that a task has written then to the log, in the order in
+        which they were forwarded.
+        """
         self._changed_rows.begin()
         try:
             yield
@@ -755,7 +800,9 @@ class TopologyTestDriver:
             self._collect()
 
     def _collect(self) -> None:
-        """Append the records that a task has written to the log, in the order in which they were forwarded."""
+        """Append the records that a task has written to the log, in the order in which
+        they were forwarded.
+        """
         if not self._order:
             return
         self._forward(in_order(self._order))
@@ -771,7 +818,9 @@ class TopologyTestDriver:
                 output.clear()
 
     def _forward(self, records: Sequence[Forwarded]) -> None:
-        """Note records as outputs, and create their topics where a record has chosen its topic."""
+        """Note records as outputs, and create their topics where a record has chosen
+        its topic.
+        """
         self._forwarded += records
         for record in records:
             if record.topic not in self._by_topic:
@@ -815,10 +864,8 @@ class TopologyTestDriver:
         with self._collecting("when the record caches were flushed"):
             batches = task.flush()
         for batch in batches:
-            topic, at = (
-                changelog_topic(self.topology.application_id, batch.store),
-                task.id.partition,
-            )
+            topic = changelog_topic(self.topology.application_id, batch.store)
+            at = task.id.partition
             self._writer.append(
                 topic, batch.keys, batch.values, batch.timestamps, partitions=at
             )

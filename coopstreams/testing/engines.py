@@ -1,4 +1,5 @@
-"""Checks that a user's engine fulfils `coopstreams.Engine`: random writes, compared with dictionaries.
+"""Checks that a user's engine fulfils `coopstreams.Engine`: random writes, compared
+with dictionaries.
 
 Invariant: it checks only what stores rely on.
 """
@@ -27,9 +28,11 @@ def check_engine(
     """Check that an engine fulfils `Engine`. `folder`: an empty one for it.
 
     Raises:
-        AssertionError: it does not; the message has the call, its result, and the expected one.
+        AssertionError: it does not; the message has the call, its result, and the
+        expected one.
     """
-    rng, engine = Random(seed), new_engine(folder)
+    rng = Random(seed)
+    engine = new_engine(folder)
     model: Families = {}
     for family in _FAMILIES:
         engine.create(family)

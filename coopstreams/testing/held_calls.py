@@ -1,7 +1,7 @@
 """Holds ended calls of a test driver, and reports them in an order chosen by a seed.
 
-Invariant: the order depends only on the seed and the sent records: each choice waits until all calls under way have
-ended.
+Invariant: the order depends only on the seed and the sent records: each choice waits
+until all calls under way have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from coopstreams.tasks.waiting_records import NodeCall
 
 
 class HeldCalls:
-    """The calls of all tasks of a driver. `watch` and `tell_one` belong to the driver's thread."""
+    """The calls of all tasks of a driver. `watch` and `tell_one` belong to the driver's
+    thread.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -40,7 +42,9 @@ class HeldCalls:
         self._tasks.append((task, task.calls, held))
 
     def tell_one(self) -> Task | None:
-        """Wait until all calls under way have ended, and report one of them; return its task, None if there is none."""
+        """Wait until all calls under way have ended, and report one of them; return its
+        task, None if there is none.
+        """
         self._tasks = [
             (task, calls, held) for task, calls, held in self._tasks if not task.closed
         ]
@@ -68,7 +72,9 @@ class HeldCalls:
 
 
 def _place(call: NodeCall) -> tuple[str, int, int, int]:
-    """Return the position of a call's record, and the index of the call among its calls."""
+    """Return the position of a call's record, and the index of the call among its
+    calls.
+    """
     record = call.record
     assert record is not None
     topic, partition = record.taken.step.source

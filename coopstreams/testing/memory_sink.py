@@ -1,4 +1,6 @@
-"""`MemorySink`: an external sink in this process. Test drivers apply records to it instead of the real one."""
+"""`MemorySink`: an external sink in this process. Test drivers apply records to it
+instead of the real one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class MemorySink:
-    """Records in the order in which they were applied, each with the number of its partition."""
+    """Records in the order in which they were applied, each with the number of its
+    partition.
+    """
 
     records: list[tuple[int, SinkRecord]] = field(default_factory=list)
     _rows: dict[tuple[str, str, int], _Row] = field(default_factory=dict)
@@ -47,19 +51,19 @@ class MemorySink:
         return MemorySession(self, partition, row)
 
     def refuse(self, record: SinkRecord) -> None:
-        """Raise an exception if this record cannot be applied. By default every record can."""
+        """Raise an exception if this record cannot be applied. By default every record
+        can.
+        """
 
 
 class MemorySession:
     """A session of a `MemorySink`."""
 
     def __init__(self, sink: MemorySink, partition: SinkPartition, row: _Row) -> None:
-        self._sink, self._partition, self._row, self._term = (
-            sink,
-            partition,
-            row,
-            row.term,
-        )
+        self._sink = sink
+        self._partition = partition
+        self._row = row
+        self._term = row.term
 
     @property
     def position(self) -> int:
@@ -85,10 +89,8 @@ class MemorySession:
         """
         if self._row.term != self._term:
             raise FencedError(f"another session has {self._partition}")
-        taken, refused = (
-            [],
-            {offset for offset in self._row.refused if offset >= settled},
-        )
+        taken = []
+        refused = {offset for offset in self._row.refused if offset >= settled}
         for record in records:
             try:
                 self._sink.refuse(record)
@@ -98,7 +100,8 @@ class MemorySession:
             else:
                 taken.append((self._partition.number, record))
         self._sink.records += taken
-        self._row.position, self._row.refused = position, frozenset(refused)
+        self._row.position = position
+        self._row.refused = frozenset(refused)
 
     def close(self) -> None:
         """Do nothing: a session holds nothing."""

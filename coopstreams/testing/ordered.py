@@ -1,4 +1,6 @@
-"""Outputs that record the order of writes across topics; a program itself keeps it only within each topic."""
+"""Outputs that record the order of writes across topics; a program itself keeps it only
+within each topic.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ T = TypeVar("T")
 
 
 def ordered(topic: str, order: list[Output]) -> Output:
-    """Return the output of a topic that adds itself to `order` for each record that is written to it."""
+    """Return the output of a topic that adds itself to `order` for each record that is
+    written to it.
+    """
     output = Output(topic)
     output.keys = _OrderedKeys(lambda: order.append(output))
     return output
@@ -59,7 +63,9 @@ def _rows(output: Output) -> Iterator[Forwarded]:
 def as_written(
     found: Mapping[TopicPartition, T], topics: Sequence[str]
 ) -> dict[TopicPartition, T]:
-    """Return entries in the order in which their topics were first written. Those that were not written come first."""
+    """Return entries in the order in which their topics were first written. Those that
+    were not written come first.
+    """
     if len(found) < 2:
         return dict(found)
     first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
@@ -73,10 +79,11 @@ def by_turn(
     at_hand: Mapping[TopicPartition, Position],
     tasks: Mapping[TopicPartition, Sequence[Task]],
 ) -> list[TopicPartition]:
-    """Return the sources of records in the order in which they are taken: by time, with equal times as they stand.
+    """Return the sources of records in the order in which they are taken: by time, with
+    equal times as they stand.
 
-    Of the sources of one task, its first one goes before the others with its time, as in the task's own queues: they
-    see only the records of their key range.
+    Of the sources of one task, its first one goes before the others with its time, as
+    in the task's own queues: they see only the records of their key range.
     """
     if len(at_hand) < 2:
         return list(at_hand)
@@ -85,7 +92,8 @@ def by_turn(
         stands.setdefault((at.stream_time, tasks[source][0].id.subtopology), number)
 
     def turn(source: TopicPartition) -> tuple[int, int, int]:
-        time, task = at_hand[source].stream_time, tasks[source][0]
+        time = at_hand[source].stream_time
+        task = tasks[source][0]
         return time, stands[time, task.id.subtopology], task.sources.index(source)
 
     return sorted(at_hand, key=turn)

@@ -16,7 +16,9 @@ from coopstreams.topology.operators.parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
 
 PROGRAMS = 64
-"""How many programs are kept: tests make a driver for each case, often of the same topology."""
+"""How many programs are kept: tests make a driver for each case, often of the same
+topology.
+"""
 
 
 class Identity:
@@ -26,7 +28,8 @@ class Identity:
     """
 
     def __init__(self, topology: Topology, part: SubTopology, config: Config) -> None:
-        self.topology, self.part = topology, part
+        self.topology = topology
+        self.part = part
         self.wrapper: ProcessorWrapper | None = config["processor.wrapper"]
         self.may_drop = may_drop(config, ["processing"])
 
@@ -45,7 +48,9 @@ class Identity:
 
 @lru_cache(PROGRAMS)
 def compiled(identity: Identity, parts: MakeParts | None) -> Program:
-    """Return the program of a sub-topology, compiled once for all drivers of a topology on this data plane."""
+    """Return the program of a sub-topology, compiled once for all drivers of a topology
+    on this data plane.
+    """
     return compile_subtopology(
         identity.topology,
         identity.part,
@@ -56,9 +61,9 @@ def compiled(identity: Identity, parts: MakeParts | None) -> Program:
 
 
 def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
-    """Return the factories of stores whose rows are in native memory. They forward a record's updates after all its
-    other results. A driver returns results in Kafka Streams' order, so it uses them only where there are no other
-    results.
+    """Return the factories of stores whose rows are in native memory. They forward a
+    record's updates after all its other results. A driver returns results in Kafka
+    Streams' order, so it uses them only where there are no other results.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)

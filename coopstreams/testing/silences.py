@@ -12,7 +12,9 @@ from coopstreams.topology.columns import TopicPartition
 
 
 class Silences:
-    """The silences of the partitions whose sources have `idle_advance`. Units: `now_ms` is the driver's clock."""
+    """The silences of the partitions whose sources have `idle_advance`. Units: `now_ms`
+    is the driver's clock.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -27,7 +29,9 @@ class Silences:
         return idle_ms is not None
 
     def heard(self, batch: RecordBatch, now_ms: int) -> bool:
-        """Note the result of a fetch; return whether it had no record, and the partition has marks."""
+        """Note the result of a fetch; return whether it had no record, and the
+        partition has marks.
+        """
         silence = self._of.get(batch.partition)
         if silence is None:
             return False
@@ -39,7 +43,9 @@ class Silences:
         return not batch.busy
 
     def over(self, source: TopicPartition, at: Position, tasks: Sequence[Task]) -> bool:
-        """Return whether a partition's record has been begun, or its time mark has been passed by all of its tasks."""
+        """Return whether a partition's record has been begun, or its time mark has been
+        passed by all of its tasks.
+        """
         if source in self._marked:
             return all(task.progress.passed(source, at.offset) for task in tasks)
         return not any(task.queues.waiting(source) for task in tasks)

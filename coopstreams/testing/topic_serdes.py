@@ -1,7 +1,7 @@
 """The serdes with which a topology reads and writes a topic, as defaults for tests.
 
-Turned down: raw bytes if several serdes are possible. A test would compare bytes with objects, and fail without saying
-why.
+Turned down: raw bytes if several serdes are possible. A test would compare bytes with
+objects, and fail without saying why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
 def read_with(
     topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None
 ) -> Serdes:
-    """Return these serdes; for None, that of the source or global table that reads the topic.
+    """Return these serdes; for None, that of the source or global table that reads the
+    topic.
 
     Raises:
         TopologyError: the topology does not read it.
@@ -51,12 +52,14 @@ def written_with(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
 ) -> Serdes:
-    """Return these serdes; for None, that of the sinks that name the topic, else of the sinks with a topic extractor.
+    """Return these serdes; for None, that of the sinks that name the topic, else of the
+    sinks with a topic extractor.
 
     Dead letters are raw bytes.
 
     Raises:
-        TopologyError: the topology does not write it, or writes it with several serdes and none is given.
+        TopologyError: the topology does not write it, or writes it with several serdes
+        and none is given.
     """
     named = [node for node in topology.nodes if isinstance(node, Sink)]
     dynamic = [node for node in topology.nodes if isinstance(node, DynamicSink)]

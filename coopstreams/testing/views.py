@@ -79,7 +79,10 @@ class InputTopic(Generic[K, V]):
     """A topic to send records to. Made by `TopologyTestDriver.input`."""
 
     def __init__(self, send: Send, topic: str, key: Serde[K], value: Serde[V]) -> None:
-        self._send, self._topic, self._key, self._value = send, topic, key, value
+        self._send = send
+        self._topic = topic
+        self._key = key
+        self._value = value
 
     def send(
         self,
@@ -92,7 +95,8 @@ class InputTopic(Generic[K, V]):
     ) -> None:
         """Send a record and process it to its end.
 
-        `timestamp`: by default the driver's clock. `partition`: by default that of the key, as Java's producer chooses.
+        `timestamp`: by default the driver's clock. `partition`: by default that of the
+        key, as Java's producer chooses.
 
         Raises:
             ProcessingError: processing failed, and the handler says `fail`.
@@ -120,10 +124,11 @@ class InputTopic(Generic[K, V]):
         *,
         partition: int | None = None,
     ) -> None:
-        """Send records, in order, each processed to its end before the next is taken: the result is that of `send`.
+        """Send records, in order, each processed to its end before the next is taken:
+        the result is that of `send`.
 
-        Shape: each is a tuple of the first arguments of `send`, such as `(key, value)` or `(key, value, timestamp)`, or
-        a `Record`.
+        Shape: each is a tuple of the first arguments of `send`, such as `(key, value)`
+        or `(key, value, timestamp)`, or a `Record`.
 
         Raises:
             As `send`; the records behind the one that fails are not sent.
@@ -166,7 +171,8 @@ class OutputTopic(Generic[K, V]):
         return records
 
     def latest(self) -> dict[K, V]:
-        """Return the latest value of each key, as a table; keys whose latest value is null are left out.
+        """Return the latest value of each key, as a table; keys whose latest value is
+        null are left out.
 
         Raises:
             TopologyError: a key has no hash, so that it cannot be in a dict.
@@ -187,7 +193,9 @@ class OutputTopic(Generic[K, V]):
 
 
 class StoreView:
-    """The rows of a store, over all partitions and key ranges. Made by `TopologyTestDriver.store`."""
+    """The rows of a store, over all partitions and key ranges. Made by
+    `TopologyTestDriver.store`.
+    """
 
     def __init__(
         self,
@@ -196,10 +204,14 @@ class StoreView:
         past: StoreView | None = None,
     ) -> None:
         """`past`: the store of the versions before the latest, if the store keeps them."""
-        self._spec, self._partitions, self._past = spec, partitions, past
+        self._spec = spec
+        self._partitions = partitions
+        self._past = past
 
     def get(self, key: Any) -> Any:
-        """Return the value of a key, None if there is none. The key of a window store is `serdes.Windowed`."""
+        """Return the value of a key, None if there is none. The key of a window store
+        is `serdes.Windowed`.
+        """
         row = self.row(key)
         return None if row is None else row.value
 
@@ -216,7 +228,8 @@ class StoreView:
         return None if entry.value is None else _row(key, entry)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
-        """Return the version of a versioned table's row at a moment, None if there was none.
+        """Return the version of a versioned table's row at a moment, None if there was
+        none.
 
         Its timestamp is the one since which the version is valid.
         """
@@ -246,7 +259,9 @@ class StoreView:
         *,
         reverse: bool = False,
     ) -> list[Row[Any, Any]]:
-        """Return the windows of a key that start within start_ms..end_ms, both inclusive, ordered by start."""
+        """Return the windows of a key that start within start_ms..end_ms, both
+        inclusive, ordered by start.
+        """
         assert self._spec.kind in ("window", "session"), (
             f"{self._spec.name} has no windows: use get"
         )
@@ -267,7 +282,8 @@ class StoreView:
     def fetch_all(
         self, start_ms: int = 0, end_ms: int = MAX_START_MS
     ) -> list[Row[Any, Any]]:
-        """Return the windows of all keys that start within start_ms..end_ms, both inclusive.
+        """Return the windows of all keys that start within start_ms..end_ms, both
+        inclusive.
 
         They come in the order of the serialised keys.
         """
@@ -295,7 +311,9 @@ class StoreView:
         return rows[::-1] if reverse else rows
 
     def prefix(self, prefix: bytes) -> list[Row[Any, Any]]:
-        """Return the rows whose serialised keys begin with these bytes, in the order of the serialised keys."""
+        """Return the rows whose serialised keys begin with these bytes, in the order of
+        the serialised keys.
+        """
         return self._scan(prefix, prefix_end(prefix))
 
     def _scan(self, start: bytes | None, end: bytes | None) -> list[Row[Any, Any]]:
@@ -321,7 +339,9 @@ class StoreView:
     def _sessions(
         self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool
     ) -> list[Row[Any, Any]]:
-        """Return the sessions of a key that end and start within these times, in the order of their ends."""
+        """Return the sessions of a key that end and start within these times, in the
+        order of their ends.
+        """
         found = [
             (row, entry)
             for row, entry in self._table(data).scan(data, None)
@@ -357,7 +377,9 @@ def view_of(
     spec: StoreSpec,
     partitions: Sequence[Sequence[tuple[KeyRange, Mapping[str, TableStore]]]],
 ) -> StoreView:
-    """Return the view of a store. `partitions`: for each, the key ranges of its tasks with their stores."""
+    """Return the view of a store. `partitions`: for each, the key ranges of its tasks
+    with their stores.
+    """
     tables = [
         [(key_range, stores[spec.name]) for key_range, stores in siblings]
         for siblings in partitions

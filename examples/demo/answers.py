@@ -1,6 +1,8 @@
-"""The expected answers of `examples/flights.py`, computed from the CSV files by plain loops, and the comparison. Pure.
+"""The expected answers of `examples/flights.py`, computed from the CSV files by plain
+loops, and the comparison. Pure.
 
-It shares no code with the example: a mistake in the topology would otherwise be in both, and pass as equal.
+It shares no code with the example: a mistake in the topology would otherwise be in
+both, and pass as equal.
 
 Delays are whole minutes, so sums of floats are exact and means are compared with `==`.
 """
@@ -60,7 +62,9 @@ class Delay:
 
 @dataclass(slots=True)
 class Answers:
-    """Delays by tail number, and by carrier and hour of planned departure (its start, ms since the epoch)."""
+    """Delays by tail number, and by carrier and hour of planned departure (its start,
+    ms since the epoch).
+    """
 
     by_aircraft: dict[str, Delay] = field(default_factory=dict)
     by_hour: dict[tuple[str, int], Delay] = field(default_factory=dict)
@@ -86,7 +90,8 @@ class DepartureTally:
     def add(self, departure: Departure) -> None:
         """Count a departure.
 
-        A cancelled one has no delay, one without a tail number no aircraft, one of an unknown carrier no carrier.
+        A cancelled one has no delay, one without a tail number no aircraft, one of an
+        unknown carrier no carrier.
         """
         minutes = departure.dep_delay
         if minutes is None:
@@ -110,7 +115,9 @@ class DepartureTally:
 def differences(
     expected: Mapping[K, Delay], found: Mapping[K, Delay]
 ) -> list[tuple[K, Delay | None, Delay | None]]:
-    """Return the unequal keys: the key, the expected delay (None: nothing), the found one (None: missing)."""
+    """Return the unequal keys: the key, the expected delay (None: nothing), the found
+    one (None: missing).
+    """
     keys = [*expected, *(key for key in found if key not in expected)]
     return [
         (key, expected.get(key), found.get(key))

@@ -1,9 +1,12 @@
-"""`make demo-backfill`: Spark processes the first half of the flights from CSV files, the application the rest live.
+"""`make demo-backfill`: Spark processes the first half of the flights from CSV files,
+the application the rest live.
 
-    CSV files -> Spark -> backfill up to the middle of the year -> publish -> Kafka gets the rest -> the application
-    continues live -> every answer over HTTP is compared with the same one computed from all rows by plain loops
+    CSV files -> Spark -> backfill up to the middle of the year -> publish -> Kafka gets
+    the rest -> the application continues live -> every answer over HTTP is compared
+    with the same one computed from all rows by plain loops
 
-Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
+Invariant: nothing is left running, however it ends; the next run begins with an empty
+Kafka and empty state.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Process half of the flights by Spark, the other half live; report whether the answers are right."""
+    """Process half of the flights by Spark, the other half live; report whether the
+    answers are right.
+    """
     console = Console()
     folder = data or cache_folder() / "demo-backfill"
     run_alone(
@@ -89,7 +94,9 @@ class BackfillDemo:
         self._screen = DemoScreen(console)
 
     def run(self, *, once: bool) -> bool:
-        """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
+        """Return whether all answers are right. Without `once`, first serve queries
+        until Ctrl-C.
+        """
         self._screen.say(
             "[bold]The first half of the flights by Spark, the second half live[/]\n"
         )
@@ -172,7 +179,9 @@ class BackfillDemo:
     def _histories(
         self, spark: object, data: FlightsData, middle: int
     ) -> dict[str, TableHistory]:
-        """Return the three files as histories of topics, with the keys, values and times of `data`'s records."""
+        """Return the three files as histories of topics, with the keys, values and
+        times of `data`'s records.
+        """
         from coopstreams.spark import TableHistory
 
         def history(

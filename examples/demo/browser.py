@@ -1,8 +1,9 @@
-"""A headless Chromium that watches the page of an instance and takes pictures of it. Speaks DevTools over two pipes.
+"""A headless Chromium that watches the page of an instance and takes pictures of it.
+Speaks DevTools over two pipes.
 
-Invariant: the browser ends with the block, and its profile is gone.
-Turned down: Selenium (a package and a driver, for four commands), `chromium --screenshot` (a picture of the moment in
-which the page was opened: no plots, no moves).
+Invariant: the browser ends with the block, and its profile is gone. Turned down:
+Selenium (a package and a driver, for four commands), `chromium --screenshot` (a picture
+of the moment in which the page was opened: no plots, no moves).
 Source: https://chromedevtools.github.io/devtools-protocol/
 """
 
@@ -73,7 +74,8 @@ class Browser:
         )
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        # Duplicate them above 3 and 4, the descriptors that the browser uses: `dup2` would overwrite one of ours there.
+        # Duplicate them above 3 and 4, the descriptors that the browser uses: `dup2`
+        # would overwrite one of ours there.
         theirs = [
             fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR)
             for own in (commands, answers)
@@ -110,7 +112,9 @@ class Browser:
         self.ask("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:
-        """Return the value of an expression in JavaScript, or the value that it promises."""
+        """Return the value of an expression in JavaScript, or the value that it
+        promises.
+        """
         done = self.ask(
             "Runtime.evaluate",
             expression=expression,

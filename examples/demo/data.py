@@ -22,9 +22,11 @@ T = TypeVar("T")
 
 
 def create_topics(log: Log) -> None:
-    """Create the topics that the example reads and writes, with one partition each, so that processes must share it.
+    """Create the topics that the example reads and writes, with one partition each, so
+    that processes must share it.
 
-    Records have the time of their event, 2013: a topic with Kafka's retention of a week would delete them at once.
+    Records have the time of their event, 2013: a topic with Kafka's retention of a week
+    would delete them at once.
     """
     log.create_topics([TopicSpec(topic, 1, {"retention.ms": "-1"}) for topic in TOPICS])
 
@@ -32,7 +34,8 @@ def create_topics(log: Log) -> None:
 def load(
     log: Log, data: FlightsData, most: int | None, progress: Callable[[int], None]
 ) -> DepartureTally:
-    """Write airlines, planes and departures (the first `most`); return the expected answers, counted on the way.
+    """Write airlines, planes and departures (the first `most`); return the expected
+    answers, counted on the way.
 
     `progress` is called with the number of departures written since the last call.
     """

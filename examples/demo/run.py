@@ -1,4 +1,6 @@
-"""The demo's view of the application from outside: progress and answers over HTTP, ends of topics from the brokers."""
+"""The demo's view of the application from outside: progress and answers over HTTP, ends
+of topics from the brokers.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ class Run:
     def _finish(self) -> None:
         """Note the stages that are done.
 
-        The topics of a stage have their final end only when the stage before is done, and are asked for it then.
+        The topics of a stage have their final end only when the stage before is done,
+        and are asked for it then.
         """
         for number, topics in SOURCES.items():
             if number not in self.finished:
@@ -92,7 +95,9 @@ class Run:
 
 
 def fetch(url: str, carriers: Iterable[str]) -> Answers:
-    """Return all answers of the application: all aircraft as one range, the hour windows carrier by carrier."""
+    """Return all answers of the application: all aircraft as one range, the hour
+    windows carrier by carrier.
+    """
     with QueryClient(url) as queries:
         by_aircraft = {
             entry.key: Delay.of(entry.value)

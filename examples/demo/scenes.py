@@ -1,11 +1,13 @@
-"""`make demo`: three processes share the one partition of real flights; one is killed half-way; answers stay right.
+"""`make demo`: three processes share the one partition of real flights; one is killed
+half-way; answers stay right.
 
-    Kafka -> 336,776 departures into one partition -> three processes, each with a part of the key hashes -> SIGKILL
-    one -> the others continue -> every answer over HTTP is compared with the same one computed from the CSV files
+    Kafka -> 336,776 departures into one partition -> three processes, each with a part
+    of the key hashes -> SIGKILL one -> the others continue -> every answer over HTTP is
+    compared with the same one computed from the CSV files
 
-Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
-Turned down: one process with three threads (in production, processes die), a pause before the kill (half-way is half of
-the work).
+Invariant: nothing is left running, however it ends; the next run begins with an empty
+Kafka and empty state. Turned down: one process with three threads (in production,
+processes die), a pause before the kill (half-way is half of the work).
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Share one partition between three processes, kill one; report whether the answers are right."""
+    """Share one partition between three processes, kill one; report whether the answers
+    are right.
+    """
     console = Console()
     interrupt_on_signals()
     run_alone(
@@ -103,7 +107,9 @@ def demo(
 
 
 def run_alone(console: Console, folder: Path, demo: Callable[[Path], bool]) -> NoReturn:
-    """Run a demo in a folder, which is emptied first; end the command with status 0 if the demo returns True."""
+    """Run a demo in a folder, which is emptied first; end the command with status 0 if
+    the demo returns True.
+    """
     try:
         with alone(folder.expanduser().resolve()) as empty:
             logging.basicConfig(
@@ -137,7 +143,9 @@ class Demo:
         self._screen = DemoScreen(self.console)
 
     def run(self, *, once: bool) -> bool:
-        """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
+        """Return whether all answers are right. Without `once`, first serve queries
+        until Ctrl-C.
+        """
         self._screen.say(
             f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n"
         )
@@ -200,7 +208,9 @@ class Demo:
     def _process(
         self, log: KafkaLog, workers: Workers, tally: DepartureTally
     ) -> dict[str, list[RunningRange]]:
-        """Start the processes, kill one half-way; return the ranges of each process when every record is processed."""
+        """Start the processes, kill one half-way; return the ranges of each process
+        when every record is processed.
+        """
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
             workers.start()
@@ -228,7 +238,9 @@ class Demo:
         return run.parts
 
     def _story(self, run: Run, workers: Workers) -> Iterator[bool]:
-        """Run the script of the demo, one step after each refresh; yield whether it is over."""
+        """Run the script of the demo, one step after each refresh; yield whether it is
+        over.
+        """
         while not shared(run.parts, [worker.url for worker in workers.all], STAGES):
             yield False
         self._screen.say("the partition is shared: " + _shares(run, workers))

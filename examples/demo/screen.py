@@ -1,4 +1,6 @@
-"""The demo's output: progress bars, the key ranges of each process, and the answers side by side, within 80 columns."""
+"""The demo's output: progress bars, the key ranges of each process, and the answers
+side by side, within 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class DemoScreen:
         )
 
     def compare(self, url: str, tally: DepartureTally) -> bool:
-        """Print all answers of the application beside the expected ones; return whether they are equal."""
+        """Print all answers of the application beside the expected ones; return whether
+        they are equal.
+        """
         with (
             self.timed("answers"),
             self._console.status(f"asking {url} for every answer"),
@@ -86,7 +90,8 @@ def bars(console: Console) -> Progress:
 
 
 class LiveScreen:
-    """Bars and the table of the processes, redrawn in place on a terminal; the bars stay at the end.
+    """Bars and the table of the processes, redrawn in place on a terminal; the bars
+    stay at the end.
 
     Anywhere else only the bars are printed.
     """
@@ -138,7 +143,9 @@ def owners(
     *,
     ascii_only: bool = False,
 ) -> Table:
-    """Return a table of the key groups of each process and stage, as a picture and in numbers."""
+    """Return a table of the key groups of each process and stage, as a picture and in
+    numbers.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("pid", justify="right")
@@ -178,7 +185,9 @@ def _cell(parts: Sequence[RunningRange], ascii_only: bool) -> str:
 
 
 def answers(found: Answers, expected: Answers) -> Table:
-    """Return a table of both sides' answers: all carriers, the hours and the aircraft with the most departures."""
+    """Return a table of both sides' answers: all carriers, the hours and the aircraft
+    with the most departures.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(
         "delays in minutes", no_wrap=True, overflow="ellipsis", max_width=27

@@ -1,6 +1,8 @@
-"""The processes of the demo: each is a `coopstreams run` of the example, as a user would start it; one gets SIGKILL.
+"""The processes of the demo: each is a `coopstreams run` of the example, as a user
+would start it; one gets SIGKILL.
 
-Invariant: a process that was started is in the list of those to stop, also when Ctrl-C comes in between.
+Invariant: a process that was started is in the list of those to stop, also when Ctrl-C
+comes in between.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from coopstreams.topology.errors import DevError
 
 DRAIN_S = 20.0
 SESSION_MS = 4000
-"""The session time-out: how long after the last heartbeat the other processes take over."""
+"""The session time-out: how long after the last heartbeat the other processes take
+over.
+"""
 LAST_WORDS = 12
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,7 +56,9 @@ class Worker:
 
 
 class Workers:
-    """The processes that run one topology file on one broker, with their state and logs in a folder."""
+    """The processes that run one topology file on one broker, with their state and logs
+    in a folder.
+    """
 
     def __init__(
         self, program: Path, bootstrap: str, folder: Path, ports: Sequence[int]
@@ -92,8 +98,8 @@ class Workers:
             *flags,
         ]
         path = self._folder / f"process-{number}.log"
-        # In a session of its own, Ctrl-C does not reach it. The variable makes it end if this process dies without
-        # stopping it.
+        # In a session of its own, Ctrl-C does not reach it. The variable makes it end
+        # if this process dies without stopping it.
         with path.open("ab") as log, interrupts_wait():
             process = subprocess.Popen(
                 command,
@@ -134,7 +140,9 @@ class Workers:
                 )
 
     def stop(self) -> None:
-        """Ask all processes to drain, commit and end; kill those that have not after 20 s."""
+        """Ask all processes to drain, commit and end; kill those that have not after 20
+        s.
+        """
         for worker in self.all:
             worker.process.terminate()
         for worker in self.all:
@@ -197,7 +205,9 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGTERM and a closed terminal end this process like Ctrl-C; ignored signals (nohup) stay ignored."""
+    """Make SIGTERM and a closed terminal end this process like Ctrl-C; ignored signals
+    (nohup) stay ignored.
+    """
     for number in _INTERRUPTS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

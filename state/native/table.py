@@ -1,10 +1,12 @@
-"""Stores whose write buffer is rows of numbers in native memory: those of known folds (`topology.graph.folding`).
+"""Stores whose write buffer is rows of numbers in native memory: those of known folds
+(`topology.graph.folding`).
 
-A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects: records are added as columns
-(`add`), and `load`, `dirty` and `scan` return copies of rows.
+A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects:
+records are added as columns (`add`), and `load`, `dirty` and `scan` return copies of
+rows.
 
-Invariant: for the same records, changelog, database and updates are those of `Table` and `WindowTable`, which are the
-reference.
+Invariant: for the same records, changelog, database and updates are those of `Table`
+and `WindowTable`, which are the reference.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class NativeTable(Table):
     ) -> Added:
         """Add records to their rows, in order.
 
-        `before`: for each, the operator time before it. `headers`: for each, the headers to keep with its rows.
+        `before`: for each, the operator time before it. `headers`: for each, the
+        headers to keep with its rows.
 
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
@@ -70,8 +73,11 @@ class NativeTable(Table):
         )
 
     def load(self, key: bytes) -> Entry:
-        """Return a copy of a row of the buffer or the database; its value None means that there is no such key."""
-        at, found = self._database_key(key), self.rows.row(key)
+        """Return a copy of a row of the buffer or the database; its value None means
+        that there is no such key.
+        """
+        at = self._database_key(key)
+        found = self.rows.row(key)
         return (
             self._entry(at, self._stored(at))
             if found is None
@@ -85,7 +91,9 @@ class NativeTable(Table):
         )
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return copies of the rows that changed since the last commit, in the order of their first change."""
+        """Return copies of the rows that changed since the last commit, in the order of
+        their first change.
+        """
         changed = []
         for key, value, timestamp, stored, headers in self.rows.dirty():
             entry = Entry(value, timestamp, stored)
@@ -124,7 +132,9 @@ class NativeTable(Table):
         """Do nothing: all rows have the same size."""
 
     def trim(self, share: float) -> None:
-        """Remove clean rows until this share of the buffer is left; those of the latest commit go last."""
+        """Remove clean rows until this share of the buffer is left; those of the latest
+        commit go last.
+        """
         self.rows.trim(len(self.rows) - int(len(self.rows) * share))
 
     def _open(self) -> None:
@@ -150,12 +160,16 @@ class NativeTable(Table):
             raise self._unwritable(key, error) from error
 
     def _times_of_rows(self) -> tuple[int, int]:
-        """Return the length of a time segment, and the time from which on rows are in the database."""
+        """Return the length of a time segment, and the time from which on rows are in
+        the database.
+        """
         return 1, 0
 
 
 class NativeWindowTable(NativeTable, WindowTable):
-    """A `TableStore` of kind `window` over native rows, of windows that begin by stream time. One thread."""
+    """A `TableStore` of kind `window` over native rows, of windows that begin by stream
+    time. One thread.
+    """
 
     def advance(self, stream_time: int) -> None:
         """Advance the stream time: windows older than the retention become invisible."""

@@ -1,4 +1,6 @@
-"""Reports of a group: key ranges with owners and progress, divided where owners or commits differ."""
+"""Reports of a group: key ranges with owners and progress, divided where owners or
+commits differ.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ACLs of an application: the output of the command equals the table of the operating page."""
+"""The ACLs of an application: the output of the command equals the table of the
+operating page.
+"""
 
 from __future__ import annotations
 

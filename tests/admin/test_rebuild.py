@@ -1,4 +1,6 @@
-"""Plans of a rebuild: the partitions to rebuild, and the slices of the old manifest that the new one keeps."""
+"""Plans of a rebuild: the partitions to rebuild, and the slices of the old manifest
+that the new one keeps.
+"""
 
 from __future__ import annotations
 

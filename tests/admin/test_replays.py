@@ -1,4 +1,6 @@
-"""What a replay leaves beside its position tells the next one which letters were written."""
+"""What a replay leaves beside its position tells the next one which letters were
+written.
+"""
 
 from __future__ import annotations
 

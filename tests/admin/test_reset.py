@@ -1,4 +1,6 @@
-"""Plans of a reset of an application: the topics and offsets it deletes, and those that stay."""
+"""Plans of a reset of an application: the topics and offsets it deletes, and those that
+stay.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
 
 
 def test_the_version_that_ran_last_is_reset_too() -> None:
-    """Its rows and positions would be there, and no record of it, if it were started next."""
+    """Its rows and positions would be there, and no record of it, if it were started
+    next.
+    """
     other = StreamsBuilder("app")
     other.stream(
         re.compile("clicks-.*|app-.*|__.*"), key=serdes.text, value=serdes.text

@@ -1,5 +1,5 @@
-"""An application as an operator runs it: supervisors with their workers, started by the command line; and faults of
-them.
+"""An application as an operator runs it: supervisors with their workers, started by the
+command line; and faults of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MOST_WORKERS = 8
 
 @dataclass(slots=True)
 class Application:
-    """One application under several supervisors; each has a name, a first instance number and ports of its own."""
+    """One application under several supervisors; each has a name, a first instance
+    number and ports of its own.
+    """
 
     app: Path
     bootstrap: str
@@ -42,7 +44,9 @@ class Application:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def start(self, name: str, processes: int) -> None:
-        """Start a supervisor with this many workers; the same name gets the same numbers and folders again."""
+        """Start a supervisor with this many workers; the same name gets the same
+        numbers and folders again.
+        """
         first = self._numbers.setdefault(name, MOST_WORKERS * len(self._numbers))
         port = self._ports.setdefault(name, _ports_in_a_row())
         named = {
@@ -73,7 +77,8 @@ class Application:
                 *own,
                 *flags,
             ]
-            # Bytecode is kept, as for an installed program: without it, a start takes seconds longer.
+            # Bytecode is kept, as for an installed program: without it, a start takes
+            # seconds longer.
             environment = (
                 os.environ
                 | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""}
@@ -91,7 +96,9 @@ class Application:
                 del self.supervisors[name]
 
     def terminate(self, name: str) -> int | None:
-        """Ask a supervisor to end in good order; return its exit status, None if it does not."""
+        """Ask a supervisor to end in good order; return its exit status, None if it
+        does not.
+        """
         self.ending.add(name)  # its workers drain, and log what they wait for
         process = self.supervisors.pop(name)
         process.terminate()
@@ -103,7 +110,9 @@ class Application:
             self.ending.discard(name)
 
     def workers(self) -> dict[int, int]:
-        """Return the process id of each running worker, by its number; paused ones included."""
+        """Return the process id of each running worker, by its number; paused ones
+        included.
+        """
         return dict(
             pair
             for process in self.supervisors.values()
@@ -120,7 +129,9 @@ class Application:
         }
 
     def kill(self, number: int, *, with_state: bool = False) -> None:
-        """Kill a worker, which its supervisor restarts; `with_state`: its state is deleted, too."""
+        """Kill a worker, which its supervisor restarts; `with_state`: its state is
+        deleted, too.
+        """
         pid = self.workers().get(number)
         if pid is None:
             return

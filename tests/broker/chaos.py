@@ -1,4 +1,6 @@
-"""The input of the fault tests, the results of a single thread, and their comparison with the workers' results."""
+"""The input of the fault tests, the results of a single thread, and their comparison
+with the workers' results.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,9 @@ class Chaos:
         time.sleep(self.generator.uniform(least_s, most_s))
 
     def note(self, what: str) -> None:
-        """Log a fault, wait for a while, and check that no supervisor has ended because of it."""
+        """Log a fault, wait for a while, and check that no supervisor has ended because
+        of it.
+        """
         self.done.append(what)
         self._pause(0.5, 3.0)
         ended = self.group.ended()
@@ -229,7 +233,9 @@ class Found:
     doubled: int
     """The number of repeated updates."""
     disordered: int
-    """Keys whose updates are not 1, 2, 3, ... in this order, after doubles are taken out."""
+    """Keys whose updates are not 1, 2, 3, ... in this order, after doubles are taken
+    out.
+    """
 
     @property
     def exactly_once(self) -> bool:
@@ -242,9 +248,10 @@ def examine(
 ) -> Found:
     """Compare the committed records of a topic of running counts.
 
-    `each`: every update must be there; else only the last one. At-least-once on several brokers promises no more: a
-    process that dies while the leader of the results is unavailable may have written its changelog, and the repeated
-    record continues from there.
+    `each`: every update must be there; else only the last one. At-least-once on several
+    brokers promises no more: a process that dies while the leader of the results is
+    unavailable may have written its changelog, and the repeated record continues from
+    there.
     """
     seen = updates_of(bootstrap, topic)
     assert seen.keys() <= expected.keys()
@@ -269,8 +276,8 @@ def followed(
 ) -> Found:
     """Compare the committed records of the topic of `chaos_app.followed`.
 
-    `exactly`: each order names the one before it; else only the orders are compared, because a store may be ahead of
-    repeated records.
+    `exactly`: each order names the one before it; else only the orders are compared,
+    because a store may be ahead of repeated records.
     """
     seen = {
         key.decode(): [tuple((value or b"").decode().split()) for value in values]

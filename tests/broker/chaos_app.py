@@ -1,10 +1,12 @@
-"""The application that the fault tests run in processes of their own; every update of every table is an output.
+"""The application that the fault tests run in processes of their own; every update of
+every table is an output.
 
 orders ──┬── count ──────────────────────────────────────────> counts
          └── join customers ── by city (repartition) ── count ─> cities
 
-With `TEST_CALLS`, the address of a `slow_service`, each order is sent to it before it is counted; and once more, with
-state: `told` has the number of each order and of the one before it of the same key, "-" for the first.
+With `TEST_CALLS`, the address of a `slow_service`, each order is sent to it before it
+is counted; and once more, with state: `told` has the number of each order and of the
+one before it of the same key, "-" for the first.
 """
 
 import os
@@ -35,7 +37,9 @@ async def checked(number: int) -> int:
 
 
 async def followed(record: Record[str, int], context: CallContext[str, str]) -> None:
-    """Forward an order with the number of the one before it of the same key, when its call has ended."""
+    """Forward an order with the number of the one before it of the same key, when its
+    call has ended.
+    """
     last = context.store("last")
     before = last.get()
     last.put(record.value)

@@ -1,14 +1,16 @@
-"""Chaos on three brokers: an application under supervisors, its workers killed and stopped, brokers killed, stopped and
-paused beside them.
+"""Chaos on three brokers: an application under supervisors, its workers killed and
+stopped, brokers killed, stopped and paused beside them.
 
-    python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed 1
+    python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed
+    1
 
-With `--calls`, each order is sent to a service that is slow, fails and hangs, with and without state; the output `told`
-has the orders, each with the one before it.
+With `--calls`, each order is sent to a service that is slow, fails and hangs, with and
+without state; the output `told` has the orders, each with the one before it.
 
-At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under
-at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all this holds. A seed fixes the
-kinds of fault, not their order in time.
+At the end everything is compared with the input: under exactly-once nothing is lost,
+doubled or out of order, under at-least-once nothing is lost; no supervisor ended by
+itself. The exit status is 0 if all this holds. A seed fixes the kinds of fault, not
+their order in time.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Run:
     errors: list[BaseException] = field(default_factory=list)
 
     def break_workers(self) -> None:
-        """Kill and stop workers, delete their state, and change their number, until the end of the run."""
+        """Kill and stop workers, delete their state, and change their number, until the
+        end of the run.
+        """
         generator = random.Random(self.seed)
         acts: list[tuple[Callable[[random.Random], None], int]] = [
             (self._kill, 4),
@@ -75,7 +79,9 @@ class Run:
             self.application.look()
 
     def break_brokers(self) -> None:
-        """Stop brokers for a while, one after the other, mostly coordinators and leaders, until the end of the run."""
+        """Stop brokers for a while, one after the other, mostly coordinators and
+        leaders, until the end of the run.
+        """
         generator = random.Random(self.seed + 1)
         while not self.over.wait(generator.uniform(5, 12)):
             what, node = self._important(generator)
@@ -213,7 +219,9 @@ def topics_of(cluster: ThreeBrokers) -> Topics:
 
 
 def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
-    """Return the settings of the workers: the defaults, except those that the comparison needs."""
+    """Return the settings of the workers: the defaults, except those that the
+    comparison needs.
+    """
     return {
         "processing.guarantee": guarantee,
         "session.timeout.ms": SESSION_MS,
@@ -226,7 +234,9 @@ def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
 def found_in(
     bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, calls: bool
 ) -> dict[str, Found]:
-    """Compare all outputs with the input. `calls`: some outputs come from calls with state."""
+    """Compare all outputs with the input. `calls`: some outputs come from calls with
+    state.
+    """
     found = {
         "counts": examine(bootstrap, topics.counts, feeder.counts, each=exactly),
         "cities": examine(bootstrap, topics.cities, feeder.cities, each=exactly),
@@ -240,7 +250,9 @@ def found_in(
 
 
 def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
-    """Wait until no output is missing, up to a limit; then end the application, and return the comparison."""
+    """Wait until no output is missing, up to a limit; then end the application, and
+    return the comparison.
+    """
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         found = found_in(
@@ -272,7 +284,9 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
 
 
 def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
-    """Return the stalls, longest first, and print them with the faults and the reported reasons."""
+    """Return the stalls, longest first, and print them with the faults and the reported
+    reasons.
+    """
     bootstrap = run.cluster.bootstrap
     waited = waits(
         read_topic(bootstrap, run.topics.orders),
@@ -331,7 +345,9 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
 def chaos(
     folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False
 ) -> list[str]:
-    """Run the chaos test; return the differences. `calls`: orders go through a slow service first."""
+    """Run the chaos test; return the differences. `calls`: orders go through a slow
+    service first.
+    """
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)

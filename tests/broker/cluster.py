@@ -1,7 +1,7 @@
 """Three real Kafka brokers, each also a controller, and faults of each.
 
-All topics have three replicas, and a write needs two, so the cluster tolerates the loss of one broker. Brokers have the
-numbers that Kafka gives them: 1, 2, 3.
+All topics have three replicas, and a write needs two, so the cluster tolerates the loss
+of one broker. Brokers have the numbers that Kafka gives them: 1, 2, 3.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FIND_COORDINATOR = 10
 
 
 class ThreeBrokers:
-    """A cluster of three nodes in a folder, as a context manager. A stopped or paused broker stays so until `start` or
-    `mend`.
+    """A cluster of three nodes in a folder, as a context manager. A stopped or paused
+    broker stays so until `start` or `mend`.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class ThreeBrokers:
         self.brokers[node].start()
 
     def mend(self) -> None:
-        """Start all brokers, and wait until every partition has a leader and all its replicas."""
+        """Start all brokers, and wait until every partition has a leader and all its
+        replicas.
+        """
         with ThreadPoolExecutor(
             len(NODES)
         ) as threads:  # the first two wait for each other
@@ -186,7 +188,9 @@ class ThreeBrokers:
             client.close()
 
     def _admin(self) -> AdminClient:
-        """A new client that knows only the living brokers: an older one may ask a paused one, and wait."""
+        """A new client that knows only the living brokers: an older one may ask a
+        paused one, and wait.
+        """
         servers = ",".join(self.brokers[node].bootstrap for node in self.living)
         return AdminClient({"bootstrap.servers": servers, "log_level": 2})
 
@@ -208,10 +212,11 @@ class ThreeBrokers:
 
 
 def coordinator_by(port: int, kind: int, key: str) -> int:
-    """Return the broker that the one on this port names as coordinator of a group (0) or a transactional id (1); -1:
-    none yet.
+    """Return the broker that the one on this port names as coordinator of a group (0)
+    or a transactional id (1); -1: none yet.
 
-    Shape: a FindCoordinator request, version 1; its answer has throttle time, error, message, node.
+    Shape: a FindCoordinator request, version 1; its answer has throttle time, error,
+    message, node.
     """
     text, client = key.encode(), b"tests"
     header = struct.pack(">hhih", _FIND_COORDINATOR, 1, 7, len(client)) + client
@@ -246,9 +251,11 @@ def _ports(count: int) -> Iterator[int]:
 
 
 def _settings(controller_ports: Mapping[int, int], node: int) -> dict[str, str]:
-    """Return the changes that make a node one of several, with three replicas of everything as in production.
+    """Return the changes that make a node one of several, with three replicas of
+    everything as in production.
 
-    Shape: node id -> controller port, of all nodes. A write counts when two of three replicas have it.
+    Shape: node id -> controller port, of all nodes. A write counts when two of three
+    replicas have it.
     """
     return {
         "node.id": str(node),

@@ -16,8 +16,8 @@ from tests.conftest import Kafka, download_kafka
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
-    """Return a function that makes `Workers` of an application in this folder; settings by name, dots written as
-    underscores.
+    """Return a function that makes `Workers` of an application in this folder; settings
+    by name, dots written as underscores.
     """
     made: list[Workers] = []
 
@@ -52,7 +52,9 @@ def secured(
 
 @pytest.fixture
 def orders(kafka: Kafka) -> Iterator[Orders]:
-    """Return a topic of one partition, and consumers of it, which are closed in the end."""
+    """Return a topic of one partition, and consumers of it, which are closed in the
+    end.
+    """
     made = Orders(kafka)
     yield made
     made.close()

@@ -1,4 +1,6 @@
-"""A topic, its policy, a group and its consumers, for tests that run them in one process."""
+"""A topic, its policy, a group and its consumers, for tests that run them in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Orders:
         return consumer
 
     def alone(self, ranges: Sequence[KeyRange], **config: Any) -> CooperativeConsumer:
-        """Return a consumer that reads these key ranges of partition 0, without a group."""
+        """Return a consumer that reads these key ranges of partition 0, without a
+        group.
+        """
         consumer = self.make(**config)
         consumer.assign({self.at: ranges})
         return consumer

@@ -1,4 +1,6 @@
-"""The smallest stateful application, run in this process: a count of each key, with access to its databases."""
+"""The smallest stateful application, run in this process: a count of each key, with
+access to its databases.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ topology = builder.build()
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """An application that counts the keys of a topic into the store `counts` and another topic."""
+    """An application that counts the keys of a topic into the store `counts` and
+    another topic.
+    """
 
     kafka: Kafka
     application: str
@@ -78,7 +82,8 @@ class Counting:
     ) -> CoopStreams:
         """Return an instance, not yet running.
 
-        `heard`: listeners; `login`: connection settings, if not the test's; settings by name, dots as underscores.
+        `heard`: listeners; `login`: connection settings, if not the test's; settings by
+        name, dots as underscores.
         """
         return CoopStreams(
             self.topology,
@@ -145,7 +150,9 @@ def await_table(app: CoopStreams, expected: dict[str, int]) -> None:
 
 
 def await_running(apps: Iterable[CoopStreams]) -> None:
-    """Return when all tasks of all instances run, each instance has some, and together they cover everything."""
+    """Return when all tasks of all instances run, each instance has some, and together
+    they cover everything.
+    """
     apps = list(apps)
 
     def ready() -> bool:
@@ -177,7 +184,9 @@ def await_running(apps: Iterable[CoopStreams]) -> None:
 
 
 def at_rest(instances: Iterable[Instance]) -> bool:
-    """Whether no rebalance will follow: all are in one generation, and none has tasks to revoke or to wait for."""
+    """Whether no rebalance will follow: all are in one generation, and none has tasks
+    to revoke or to wait for.
+    """
     holdings = [instance.member._holdings for instance in instances]
     generations = {each.generation for each in holdings}
     return len(generations) == 1 and all(
@@ -197,7 +206,9 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
 
 
 def groups_on_disk(app: CoopStreams) -> Counter[int]:
-    """Return how many keys of each key group the databases of an instance hold, owned groups or not."""
+    """Return how many keys of each key group the databases of an instance hold, owned
+    groups or not.
+    """
     instance, found = instance_of(app), Counter[int]()
     for subtopology, partition in instance.components.directory.partitions():
         database = instance.components.directory.open(

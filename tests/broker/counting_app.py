@@ -1,5 +1,5 @@
-"""The application that the fault tests run in processes of their own: a running count of each key, every update an
-output.
+"""The application that the fault tests run in processes of their own: a running count
+of each key, every update an output.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""A client that queries counts of any instance without pause, and checks that values never fall and no key vanishes."""
+"""A client that queries counts of any instance without pause, and checks that values
+never fall and no key vanishes.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ PAUSE_S = 0.03
 class Hammer:
     """Threads that get keys of a store of running counts.
 
-    Shape: `urls` returns where instances answer now; some may be gone. A value is compared with those received before
-    the request was sent.
+    Shape: `urls` returns where instances answer now; some may be gone. A value is
+    compared with those received before the request was sent.
     """
 
     store: str
@@ -29,7 +31,9 @@ class Hammer:
     urls: Callable[[], list[str]]
     threads: int = 2
     answers: Counter[str] = field(default_factory=Counter)
-    """Counts of answers by kind: `found`, `never seen`, codes of retryable errors, names of transport errors."""
+    """Counts of answers by kind: `found`, `never seen`, codes of retryable errors,
+    names of transport errors.
+    """
     wrong: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)

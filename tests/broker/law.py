@@ -4,7 +4,8 @@
              ├── count in windows, some grace ────────> windows        late orders drop
              └── join customers ── by city ── windows ─> cities        through a repartition topic
 
-The fold below is written without any of our code: dictionaries and a merge by stream time.
+The fold below is written without any of our code: dictionaries and a merge by stream
+time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def law_topology(topics: Topics) -> Topology:
         )
         .select_key(lambda _, sold: sold[0], key=serdes.text)
         .group_by_key()
-        # The order of siblings in the repartition topic is random: no record may be late there.
+        # The order of siblings in the repartition topic is random: no record may be
+        # late there.
         .windowed_by(TimeWindows(milliseconds=WINDOW_MS, grace=timedelta(days=365)))
         .aggregate(
             lambda: [0, 0], add, value=serdes.json, store="cities", retention=kept
@@ -94,9 +96,11 @@ class Input:
 def law_input(
     seed: int, orders: int, partitions: int, customers: int = 60
 ) -> list[Input]:
-    """Return orders and changes of customers: some late, some without key or value, some customers gone again.
+    """Return orders and changes of customers: some late, some without key or value,
+    some customers gone again.
 
-    Shape: orders have even timestamps and customers odd ones, so that there is one order in which a task may take them.
+    Shape: orders have even timestamps and customers odd ones, so that there is one
+    order in which a task may take them.
     """
     generator, now, records = random.Random(seed), BEGIN_MS, list[Input]()
 
@@ -138,7 +142,9 @@ def law_input(
 
 @dataclass(slots=True)
 class Tables:
-    """The tables that every run must have. Shape: by store; windowed keys are (key, start)."""
+    """The tables that every run must have. Shape: by store; windowed keys are (key,
+    start).
+    """
 
     tables: dict[str, dict[Any, Any]] = field(
         default_factory=lambda: {name: {} for name in TABLES}
@@ -150,7 +156,9 @@ class Tables:
 
 
 def fold(records: Iterable[Input], partitions: int) -> Tables:
-    """Return the tables of a single thread over the input, partition by partition, in the order of stream time."""
+    """Return the tables of a single thread over the input, partition by partition, in
+    the order of stream time.
+    """
     result, records = Tables(), list(records)
     for partition in range(partitions):
         for _, record, clock in by_stream_time(records, partition):
@@ -161,7 +169,9 @@ def fold(records: Iterable[Input], partitions: int) -> Tables:
 def by_stream_time(
     records: Sequence[Input], partition: int
 ) -> Iterator[tuple[int, Input, int]]:
-    """Yield the records of a partition in the order of stream time: offset, record, and the time of the windows."""
+    """Yield the records of a partition in the order of stream time: offset, record, and
+    the time of the windows.
+    """
     merged, clock = list[tuple[int, str, int, Input]](), -1
     for topic in ("customers", "orders"):
         mine = [

@@ -1,4 +1,6 @@
-"""An application with schemas of three kinds. Importable: Spark's workers load its classes by name."""
+"""An application with schemas of three kinds. Importable: Spark's workers load its
+classes by name.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def schema_of(serde: Any) -> Schema:
 
 
 def program(application: str, source: str, sink: str) -> Topology:
-    """Parcels (Protobuf) by depot (a key of Avro); the load of each depot is JSON with a schema."""
+    """Parcels (Protobuf) by depot (a key of Avro); the load of each depot is JSON with
+    a schema.
+    """
     builder = StreamsBuilder(application)
     (
         builder.stream(source, key=serdes.avro(DEPOT), value=serdes.protobuf(Parcel))

@@ -1,4 +1,6 @@
-"""Worker processes of an application, started by the command line as by a user; and faults of them."""
+"""Worker processes of an application, started by the command line as by a user; and
+faults of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def alive(pid: int) -> bool:
 
 @dataclass(slots=True)
 class Workers:
-    """Processes of one application; each has a number and a state folder that outlives it."""
+    """Processes of one application; each has a number and a state folder that outlives
+    it.
+    """
 
     app: Path
     bootstrap: str
@@ -97,7 +101,9 @@ class Workers:
         }
 
     def _await_ears(self, numbers: Iterable[int]) -> None:
-        """Wait until these workers have their signal handlers: before that, SIGTERM kills Python."""
+        """Wait until these workers have their signal handlers: before that, SIGTERM
+        kills Python.
+        """
         eventually(
             lambda: all(self.url(number) is not None for number in numbers),
             120,

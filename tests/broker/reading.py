@@ -27,7 +27,9 @@ class Record(NamedTuple):
 
 
 def read_topic(bootstrap: str, topic: str) -> list[Record]:
-    """Return every committed record of a topic, partition after partition, each in order."""
+    """Return every committed record of a topic, partition after partition, each in
+    order.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

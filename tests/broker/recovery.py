@@ -1,10 +1,11 @@
-"""Measures the delay of outputs after the loss of a broker, a coordinator, a worker, or a worker and a broker, of three
-each.
+"""Measures the delay of outputs after the loss of a broker, a coordinator, a worker, or
+a worker and a broker, of three each.
 
-    python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...] [--brokers NAME=VALUE ...]
+    python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...]
+    [--brokers NAME=VALUE ...]
 
-For each loss: the longest time from an order to its count around it, by the brokers' clocks, and the reasons that the
-workers reported.
+For each loss: the longest time from an order to its count around it, by the brokers'
+clocks, and the reasons that the workers reported.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> Non
 def report(
     run: Run, name: str, what: str, between: tuple[float, float], reasons: Reasons
 ) -> None:
-    """Print the longest wait that began in this time, and the reasons that the workers reported."""
+    """Print the longest wait that began in this time, and the reasons that the workers
+    reported.
+    """
     (began, ended), bootstrap = between, run.cluster.bootstrap
     waited = waits(
         read_topic(bootstrap, run.topics.orders),

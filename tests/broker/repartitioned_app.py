@@ -1,4 +1,6 @@
-"""The application of `test_woken`: a count behind a repartition topic. Each record may take a while there."""
+"""The application of `test_woken`: a count behind a repartition topic. Each record may
+take a while there.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""A broker with TLS, users and ACLs, and users of it with the ACLs that `coopstreams acls` prints."""
+"""A broker with TLS, users and ACLs, and users of it with the ACLs that `coopstreams
+acls` prints.
+"""
 
 # confluent-kafka exports these names without declaring it, and its classes need wider types.
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false
@@ -68,7 +70,9 @@ def binding(acl: Acl, user: str) -> AclBinding:
 
 
 def printed(topology: Topology, **settings: str) -> list[Acl]:
-    """Return the ACLs that `coopstreams acls` prints for an application with these settings, dots as underscores."""
+    """Return the ACLs that `coopstreams acls` prints for an application with these
+    settings, dots as underscores.
+    """
     module: Any = ModuleType("printed_application")
     module.topology = topology
     sys.modules[module.__name__] = module
@@ -110,7 +114,9 @@ def documented(page: Path, **names: str) -> list[Acl]:
 
 @dataclass(slots=True)
 class SecuredKafka(Kafka):
-    """The secured broker that the tests of a module share; the test itself is its super user."""
+    """The secured broker that the tests of a module share; the test itself is its super
+    user.
+    """
 
     broker: KafkaBroker = field(kw_only=True)
 
@@ -181,7 +187,8 @@ class SecuredKafka(Kafka):
     def refusals(self, user: str, *but: str) -> set[str]:
         """Return the refused operations of a user, with the resource.
 
-        Requests about hanging transactions are left out: those on `__consumer_offsets`, and on these topics.
+        Requests about hanging transactions are left out: those on `__consumer_offsets`,
+        and on these topics.
         """
         told = re.findall(
             rf"Principal = User:{re.escape(user)} is Denied operation = (\w+) .* resource = (\S+) ",

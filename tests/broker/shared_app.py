@@ -1,5 +1,5 @@
-"""An application with unordered records: any free thread processes an event, some after a call; a repartition topic
-leads to a count by user.
+"""An application with unordered records: any free thread processes an event, some after
+a call; a repartition topic leads to a count by user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A worker of the consumer tests: reads its share of a topic, and copies each record in the transaction of its commit.
+"""A worker of the consumer tests: reads its share of a topic, and copies each record in
+the transaction of its commit.
 
 python sharing_consumer.py BOOTSTRAP GROUP INPUT OUTPUT NAME       until SIGTERM
 """

@@ -1,4 +1,6 @@
-"""An application with two sinks in PostgreSQL: each update of a count as a row, and the last count of each key."""
+"""An application with two sinks in PostgreSQL: each update of a count as a row, and the
+last count of each key.
+"""
 
 import os
 

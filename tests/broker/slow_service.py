@@ -1,4 +1,5 @@
-"""A service on this machine that is slow, sometimes fails, and sometimes does not answer at all.
+"""A service on this machine that is slow, sometimes fails, and sometimes does not
+answer at all.
 
 It answers a line with the same line. Test applications call it by `asked`.
 """
@@ -11,7 +12,9 @@ import threading
 from typing import Self
 
 FAILS, STUCK, SILENT = 0.05, 0.001, 0.001
-"""The probabilities of no answer with a closed connection, of one after `STUCK_S`, and of none at all."""
+"""The probabilities of no answer with a closed connection, of one after `STUCK_S`, and
+of none at all.
+"""
 LATENCY_S, STUCK_S = 0.01, 3.0
 
 

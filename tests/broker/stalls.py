@@ -1,4 +1,5 @@
-"""Measures how long records waited for their results, with the reasons that the workers reported.
+"""Measures how long records waited for their results, with the reasons that the workers
+reported.
 
 Times are the brokers' (`message.timestamp.type=LogAppendTime`), independent of clients.
 """
@@ -51,7 +52,9 @@ class Faults:
 
 
 def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
-    """Return the wait of each order for its count: the nth order of a key waits until its count is n."""
+    """Return the wait of each order for its count: the nth order of a key waits until
+    its count is n.
+    """
     came: dict[tuple[bytes, int], Record] = {}
     for record in counts:
         came.setdefault(
@@ -77,7 +80,9 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
 
 
 def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
-    """Return the stalls, longest first. Overlapping waits of a partition are one, from its first slow record on."""
+    """Return the stalls, longest first. Overlapping waits of a partition are one, from
+    its first slow record on.
+    """
     by_partition = defaultdict(list)
     for wait in waited:
         if wait.longest_s > long_s:
@@ -112,7 +117,9 @@ class Said:
     task: str | None
 
     def concerns(self, partition: int) -> bool:
-        """Whether it may explain missing counts of a partition: it concerns one of its tasks, or the whole worker."""
+        """Whether it may explain missing counts of a partition: it concerns one of its
+        tasks, or the whole worker.
+        """
         return bool(self.code) and (
             self.task is None or self.task.startswith(f"0_{partition}[")
         )
@@ -142,7 +149,9 @@ class Reasons:
             thread.join(60)
 
     def of(self, stall: Stall) -> Counter[str]:
-        """Return how often each reason was reported during a stall, by worker and code, with its last message."""
+        """Return how often each reason was reported during a stall, by worker and code,
+        with its last message.
+        """
         said = [
             one
             for one in self.seen
@@ -181,7 +190,9 @@ class Reasons:
                     self.seen += _ask(client, worker, url)
 
     def _ask_of_others(self) -> None:
-        """The rest of `coopstreams status`: processes that do not answer, with their tasks."""
+        """The rest of `coopstreams status`: processes that do not answer, with their
+        tasks.
+        """
         with httpx.Client(trust_env=False, timeout=ALL_ANSWER_S) as client:
             while not self._stop.wait(EVERY_S):
                 self.seen += next(
@@ -211,7 +222,9 @@ def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
 
 
 def _ask_of_others(client: httpx.Client, url: str) -> list[Said] | None:
-    """Return the reasons that an instance reports for unreachable processes; None: it does not answer."""
+    """Return the reasons that an instance reports for unreachable processes; None: it
+    does not answer.
+    """
     now = time.time()
     try:
         instances = client.get(f"{url}/v1/status").json()["instances"]

@@ -1,4 +1,6 @@
-"""`async with CoopStreams(...)`: instances in a program of asyncio, which answers queries with its own server."""
+"""`async with CoopStreams(...)`: instances in a program of asyncio, which answers
+queries with its own server.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records that cannot be read, processed or written: an error with the place, a count, or a dead letter; no other
-record is lost.
+"""Records that cannot be read, processed or written: an error with the place, a count,
+or a dead letter; no other record is lost.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PHASES = ("deserialization", "processing", "production")
 
 
 def one_of_three(chosen: str) -> pytest.MarkDecorator:
-    """Return the phases as a parameter: one phase for each answer of a handler; the others are slow tests.
-    `tests/tasks/test_failures.py` has each phase with each answer.
+    """Return the phases as a parameter: one phase for each answer of a handler; the
+    others are slow tests. `tests/tasks/test_failures.py` has each phase with each
+    answer.
     """
     phases = [
         pytest.param(phase, marks=[pytest.mark.slow] * (phase != chosen))
@@ -55,7 +56,9 @@ GOOD, BAD = 60, (7, 23, 41)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An application with some records that fail in one phase; the good ones are counted and forwarded."""
+    """An application with some records that fail in one phase; the good ones are
+    counted and forwarded.
+    """
 
     kafka: Kafka
     phase: str
@@ -128,7 +131,9 @@ class Case:
         return read_topic(self.kafka.bootstrap, self.sink)
 
     def await_outputs(self) -> None:
-        """Wait for all outputs; at least once may have written some already, before an error."""
+        """Wait for all outputs; at least once may have written some already, before an
+        error.
+        """
         eventually(
             lambda: len({record.value for record in self.outputs()}) == GOOD,
             120,
@@ -234,8 +239,8 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     kafka: Kafka, tmp_path: Path, handler: str, cache: int
 ) -> None:
-    """A row that cannot be written must not be dropped: whatever the handler answers, the instance ends with the row's
-    name.
+    """A row that cannot be written must not be dropped: whatever the handler answers,
+    the instance ends with the row's name.
     """
     source, dead = kafka.topic("in"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("state"))
@@ -282,7 +287,9 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
 def test_records_of_all_kinds_pass_beside_bad_ones(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Two ranges, a table and a stream: bad rows of the table become dead letters, its good rows are joined."""
+    """Two ranges, a table and a stream: bad rows of the table become dead letters, its
+    good rows are joined.
+    """
     orders = kafka.topic("orders")
     customers = kafka.topic("customers")
     sink = kafka.topic("out")
@@ -459,7 +466,9 @@ def test_a_block_that_fails_after_its_application_has_ended_says_by_what(
 def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """The process ended with a KeyError, of a task that had never begun, and did not ask `on_error`."""
+    """The process ended with a KeyError, of a task that had never begun, and did not
+    ask `on_error`.
+    """
     source, application, answers = kafka.topic("in"), kafka.unique("bad"), []
     builder = StreamsBuilder(application)
     windows = (
@@ -498,7 +507,9 @@ def test_a_row_that_a_task_cannot_read_when_it_begins_is_an_error_with_its_store
 def test_where_many_records_are_late_health_and_log_name_the_operator(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a backlog 89,239 of 100,000 records were dropped, and only a count in the status showed it."""
+    """Of a backlog 89,239 of 100,000 records were dropped, and only a count in the
+    status showed it.
+    """
     source, application = kafka.topic("in"), kafka.unique("late")
     builder = StreamsBuilder(application)
     windows = TimeWindows(size=timedelta(minutes=1))

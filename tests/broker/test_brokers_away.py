@@ -27,7 +27,9 @@ KEYS = [f"key-{number}" for number in range(100)]
 
 
 def leader_of_commits(cluster: ThreeBrokers, counting: Counting) -> int:
-    """Return the leader of the group's individual commits, which an instance misses first."""
+    """Return the leader of the group's individual commits, which an instance misses
+    first.
+    """
     leader = cluster.leader_of(
         COMMIT_TOPIC, partition_of(counting.application, PARTITIONS)
     )
@@ -69,7 +71,9 @@ def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_com
 def test_while_no_broker_answers_an_instance_says_why_it_answers_no_query(
     three_brokers: ThreeBrokers, tmp_path: Path
 ) -> None:
-    """Once the session has ended, another instance may own the keys, for all that this one can know."""
+    """Once the session has ended, another instance may own the keys, for all that this
+    one can know.
+    """
     counting = Counting.make(three_brokers.kafka)
     written, why = (
         counting.write(KEYS),
@@ -108,8 +112,8 @@ def test_while_no_broker_answers_an_instance_says_why_it_answers_no_query(
 def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(
     three_brokers: ThreeBrokers,
 ) -> None:
-    """One broker answers before the others know the topic: a worker ended with a KeyError when its next request went to
-    another.
+    """One broker answers before the others know the topic: a worker ended with a
+    KeyError when its next request went to another.
     """
     with closing(KafkaLog({"bootstrap.servers": three_brokers.bootstrap})) as log:
         for _ in range(40):
@@ -121,7 +125,9 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(
 def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(
     three_brokers: ThreeBrokers,
 ) -> None:
-    """At a start its id was found, and then another broker was asked for the partitions of all topics."""
+    """At a start its id was found, and then another broker was asked for the partitions
+    of all topics.
+    """
     maker, log = (
         KafkaLog({"bootstrap.servers": three_brokers.bootstrap}) for _ in range(2)
     )
@@ -144,7 +150,9 @@ def test_an_instance_is_live_however_long_brokers_are_away(
     monkeypatch: pytest.MonkeyPatch,
     guarantee: str,
 ) -> None:
-    """All pods were restarted after half a minute with two of three brokers away, at the worst time."""
+    """All pods were restarted after half a minute with two of three brokers away, at
+    the worst time.
+    """
     monkeypatch.setattr(watcher, "STALLED_S", 3.5)
     counting = Counting.make(three_brokers.kafka, partitions=6)
     seen: list[Health] = []

@@ -1,4 +1,6 @@
-"""A new version of a topology on a real Kafka: one that would lose, mix or misread state is refused; others start."""
+"""A new version of a topology on a real Kafka: one that would lose, mix or misread
+state is refused; others start.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,9 @@ def test_a_store_that_a_version_left_out_is_not_taken_up_again(
 def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """A sub-topology is inserted before the others, over the same folder, whose local state is in folders by number."""
+    """A sub-topology is inserted before the others, over the same folder, whose local
+    state is in folders by number.
+    """
 
     def behind(app: Application, builder: StreamsBuilder) -> None:
         builder.stream(app.b, key=serdes.text, value=serdes.raw).group_by_key().count(
@@ -283,7 +287,9 @@ def test_an_application_that_was_reset_may_be_another_one(
 def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """No version was recorded as the last one at its start; another instance records one before it opens tasks."""
+    """No version was recorded as the last one at its start; another instance records
+    one before it opens tasks.
+    """
     changed = Application(kafka, tmp_path)
     topic = topology_topic(changed.id)
     with changed.app(counted()) as running:

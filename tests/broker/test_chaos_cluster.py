@@ -1,4 +1,6 @@
-"""One minute of `python -m tests.broker.chaos_cluster`; and the computation of its stalls."""
+"""One minute of `python -m tests.broker.chaos_cluster`; and the computation of its
+stalls.
+"""
 
 from __future__ import annotations
 

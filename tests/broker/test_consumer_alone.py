@@ -226,7 +226,9 @@ def test_pause_resume_and_seek(orders: Orders) -> None:
 
 @pytest.mark.ci
 def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
-    """Proposal 3: a torn commit over several partitions is no commit, and the complete one before it stays."""
+    """Proposal 3: a torn commit over several partitions is no commit, and the complete
+    one before it stays.
+    """
     orders = Orders(kafka, partitions=2)
     both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {
         (orders.topic, 0): [],
@@ -256,7 +258,9 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
 
 
 def tear_a_commit(consumer: CooperativeConsumer) -> None:
-    """Write only the first of two individual commits, as a process that dies in between."""
+    """Write only the first of two individual commits, as a process that dies in
+    between.
+    """
     session = consumer._session
     session.take_done()
     shares = list(session.shares.values())

@@ -45,7 +45,9 @@ def test_what_is_done_twice_is_a_warning_and_changes_nothing(
 def test_a_lost_commit_topic_leaves_the_stable_offset(
     broker_of_own: Callable[..., KafkaBroker],
 ) -> None:
-    """A start is refused, because records above the stable offset would be processed again; the user may allow it."""
+    """A start is refused, because records above the stable offset would be processed
+    again; the user may allow it.
+    """
     broker = broker_of_own()
     orders = Orders(broker)
     orders.write(100)

@@ -1,4 +1,6 @@
-"""Consumers that share partitions in a group, on a real Kafka: assignment, kills, slow members."""
+"""Consumers that share partitions in a group, on a real Kafka: assignment, kills, slow
+members.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ LEFT, RIGHT = KeyRange.split(2)
 
 
 class Member:
-    """A consumer on a thread of its own; it acknowledges each record at once, or after `work`."""
+    """A consumer on a thread of its own; it acknowledges each record at once, or after
+    `work`.
+    """
 
     def __init__(
         self,
@@ -215,7 +219,9 @@ def test_members_of_other_topics_do_not_stand_in_the_way(
 def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:
-    """Its first record stays unfinished until all others are done; then the next owner gets that record only."""
+    """Its first record stays unfinished until all others are done; then the next owner
+    gets that record only.
+    """
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
     kafka.write(
         topic,
@@ -317,7 +323,9 @@ class Processes:
         worker.wait()
 
     def freeze(self, name: str) -> None:
-        """Pause a worker for longer than its session, so that the group removes it; then resume it, as a zombie."""
+        """Pause a worker for longer than its session, so that the group removes it;
+        then resume it, as a zombie.
+        """
         self.running[name].send_signal(signal.SIGSTOP)
         time.sleep(5)
         self.running[name].send_signal(signal.SIGCONT)
@@ -360,7 +368,9 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
 
 
 class Feeder:
-    """Writes records on a thread, a part with each `go_on`, so that they flow during the whole test."""
+    """Writes records on a thread, a part with each `go_on`, so that they flow during
+    the whole test.
+    """
 
     def __init__(self, bootstrap: str, topic: str, records: int, parts: int) -> None:
         self.sent: dict[tuple[int, int], bytes] = {}
@@ -401,7 +411,9 @@ class Feeder:
 def check_outputs(
     bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]
 ) -> set[bytes]:
-    """Return the workers that wrote results; check that each record has one result, and each key its order."""
+    """Return the workers that wrote results; check that each record has one result, and
+    each key its order.
+    """
     done: Counter[tuple[int, int]] = Counter()
     last: dict[tuple[int, bytes], int] = {}
     workers: set[bytes] = set()
@@ -423,8 +435,8 @@ def check_outputs(
 def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_counts_once_in_the_order_of_its_key(
     kafka: Kafka, processes: Callable[..., Processes]
 ) -> None:
-    """Exactly-once: each record's output is in the transaction of its commit, so gaps, overlapping owners and disorder
-    show.
+    """Exactly-once: each record's output is in the transaction of its commit, so gaps,
+    overlapping owners and disorder show.
     """
     records = 100_000
     acts = [

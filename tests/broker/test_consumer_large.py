@@ -39,8 +39,8 @@ def test_a_million_offsets_with_random_gaps_are_committed_and_found_again(
 def test_a_commit_that_is_larger_than_a_request_counts_as_a_whole(
     orders: Orders,
 ) -> None:
-    """64 key ranges with about 1500 ranges of offsets each are more than the megabyte that brokers take in a
-    request.
+    """64 key ranges with about 1500 ranges of offsets each are more than the megabyte
+    that brokers take in a request.
     """
     orders.write(200_000)
     ranges = KeyRange.split(64)

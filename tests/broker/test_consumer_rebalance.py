@@ -1,4 +1,6 @@
-"""A group of consumers in one process, on a real Kafka: sharing, release without stopping, lost key ranges."""
+"""A group of consumers in one process, on a real Kafka: sharing, release without
+stopping, lost key ranges.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def _certain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_topic_made_anew_is_read_from_its_beginning(
     start: str, orders: Orders, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Individual commits outlive the topic; ten of these fifteen records were taken for done."""
+    """Individual commits outlive the topic; ten of these fifteen records were taken for
+    done.
+    """
     orders.write(11)
     before = STARTS[start](orders)
     finish(before, read(before, 11), lambda offset: offset != 0)
@@ -65,7 +67,9 @@ def test_a_topic_made_anew_is_read_from_its_beginning(
 def test_a_topic_that_is_made_anew_under_a_running_consumer_is_read_from_its_beginning(
     start: str, more: int, orders: Orders
 ) -> None:
-    """Each call of `consume` said that the offset was out of range, also when the new topic had grown past it."""
+    """Each call of `consume` said that the offset was out of range, also when the new
+    topic had grown past it.
+    """
     orders.write(10)
     consumer = STARTS[start](orders)
     finish(consumer, read(consumer, 10), lambda offset: offset != 3)
@@ -107,7 +111,9 @@ def test_a_topic_that_is_deleted_does_not_hold_up_the_others(orders: Orders) -> 
 def consume_until(
     consumer: CooperativeConsumer, enough: Callable[[list[ConsumerRecord]], bool]
 ) -> list[ConsumerRecord]:
-    """Return what a consumer gets until it is enough; errors that a program may survive are survived."""
+    """Return what a consumer gets until it is enough; errors that a program may survive
+    are survived.
+    """
     got: list[ConsumerRecord] = []
     until, trouble = time.monotonic() + 90, "none"
     while not enough(got):

@@ -44,7 +44,9 @@ def producer_of(consumer: CooperativeConsumer, bootstrap: str) -> Producer:
 
 
 def arrives(orders: Orders, topic: str, *values: bytes) -> None:
-    """Assert that a topic soon has these records: Kafka writes the markers of a commit after it has answered."""
+    """Assert that a topic soon has these records: Kafka writes the markers of a commit
+    after it has answered.
+    """
 
     def found() -> list[bytes | None]:
         return [record.value for record in read_topic(orders.kafka.bootstrap, topic)]
@@ -117,7 +119,9 @@ def test_out_of_order_commits_are_part_of_the_transaction(
 def test_a_producer_whose_transaction_others_have_ended_is_replaced_by_a_new_one(
     orders: Orders, out: str
 ) -> None:
-    """The client refuses everything from then on: a program that only went on got its records again for ever."""
+    """The client refuses everything from then on: a program that only went on got its
+    records again for ever.
+    """
     orders.write(3)
     consumer = orders.member()
     producer = producer_of(consumer, orders.kafka.bootstrap)
@@ -154,7 +158,9 @@ def test_transactions_need_a_group(orders: Orders) -> None:
 def test_in_offset_order_a_transaction_waits_for_those_before_it(
     orders: Orders, out: str
 ) -> None:
-    """The proposal's purgatory: A has the smaller offsets, B the larger ones; B's commit waits for A's."""
+    """The proposal's purgatory: A has the smaller offsets, B the larger ones; B's
+    commit waits for A's.
+    """
     first, second = (
         orders.make(commit_order="offset"),
         orders.make(commit_order="offset"),

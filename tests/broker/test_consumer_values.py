@@ -1,4 +1,6 @@
-"""Records that wait with or without their values, on a real Kafka: the same ones come, in the same order."""
+"""Records that wait with or without their values, on a real Kafka: the same ones come,
+in the same order.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def write_with_holes(orders: Orders) -> list[int]:
 
 
 class Reading:
-    """A consumer of both halves of a partition; the left half stops after `AT_ONCE` records until it is released."""
+    """A consumer of both halves of a partition; the left half stops after `AT_ONCE`
+    records until it is released.
+    """
 
     def __init__(self, orders: Orders, *, reserves: bool) -> None:
         PolicyTopic(orders.log).set(

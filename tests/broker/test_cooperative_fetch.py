@@ -1,5 +1,5 @@
-"""Cooperative fetch on a real Kafka: records of one partition are delivered to many members, without keys or order;
-each is done once unless a member dies.
+"""Cooperative fetch on a real Kafka: records of one partition are delivered to many
+members, without keys or order; each is done once unless a member dies.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def topic(kafka: Kafka) -> str:
 def test_three_members_share_one_partition_and_each_record_is_done_once(
     kafka: Kafka, topic: str
 ) -> None:
-    """Records are written as fast as they are processed, until each member, even a late one, has had some."""
+    """Records are written as fast as they are processed, until each member, even a late
+    one, has had some.
+    """
     group, records = kafka.unique("share"), 0
     done: Counter[int] = Counter()
     shares: Counter[str] = Counter()

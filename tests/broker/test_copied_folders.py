@@ -1,4 +1,6 @@
-"""Two processes on copies of one state folder: each says so, and the cure that the message names is one."""
+"""Two processes on copies of one state folder: each says so, and the cure that the
+message names is one.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def dlq(kafka: Kafka, *arguments: str) -> Result:
 def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
     kafka: Kafka, tmp_path: Path, waits: bool
 ) -> None:
-    """With an asynchronous function, the operator names the topic, and other failures would end the application."""
+    """With an asynchronous function, the operator names the topic, and other failures
+    would end the application.
+    """
     source, sink, dead, mended = (
         kafka.topic("in", 2),
         kafka.topic("out", 2),
@@ -333,7 +335,9 @@ def write_letter(
     value: bytes,
     at: int = 0,
 ) -> None:
-    """Write a letter of a topic, partition, offset and node into this partition of the dead letters."""
+    """Write a letter of a topic, partition, offset and node into this partition of the
+    dead letters.
+    """
     why = dict(
         zip(("topic", "partition", "offset", "node"), map(str, letter), strict=True)
     ) | {"phase": "processing"}
@@ -421,7 +425,9 @@ def test_what_an_interrupted_replay_of_one_node_has_passed_does_not_count_as_wri
 def test_a_letter_that_cannot_go_back_is_named_and_what_is_before_it_has_gone_back(
     kafka: Kafka,
 ) -> None:
-    """Its topic is gone, has fewer partitions, or takes no record of that size: nothing at all went back."""
+    """Its topic is gone, has fewer partitions, or takes no record of that size: nothing
+    at all went back.
+    """
     dead, to = kafka.topic("dead"), kafka.topic("to")
     producer = Producer(
         {"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 2_000_000}
@@ -471,7 +477,9 @@ def test_a_letter_that_is_too_large_for_its_topic_is_named(kafka: Kafka) -> None
 
 @pytest.mark.ci
 def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None:
-    """A transaction that hangs would have no end; the next replay finds what was committed meanwhile."""
+    """A transaction that hangs would have no end; the next replay finds what was
+    committed meanwhile.
+    """
     dead, to = kafka.topic("dead"), kafka.topic("to")
     headers: list[tuple[str, str | bytes | None]] = [
         ("__coopstreams.errors.topic", to.encode()),

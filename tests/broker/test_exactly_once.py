@@ -1,5 +1,6 @@
-"""Exactly-once under faults: processes are killed, stopped, added and removed while records flow; every record counts
-once, in order. Brokers too come and go in `test_chaos_cluster.py`, under both guarantees.
+"""Exactly-once under faults: processes are killed, stopped, added and removed while
+records flow; every record counts once, in order. Brokers too come and go in
+`test_chaos_cluster.py`, under both guarantees.
 
 A run draws its faults from a seed and prints it; TEST_SEED=<seed> repeats the faults.
 """
@@ -35,8 +36,8 @@ MakeWorkers = Callable[..., Workers]
 
 
 def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None:
-    """Wait until all records are processed; then check that each update is there once and in order, and equals the
-    state.
+    """Wait until all records are processed; then check that each update is there once
+    and in order, and equals the state.
     """
     feeder.join()
     found: dict[str, Found] = {}
@@ -92,8 +93,8 @@ def group_of(
 def test_kills_and_stops_neither_lose_nor_double_a_record(
     kafka: Kafka, workers: MakeWorkers
 ) -> None:
-    """One partition in six to eight ranges over three to four processes, cut anew at each fault; three kills, one long
-    stop; queries all along.
+    """One partition in six to eight ranges over three to four processes, cut anew at
+    each fault; three kills, one long stop; queries all along.
     """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=30_000, a_second=1700)
@@ -125,7 +126,9 @@ def test_kills_and_stops_neither_lose_nor_double_a_record(
 def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(
     kafka: Kafka, workers: MakeWorkers
 ) -> None:
-    """The group would keep the killed member, with its key ranges, for the session time-out: here twenty minutes."""
+    """The group would keep the killed member, with its key ranges, for the session
+    time-out: here twenty minutes.
+    """
     topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
     chaos = Chaos(

@@ -1,4 +1,6 @@
-"""Foreign-key joins, whose questions and answers travel through topics of a real broker."""
+"""Foreign-key joins, whose questions and answers travel through topics of a real
+broker.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Transactions that end while a partition of theirs has no leader, because the broker with its one replica was killed.
+"""Transactions that end while a partition of theirs has no leader, because the broker
+with its one replica was killed.
 
-A broker with KAFKA-20734 never writes that partition's marker: the writer does not continue before it is written.
-Another broker waits for the leader: a fenced writer reports the end of its transaction only then.
+A broker with KAFKA-20734 never writes that partition's marker: the writer does not
+continue before it is written. Another broker waits for the leader: a fenced writer
+reports the end of its transaction only then.
 """
 
 from __future__ import annotations
@@ -120,8 +122,8 @@ def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(
 
 
 def make_topic(cluster: ThreeBrokers, log: KafkaLog) -> tuple[int, int]:
-    """Make a topic of one replica; return the coordinator of the transactional id, and another broker, which leads the
-    topic.
+    """Make a topic of one replica; return the coordinator of the transactional id, and
+    another broker, which leads the topic.
     """
     log.writer(NAME).close()
     coordinator = cluster.transaction_coordinator(NAME)

@@ -1,4 +1,6 @@
-"""SIGTERM and Ctrl-C at any moment of the start: the process ends with status 0 and without a traceback."""
+"""SIGTERM and Ctrl-C at any moment of the start: the process ends with status 0 and
+without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ interrupts.listen = then  # before anything else of ours is loaded
 sys.argv[0] = "coopstreams"
 __main__.main()
 """
-"""Runs `coopstreams` with a signal to itself at a time after its first instruction: before that, Python handles
-signals.
+"""Runs `coopstreams` with a signal to itself at a time after its first instruction:
+before that, Python handles signals.
 """
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -67,7 +69,9 @@ class Starts:
         *arguments: str,
         **settings: object,
     ) -> None:
-        """Start, send a signal, and check that the process ends with status 0 and leaves no other process behind."""
+        """Start, send a signal, and check that the process ends with status 0 and
+        leaves no other process behind.
+        """
         given = {
             "bootstrap.servers": self._bootstrap,
             "state.dir": self._folder / "state",

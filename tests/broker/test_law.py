@@ -1,5 +1,5 @@
-"""The law of the project on a real Kafka: the same input gives the same tables for any number of ranges, threads and
-instances.
+"""The law of the project on a real Kafka: the same input gives the same tables for any
+number of ranges, threads and instances.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def test_ranges_and_instances_do_not_change_the_result(
     guarantee: str,
     partitions: int,
 ) -> None:
-    """Run the program over the input, and compare all outputs with those of a single thread."""
+    """Run the program over the input, and compare all outputs with those of a single
+    thread.
+    """
     topics = topics_for(kafka, partitions)
     topology = law_topology(topics)
     records = law.law_input(
@@ -129,7 +131,9 @@ def test_ranges_and_instances_do_not_change_the_result(
 def test_a_backlog_loses_nothing_behind_a_repartition_topic(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Windows without grace count new keys of twenty hours in order, which four threads could share."""
+    """Windows without grace count new keys of twenty hours in order, which four threads
+    could share.
+    """
     source, hour = kafka.topic("sales"), 3_600_000
     times = [law.BEGIN_MS + number * 20 * hour // ORDERS for number in range(ORDERS)]
     kafka.write(

@@ -1,4 +1,6 @@
-"""State and restore listeners of a running instance, and the answers of the error handler."""
+"""State and restore listeners of a running instance, and the answers of the error
+handler.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_an_error_in_a_listener_ends_the_instance(kafka: Kafka, tmp_path: Path) 
 def dividing(
     kafka: Kafka, **heard: Any
 ) -> tuple[str, Callable[[Path, int], CoopStreams]]:
-    """Return a topic of two partitions, and a function that makes instances failing on an empty value."""
+    """Return a topic of two partitions, and a function that makes instances failing on
+    an empty value.
+    """
     topic = kafka.topic("in", 2)
     builder = StreamsBuilder(kafka.unique("dividing"))
     builder.stream(topic, key=serdes.raw, value=serdes.raw).filter(
@@ -216,7 +220,9 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
 def test_a_process_that_ends_lets_the_calls_under_way_end(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Their results are in its last commit, so the next process makes only the other calls."""
+    """Their results are in its last commit, so the next process makes only the other
+    calls.
+    """
     builder = StreamsBuilder(kafka.unique("calling"))
     topic, out = kafka.topic("in"), kafka.topic("out")
     called, let_go = Counter[bytes](), threading.Event()
@@ -305,7 +311,9 @@ def both_work(apps: list[CoopStreams]) -> bool:
 def test_an_error_while_it_ends_does_not_leave_a_member_behind(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that lives on in a program would keep its partitions, which nobody processes."""
+    """A member that lives on in a program would keep its partitions, which nobody
+    processes.
+    """
     counting = Counting.make(kafka)
 
     def fail(*_: Any) -> None:
@@ -323,7 +331,9 @@ def test_an_error_while_it_ends_does_not_leave_a_member_behind(
 
 
 def clients() -> int:
-    """Return how many threads of Kafka clients this process has: librdkafka's, and those that bound its calls."""
+    """Return how many threads of Kafka clients this process has: librdkafka's, and
+    those that bound its calls.
+    """
     names = [
         file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")
     ]
@@ -419,7 +429,9 @@ running.join()
 def test_a_copy_of_an_instance_in_a_forked_process_says_that_it_is_one(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """It has no threads. It said that it waits for the group, and that the key is being handed over: for ever."""
+    """It has no threads. It said that it waits for the group, and that the key is being
+    handed over: for ever.
+    """
     program = Counting.make(kafka).program + FORKS
     command = [sys.executable, "-c", program, kafka.bootstrap, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

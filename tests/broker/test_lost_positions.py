@@ -1,6 +1,8 @@
-"""Lost positions: existing state is never continued from the beginning. Positions that went back below purged records.
+"""Lost positions: existing state is never continued from the beginning. Positions that
+went back below purged records.
 
-Without Kafka: tests/opening/test_begun.py, tests/commit/test_unreadable_commits.py and test_purged_positions.py.
+Without Kafka: tests/opening/test_begun.py, tests/commit/test_unreadable_commits.py and
+test_purged_positions.py.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -85,7 +87,9 @@ def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_w
 def test_an_offset_of_a_repartition_topic_that_went_back_below_what_was_purged(
     guarantee: str, kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Under at-least-once an offset commit that is delayed takes it back: here an administrator does."""
+    """Under at-least-once an offset commit that is delayed takes it back: here an
+    administrator does.
+    """
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
     records = builder.stream(counting.source, key=serdes.text, value=serdes.raw)

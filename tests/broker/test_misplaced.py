@@ -1,4 +1,6 @@
-"""A producer with librdkafka's own partitioner: log, status and "not found" say that queries by key go wrong."""
+"""A producer with librdkafka's own partitioner: log, status and "not found" say that
+queries by key go wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The page of a running application shows the content of `/v1/metadata`, while processes are killed and ranges cut
-again.
+"""The page of a running application shows the content of `/v1/metadata`, while
+processes are killed and ranges cut again.
 """
 
 from __future__ import annotations

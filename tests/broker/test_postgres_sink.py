@@ -1,4 +1,6 @@
-"""Exactly-once into PostgreSQL while processes are killed, paused and resumed, and the database restarts."""
+"""Exactly-once into PostgreSQL while processes are killed, paused and resumed, and the
+database restarts.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class Run:
         return int(self.server.run("SELECT coalesce(sum(count), 0) FROM totals")[0][0])
 
     def check(self) -> None:
-        """Check that each update is there once, in the order of its key, and that each total is the last one."""
+        """Check that each update is there once, in the order of its key, and that each
+        total is the last one.
+        """
         found: dict[str, list[int]] = {}
         for name, count in self.server.run(
             "SELECT name, count FROM updates ORDER BY at"

@@ -1,4 +1,6 @@
-"""Processes under an operator's control: signals, exit statuses, crashing workers, full disks."""
+"""Processes under an operator's control: signals, exit statuses, crashing workers, full
+disks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PATIENT = {"session_timeout_ms": 60_000, "transaction_timeout_ms": 60_000}
-"""Time-outs that survive some seconds' pause of the machine, for the membership and the last commit."""
+"""Time-outs that survive some seconds' pause of the machine, for the membership and the
+last commit.
+"""
 
 
 class Program:
@@ -123,7 +127,9 @@ class Program:
         )
 
     def details(self) -> list[dict[str, object]]:
-        """Return the restarts of each process, from the status that one of them reports."""
+        """Return the restarts of each process, from the status that one of them
+        reports.
+        """
         told = [instance.get("details", {}) for instance in self.instances()]
         return [
             {name: found[name] for name in ("restarts", "last_end") if name in found}
@@ -173,7 +179,9 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(
     program: Program, guarantee: str, number: signal.Signals
 ) -> None:
-    """Signals come while records flow. The commit interval is so long that only the last commit counts."""
+    """Signals come while records flow. The commit interval is so long that only the
+    last commit counts.
+    """
     program.write(500)
     for life in range(3):
         running = program.run(
@@ -259,7 +267,8 @@ def test_a_changelog_that_was_deleted_is_not_made_anew_by_the_restarts_of_a_supe
         transaction_timeout_ms=5000,
         processing_guarantee="exactly_once_v2",
     )
-    program.await_outputs()  # so the group has positions: a group without them would rightly begin anew
+    # so the group has positions: a group without them would rightly begin anew
+    program.await_outputs()
     program.await_workers(
         2
     )  # a worker that has never run and is refused would rightly end the run

@@ -1,4 +1,5 @@
-"""Every kind of store, queried over HTTP from two running instances: either answers for both, within one hop.
+"""Every kind of store, queried over HTTP from two running instances: either answers for
+both, within one hop.
 
 They require a token and a certificate, even from each other.
 """
@@ -151,7 +152,9 @@ class Running:
 def running(
     kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """Each key has events at 0, 1, 20 and 22 steps, and prices at 0, 10 and 60 steps, of which one deletes."""
+    """Each key has events at 0, 1, 20 and 22 steps, and prices at 0, 10 and 60 steps,
+    of which one deletes.
+    """
     topics = {name: kafka.topic(name, 2) for name in ("events", "prices", "joined")} | {
         "names": kafka.topic("names", 3)
     }

@@ -1,5 +1,5 @@
-"""Results that a real broker refuses: their source record is named, left out, or a dead letter; no other record is
-lost.
+"""Results that a real broker refuses: their source record is named, left out, or a dead
+letter; no other record is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.broker
 
 HOUR_MS = 3_600_000
 RECORDS, FAR, LARGE = 60, (7, 41), 23
-"""Offsets of the records with a far future timestamp, and of the one with a result that is too large."""
+"""Offsets of the records with a far future timestamp, and of the one with a result that
+is too large.
+"""
 EACH_GUARANTEE = (
     "exactly_once_v2",
     pytest.param("at_least_once", marks=pytest.mark.slow),
@@ -45,7 +47,9 @@ def settings(
 
 
 def write(kafka: Kafka, source: str) -> None:
-    """Write records, some two days ahead of the clock, one with a large result. The topic takes any timestamp."""
+    """Write records, some two days ahead of the clock, one with a large result. The
+    topic takes any timestamp.
+    """
     producer, now = (
         Producer({"bootstrap.servers": kafka.bootstrap}),
         int(time.time() * 1000),
@@ -63,8 +67,8 @@ def write(kafka: Kafka, source: str) -> None:
 
 
 def topics(kafka: Kafka) -> tuple[str, str, str]:
-    """A source for any timestamp, a sink for 2,000 bytes and timestamps up to an hour ahead, and a dead-letter topic
-    for the latter.
+    """A source for any timestamp, a sink for 2,000 bytes and timestamps up to an hour
+    ahead, and a dead-letter topic for the latter.
     """
     return (
         kafka.topic("in", message_timestamp_after_max_ms=str(1000 * HOUR_MS)),
@@ -168,7 +172,9 @@ def repartitioned(application: str, source: str, sink: str) -> Topology:
 def test_a_result_too_large_for_a_repartition_topic_is_left_out(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """One with a future timestamp is not: internal topics are created to take any timestamp."""
+    """One with a future timestamp is not: internal topics are created to take any
+    timestamp.
+    """
     source, sink, dead = topics(kafka)
     topology = repartitioned(kafka.unique("again"), source, sink)
     [internal] = [topic.name for topic in topology.internal_topics]
@@ -192,7 +198,9 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(
         )
 
         def buried() -> set[tuple[bytes | None, bytes | None]]:
-            """Return source and result key of each dead letter; at least once may repeat them."""
+            """Return source and result key of each dead letter; at least once may
+            repeat them.
+            """
             return {
                 (one.headers["__coopstreams.errors.topic"], one.key)
                 for one in read_topic(kafka.bootstrap, dead)

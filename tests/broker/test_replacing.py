@@ -1,6 +1,8 @@
-"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts once.
+"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place;
+every record counts once.
 
-`tests/tasks/test_replacing.py` has the back-off after repeated deaths, and the other guarantee.
+`tests/tasks/test_replacing.py` has the back-off after repeated deaths, and the other
+guarantee.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Failing:
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
-        """Write numbered records to the partitions in turn; return the number of writes of each key."""
+        """Write numbered records to the partitions in turn; return the number of writes
+        of each key.
+        """
         producer = Producer(
             {"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}
         )

@@ -1,4 +1,6 @@
-"""Restores of key ranges: a range has only its own keys, and a range that moves away leaves none behind."""
+"""Restores of key ranges: a range has only its own keys, and a range that moves away
+leaves none behind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The cluster's policy on a real Kafka: running applications switch from shared to whole partitions and back, and each
-record counts once.
+"""The cluster's policy on a real Kafka: running applications switch from shared to
+whole partitions and back, and each record counts once.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def updates(counting: Counting) -> dict[str, list[int]]:
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:
-    """Assert that each update is read once, in order; soon, because markers follow the answer to a commit."""
+    """Assert that each update is read once, in order; soon, because markers follow the
+    answer to a commit.
+    """
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(
         lambda: sum(map(len, updates(counting).values())) >= written.total(),
@@ -142,7 +144,9 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(
 def test_a_source_topic_that_is_made_anew_with_fewer_records_ends_the_instance_with_the_cure(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """The reader's offset is out of range at once, long before the watcher compares the ids of topics."""
+    """The reader's offset is out of range at once, long before the watcher compares the
+    ids of topics.
+    """
     counting = Counting.make(kafka)
     app = counting.app(tmp_path)
 
@@ -191,7 +195,9 @@ def test_a_source_topic_that_grows_is_told_with_what_the_next_start_says(
 
 @pytest.mark.slow
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -> None:
-    """A batch takes longer than a transaction may; a second instance gets its share without waiting for the queue."""
+    """A batch takes longer than a transaction may; a second instance gets its share
+    without waiting for the queue.
+    """
     source, sink, application = (
         kafka.topic("in"),
         kafka.topic("out"),
@@ -237,7 +243,9 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -
 def test_a_function_that_takes_too_long_each_time_ends_the_process(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """The process is no member any more whenever the call has ended; its error counts nevertheless."""
+    """The process is no member any more whenever the call has ended; its error counts
+    nevertheless.
+    """
     source, sink, application = (
         kafka.topic("in"),
         kafka.topic("out"),

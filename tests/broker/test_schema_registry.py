@@ -1,4 +1,6 @@
-"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, and by HTTP."""
+"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, and
+by HTTP.
+"""
 
 from __future__ import annotations
 

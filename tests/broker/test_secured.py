@@ -1,5 +1,5 @@
-"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs of `coopstreams acls`; and the
-error for each missing one.
+"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs
+of `coopstreams acls`; and the error for each missing one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def running(
 def test_an_application_runs_with_exactly_the_acls_that_the_command_prints(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    """Exactly: the broker refuses it only the search for hanging transactions; and each ACL is needed (below)."""
+    """Exactly: the broker refuses it only the search for hanging transactions; and each
+    ACL is needed (below).
+    """
     counting = made(secured)
     user = secured.user(counting.application, listed(counting))
     for total in (1, 2):
@@ -166,7 +168,8 @@ def test_a_source_without_an_order_needs_the_acls_of_its_share_group(
         CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app,
         closing(KafkaLog(user)) as cluster,
     ):
-        # Until then it may not have joined; and a member that leaves while it joins stays for the brokers' time-out.
+        # Until then it may not have joined; and a member that leaves while it joins
+        # stays for the brokers' time-out.
         eventually(
             lambda: cluster.end_offset(TopicPartition(sink, 0)) > 0,
             60,
@@ -197,7 +200,9 @@ def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(
 def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(
     secured: SecuredKafka,
 ) -> None:
-    """An ACL for the transactional id of one replay would not fit the next: the one that an error names is prefixed."""
+    """An ACL for the transactional id of one replay would not fit the next: the one
+    that an error names is prefixed.
+    """
     dead, source = secured.topic("dead"), secured.topic("in")
     where = {"topic": source.encode(), "partition": b"0", "offset": b"0"}
     why = [(f"__coopstreams.errors.{name}", value) for name, value in where.items()]
@@ -213,7 +218,8 @@ def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(
         secured.allow(who, [lost])
         assert [letter.value for letter in ahead(cluster, user, dead)] == [b"v"]
         assert replay(cluster, user, dead, Wanted()).written == 1
-    # Its consumer asks for the coordinator of a group that it never joins, and does without the answer.
+    # Its consumer asks for the coordinator of a group that it never joins, and does
+    # without the answer.
     refused = secured.refusals(who) - {"DESCRIBE Group:LITERAL:coopstreams"}
     assert [one for one in refused if "TransactionalId" not in one] == []
 
@@ -305,7 +311,9 @@ def one_of(acls: list[Acl], kind: str, name: str, operation: str) -> Acl:
 
 
 def fits(name: str, acl: Acl) -> bool:
-    """Whether an ACL matches: prefixed ones by a dash, topics by their names in the test."""
+    """Whether an ACL matches: prefixed ones by a dash, topics by their names in the
+    test.
+    """
     return (
         acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
     )
@@ -314,8 +322,8 @@ def fits(name: str, acl: Acl) -> bool:
 def made_without(
     secured: SecuredKafka, kind: str, name: str, operation: str
 ) -> tuple[Counting, Acl, dict[str, Any]]:
-    """Return an application, one ACL that it needs, and a user that has all its other ACLs. The user may describe what
-    it may not read or write.
+    """Return an application, one ACL that it needs, and a user that has all its other
+    ACLs. The user may describe what it may not read or write.
     """
     counting = made(secured)
     lost = one_of(listed(counting), kind, name, operation)
@@ -435,7 +443,9 @@ def test_a_broker_under_another_name_than_in_its_certificate(
 
 @contextmanager
 def another_name(secured: SecuredKafka, folder: Path) -> Iterator[str]:
-    """Yield the address of a server with a certificate of the same authority for another host; it only shakes hands."""
+    """Yield the address of a server with a certificate of the same authority for
+    another host; it only shakes hands.
+    """
     root = certificates.Issued(
         secured.secured.authority.read_bytes(),
         (secured.secured.folder / "ca.key").read_bytes(),

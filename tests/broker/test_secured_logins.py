@@ -1,4 +1,6 @@
-"""Each way to log in, on a real broker: tokens that are renewed while an application runs, certificates, passwords."""
+"""Each way to log in, on a real broker: tokens that are renewed while an application
+runs, certificates, passwords.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ LIFETIME_S = 10
 def secured(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[SecuredKafka]:
-    """Return a secured broker for the tests of this module; it knows the user `plain` by the mechanism PLAIN."""
+    """Return a secured broker for the tests of this module; it knows the user `plain`
+    by the mechanism PLAIN.
+    """
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_plain="secret-of-plain";'
     settings = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
@@ -114,7 +118,9 @@ def test_tokens_by_openid_connect_are_renewed_while_it_runs(
 
 
 def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
-    """Run an application for three token lifetimes: it continues to count, in one generation of the group."""
+    """Run an application for three token lifetimes: it continues to count, in one
+    generation of the group.
+    """
     with counting.app(
         folder,
         processing_guarantee="exactly_once_v2",
@@ -135,7 +141,9 @@ def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
 def test_an_application_outlives_an_identity_provider_that_is_away(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    """The provider is unavailable for longer than a token's life: no client can log in, and no process ends."""
+    """The provider is unavailable for longer than a token's life: no client can log in,
+    and no process ends.
+    """
     counting = counted(secured, CLIENT)
     with identity_provider(
         lambda: secured.secured.token(CLIENT, LIFETIME_S)

@@ -1,5 +1,6 @@
-"""An unordered source on a real Kafka: several processes share one partition by a share group, even while one of them
-is killed; behind a repartition topic there are ordinary tasks.
+"""An unordered source on a real Kafka: several processes share one partition by a share
+group, even while one of them is killed; behind a repartition topic there are ordinary
+tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.broker
 
 PATIENCE_S = 90.0
 LOCK_MS = 3000
-"""After this time the killed process's records are delivered again; slow records of others may repeat, too."""
+"""After this time the killed process's records are delivered again; slow records of
+others may repeat, too.
+"""
 
 
 def write(kafka: Kafka, topic: str, values: range) -> None:

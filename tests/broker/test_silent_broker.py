@@ -1,4 +1,6 @@
-"""A broker that accepts requests and does not answer: requests that other brokers can answer do not wait for it."""
+"""A broker that accepts requests and does not answer: requests that other brokers can
+answer do not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,8 @@ def coordinator_of(instance: Instance) -> int | None:
 def test_offsets_reach_the_next_coordinator_of_the_group(
     three_brokers: ThreeBrokers, how: str
 ) -> None:
-    """A producer connected to the lost broker waited for it, so that the commit, and then the whole transaction, was
-    repeated.
+    """A producer connected to the lost broker waited for it, so that the commit, and
+    then the whole transaction, was repeated.
     """
     kafka = three_brokers.kafka
     partition = TopicPartition(kafka.topic("input"), 0)

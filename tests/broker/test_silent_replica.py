@@ -1,4 +1,6 @@
-"""A lost broker with a follower replica of a source blocks its new records, and the status names it."""
+"""A lost broker with a follower replica of a source blocks its new records, and the
+status names it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A function that takes longer than a transaction may: named in an error, instead of repeated for ever."""
+"""A function that takes longer than a transaction may: named in an error, instead of
+repeated for ever.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,13 @@ def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(
     kafka_that_ends_transactions: Kafka, tmp_path: Path
 ) -> None:
     kafka = kafka_that_ends_transactions
-    # Even a quick call outlasts a step, so that each step is one record: the message names one record.
+    # Even a quick call outlasts a step, so that each step is one record: the message
+    # names one record.
     app, source, sink = slow(
         kafka, tmp_path, {b"slow": 6.0, b"quick": 1.2 * STEP_S}.__getitem__
     )
-    # The slow call's transaction has quick results in it, unless a commit was just due: one such call suffices.
+    # The slow call's transaction has quick results in it, unless a commit was just due:
+    # one such call suffices.
     write(kafka, source, [*[b"quick"] * 10, b"slow"] * 6)
     failure = failure_of(app)
     assert isinstance(failure, ProcessingError)

@@ -1,5 +1,5 @@
-"""A live application restores from a published snapshot, on a real Kafka: as a whole, by range, and after more
-records. It ignores a snapshot that does not fit.
+"""A live application restores from a published snapshot, on a real Kafka: as a whole,
+by range, and after more records. It ignores a snapshot that does not fit.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def windowed(application: str, topics: dict[str, str]) -> Topology:
 def rebuilt(
     cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False
 ) -> tuple[Manifest, int]:
-    """Rebuild and publish; return the manifest and the number of changelog records read."""
+    """Rebuild and publish; return the manifest and the number of changelog records
+    read.
+    """
     rebuilder = Rebuilder(
         cluster, counting.topology, counting.application, url, afresh=afresh
     )
@@ -133,7 +135,9 @@ def ran(
     keys: list[str],
     before: Counter[str] | None = None,
 ) -> Counter[str]:
-    """Write keys, let an instance count them and stop; return the number of writes of each key."""
+    """Write keys, let an instance count them and stop; return the number of writes of
+    each key.
+    """
     written = counting.write(keys) + (before or Counter())
     with counting.app(folder, **EXACTLY) as app:
         await_table(app, written)
@@ -288,7 +292,9 @@ def restored(
     folder: Path,
     url: str | None,
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
-    """Restore into an empty database; return the visible rows of each store, and the number of keys from a snapshot."""
+    """Restore into an empty database; return the visible rows of each store, and the
+    number of keys from a snapshot.
+    """
     counts = PickedUp("app", "process")
     at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
@@ -310,7 +316,9 @@ def restored(
 
 
 def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
-    """Return the rows of a store without expired ones, whose removal depends on the parts of a restore."""
+    """Return the rows of a store without expired ones, whose removal depends on the
+    parts of a restore.
+    """
     rows = list(database.scan(spec.name, range(256), None, None))
     if spec.kind not in layout.SEGMENTED:
         return rows

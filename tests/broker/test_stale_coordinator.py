@@ -1,4 +1,6 @@
-"""A former transaction coordinator that was paused and resumes: its outdated answer must not end a transaction."""
+"""A former transaction coordinator that was paused and resumes: its outdated answer
+must not end a transaction.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ LONG_S = 90.0
 def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says_that_the_last_one_was_committed(
     three_brokers: ThreeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen in a run with paused brokers: seven partitions got a commit marker 0.2 s before the new coordinator aborted
-    the transaction.
+    """Seen in a run with paused brokers: seven partitions got a commit marker 0.2 s
+    before the new coordinator aborted the transaction.
 
-    A resumed coordinator does not always answer before it learns of its successor, so this test provokes the fault only
-    sometimes.
+    A resumed coordinator does not always answer before it learns of its successor, so
+    this test provokes the fault only sometimes.
     """
     monkeypatch.setattr(
         "coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0

@@ -1,4 +1,6 @@
-"""A former leader that was paused and resumes reports an old end offset: no barrier and no restore may use it."""
+"""A former leader that was paused and resumes reports an old end offset: no barrier and
+no restore may use it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def log(three_brokers: ThreeBrokers) -> Iterator[KafkaLog]:
 def led_by(
     cluster: ThreeBrokers, topic: str, partitions: int
 ) -> tuple[int, list[TopicPartition]]:
-    """Return a broker that is not the active controller, and the partitions that it leads."""
+    """Return a broker that is not the active controller, and the partitions that it
+    leads.
+    """
     broker = next(node for node in NODES if node != cluster.controller())
     return broker, [
         TopicPartition(topic, number)
@@ -58,7 +62,9 @@ def led_by(
 def pass_on(
     cluster: ThreeBrokers, old: int, led: list[TopicPartition]
 ) -> tuple[int, TopicPartition]:
-    """Pause a leader until its partitions have another; return the controller, and a partition of another leader."""
+    """Pause a leader until its partitions have another; return the controller, and a
+    partition of another leader.
+    """
     cluster.pause(old)
     eventually(
         lambda: not {cluster.leader_of(*at) for at in led} & {old, None},
@@ -70,7 +76,9 @@ def pass_on(
 
 
 def wake(cluster: ThreeBrokers, old: int, controller: int) -> None:
-    """Resume a broker and pause the controller: for a while the broker does not learn of its successors."""
+    """Resume a broker and pause the controller: for a while the broker does not learn
+    of its successors.
+    """
     cluster.pause(controller)
     cluster.resume(old)
 

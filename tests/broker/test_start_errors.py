@@ -1,4 +1,6 @@
-"""Errors at the start, before the first record: each names the place and the cure, in bounded time."""
+"""Errors at the start, before the first record: each names the place and the cure, in
+bounded time.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
 
 @pytest.mark.ci
 def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
-    """Retention deleted unprocessed records: an error, not a skip; the command in its message skips them."""
+    """Retention deleted unprocessed records: an error, not a skip; the command in its
+    message skips them.
+    """
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:
         await_table(app, counting.write(["a"] * 5))
@@ -176,7 +180,9 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
 def test_offsets_that_the_log_no_longer_has_of_one_key_only(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """A call had not ended when its record was deleted. What others had done further on is not done again."""
+    """A call had not ended when its record was deleted. What others had done further on
+    is not done again.
+    """
     source, sink, application = (
         kafka.topic("in"),
         kafka.topic("out"),
@@ -220,10 +226,11 @@ def test_offsets_that_the_log_no_longer_has_of_one_key_only(
 @pytest.mark.ci
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
-    """Kafka deletes the group's offset with the topic, and state without a position is not continued from; individual
-    commits name their topic.
+    """Kafka deletes the group's offset with the topic, and state without a position is
+    not continued from; individual commits name their topic.
 
-    The new topic has grown past the group's position; its records below that were never processed.
+    The new topic has grown past the group's position; its records below that were never
+    processed.
     """
     counting = Counting.make(kafka)
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:

@@ -1,4 +1,6 @@
-"""Topics by pattern on a real Kafka: all instances read a topic created while they run, from its beginning."""
+"""Topics by pattern on a real Kafka: all instances read a topic created while they run,
+from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,8 @@ def test_a_topic_that_is_deleted_while_nothing_is_processed_is_no_longer_read_an
     shop: Shop,
 ) -> None:
     europe, asia = shop.topic("europe"), shop.topic("asia")
-    # The next check for topics is five minutes away, and nothing is committed: the reader misses the topic first.
+    # The next check for topics is five minutes away, and nothing is committed: the
+    # reader misses the topic first.
     with shop.app(0, metadata_max_age_ms=300_000) as app:
         await_running([app])
         shop.write(asia, 200)

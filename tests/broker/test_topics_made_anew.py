@@ -1,4 +1,6 @@
-"""A changelog that was recreated under its name, or loses rows: state is never continued from it in silence."""
+"""A changelog that was recreated under its name, or loses rows: state is never
+continued from it in silence.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ GONE = [f"gone-{number}" for number in range(100)]
 
 
 def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -> None:
-    """Recreate a compacted topic of one partition; write these rows to it the given number of times."""
+    """Recreate a compacted topic of one partition; write these rows to it the given
+    number of times.
+    """
     kafka.delete(topic)
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         eventually(
@@ -106,7 +110,9 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
 def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_was_made_anew(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its tasks open only after a reset of the group to its beginning; then the table has the rows of the new topic."""
+    """Its tasks open only after a reset of the group to its beginning; then the table
+    has the rows of the new topic.
+    """
     source = kafka.topic("people", cleanup_policy="compact")
     application = kafka.unique("people")
     builder = StreamsBuilder(application)
@@ -164,7 +170,9 @@ def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_ne
 def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no_start_makes_it_anew(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """Until somebody creates it: then the store begins empty where the application stands, as the message says."""
+    """Until somebody creates it: then the store begins empty where the application
+    stands, as the message says.
+    """
     counting = Counting.make(kafka)
     settings: dict[str, Any] = {
         "processing_guarantee": guarantee,
@@ -279,7 +287,9 @@ def policy_of(kafka: Kafka, changelog: str, policy: str) -> None:
 def test_a_source_that_was_made_anew_beside_another_is_not_counted_again(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """Kafka has deleted its offset with it, so it looked like one that was added to the program."""
+    """Kafka has deleted its offset with it, so it looked like one that was added to the
+    program.
+    """
     application = kafka.unique("merged")
     web, shop = kafka.topic("web"), kafka.topic("shop")
     builder = StreamsBuilder(application)

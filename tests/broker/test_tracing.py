@@ -1,4 +1,6 @@
-"""One trace of a record on Kafka: two sub-topologies, a repartition topic between them, and an asynchronous call."""
+"""One trace of a record on Kafka: two sub-topologies, a repartition topic between them,
+and an asynchronous call.
+"""
 
 from __future__ import annotations
 

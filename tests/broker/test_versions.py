@@ -1,5 +1,5 @@
-"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and reports why,
-and no record is lost or doubled.
+"""Two versions of a program in one group, on a real Kafka: one of them has all tasks,
+the other waits and reports why, and no record is lost or doubled.
 
 The first version reads B; the second reads A and B, so that its sub-topology 0 differs.
 """
@@ -29,7 +29,9 @@ pytestmark = pytest.mark.broker
 
 @dataclass
 class Program:
-    """An application with versions that read different topics; inputs and outputs by topic."""
+    """An application with versions that read different topics; inputs and outputs by
+    topic.
+    """
 
     kafka: Kafka
     folder: Path
@@ -56,7 +58,9 @@ class Program:
         return builder.build()
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
-        """Start a process of the version that reads these topics; `folder`: the state folder, if not a new one."""
+        """Start a process of the version that reads these topics; `folder`: the state
+        folder, if not a new one.
+        """
         settings = self.kafka.config(
             self.folder / (folder or name),
             processing_guarantee="exactly_once_v2",
@@ -130,7 +134,9 @@ def await_works(app: CoopStreams, of: int) -> None:
 
 
 def await_waits(app: CoopStreams) -> None:
-    """Wait until a process has no tasks for this one reason, and reports it in each place."""
+    """Wait until a process has no tasks for this one reason, and reports it in each
+    place.
+    """
     eventually(
         lambda: reasons(app) == ["another-version"], 120, lambda: str(app.status())
     )

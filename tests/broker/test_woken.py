@@ -1,5 +1,6 @@
-"""A paused process that resumes asks its group first: its successor has deleted repartition records ahead of it, or the
-application was reset, and what it would delete has its name and other records.
+"""A paused process that resumes asks its group first: its successor has deleted
+repartition records ahead of it, or the application was reset, and what it would delete
+has its name and other records.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PURGE_MS = 12_000
 def test_a_process_that_wakes_again_and_again_lives_on(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:
-    """Repartition records are deleted every second. Each pause is longer than the session, so the successor has deleted
-    some.
+    """Repartition records are deleted every second. Each pause is longer than the
+    session, so the successor has deleted some.
     """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=90_000, a_second=1000)
@@ -82,7 +83,9 @@ def test_a_process_that_wakes_again_and_again_lives_on(
 def test_a_process_that_wakes_after_a_reset_deletes_no_record_of_the_topic_that_was_made_anew(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:
-    """Its successor has written as many records there, and done few of them: those are deleted, and no others."""
+    """Its successor has written as many records there, and done few of them: those are
+    deleted, and no others.
+    """
     application, source = kafka.unique("woken"), kafka.topic("in")
     environment = {
         "TEST_APPLICATION": application,

@@ -14,8 +14,9 @@ import pytest
 def eventually(
     true: Callable[[], bool], timeout_s: float, what: Callable[[], str]
 ) -> None:
-    """Return when the condition holds; fail with `what()` after the time limit. A slow condition takes half of the time
-    at most, to leave the processor to the program under test.
+    """Return when the condition holds; fail with `what()` after the time limit. A slow
+    condition takes half of the time at most, to leave the processor to the program
+    under test.
     """
     asked = time.monotonic()
     deadline = asked + timeout_s

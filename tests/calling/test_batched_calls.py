@@ -1,4 +1,6 @@
-"""Lanes of batches: their size, their order, how long a partial one waits, and what a failure concerns."""
+"""Lanes of batches: their size, their order, how long a partial one waits, and what a
+failure concerns.
+"""
 
 from __future__ import annotations
 

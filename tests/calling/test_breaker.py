@@ -1,4 +1,6 @@
-"""The circuit breaker: it admits attempts correctly for any order of beginnings and ends."""
+"""The circuit breaker: it admits attempts correctly for any order of beginnings and
+ends.
+"""
 
 from __future__ import annotations
 

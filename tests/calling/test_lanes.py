@@ -289,7 +289,9 @@ def test_a_lane_that_pauses_says_why_and_is_drained_at_once() -> None:
 
 
 def test_a_lane_without_calls_does_not_pause() -> None:
-    """Its breaker stays open until there is a call to try, and health says nothing else of a task that pauses."""
+    """Its breaker stays open until there is a call to try, and health says nothing else
+    of a task that pauses.
+    """
 
     async def fails(value: int) -> None:
         raise ConnectionError("refused")

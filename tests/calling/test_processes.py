@@ -111,7 +111,9 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
 def test_a_time_out_does_not_count_the_start_of_a_process_and_what_it_imports(
     tmp_path: Path,
 ) -> None:
-    """It would end each process before it could make a call, and all records would fail."""
+    """It would end each process before it could make a call, and all records would
+    fail.
+    """
     arrived, begun = tmp_path / "arrived", list[bool]()
     assert (
         ProcessCall(str, (Arriving(arrived),)).make(
@@ -129,7 +131,9 @@ def test_a_process_whose_answer_was_not_taken_makes_no_other_call() -> None:
 
 
 def test_what_asks_all_processes_to_end_fails_no_call() -> None:
-    """The calls of a service that is stopped drain: their records would be dropped, or become dead letters."""
+    """The calls of a service that is stopped drain: their records would be dropped, or
+    become dead letters.
+    """
     (call,) = ended([Call(asks_all_to_end, (7,), b"k")], executor="process")
     assert (call.value, call.error) == (7, None)
 

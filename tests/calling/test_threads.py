@@ -122,8 +122,8 @@ def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(
 def test_calls_that_waited_for_threads_of_closed_tasks_keep_to_the_threads_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two calls had seen that one thread is left before both waited for others: a lane that is beyond its
-    bound by one never waited again.
+    """Two calls had seen that one thread is left before both waited for others: a lane
+    that is beyond its bound by one never waited again.
     """
     monkeypatch.setattr(lanes, "MOST_LOST", 1)
     monkeypatch.setattr(lanes, "MOST_LEFT", 1)

@@ -1,4 +1,6 @@
-"""Commands that query an application with access control: token and certificates come from the settings."""
+"""Commands that query an application with access control: token and certificates come
+from the settings.
+"""
 
 from __future__ import annotations
 

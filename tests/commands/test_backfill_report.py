@@ -25,7 +25,9 @@ def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> N
 
 
 def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
-    """The application goes on behind the cut: what another run wrote to the topics would come behind newer results."""
+    """The application goes on behind the cut: what another run wrote to the topics
+    would come behind newer results.
+    """
     _, cure = not_written({"totals": 4120}, [], published=True)
     assert "under another application id with --outputs table" in cure
     assert "publish" not in cure
@@ -34,7 +36,9 @@ def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
 def test_the_command_that_resumes_a_run_finds_the_same_cluster_and_says_no_secret() -> (
     None
 ):
-    """Without the brokers of its own command line it would end with the error that none are named."""
+    """Without the brokers of its own command line it would end with the error that none
+    are named.
+    """
     again = resuming("backfill", "app.py", "run-1", None, None, None, None)
     assert again == "coopstreams backfill app.py --resume run-1"
     given = (

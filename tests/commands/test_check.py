@@ -1,4 +1,6 @@
-"""`coopstreams check`: arguments, output, exit status; and `run`, which refuses the same changes."""
+"""`coopstreams check`: arguments, output, exit status; and `run`, which refuses the
+same changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commands that query a running application: arguments, output, exit status. Others: tests/docs and tests/broker."""
+"""Commands that query a running application: arguments, output, exit status. Others:
+tests/docs and tests/broker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table of dead letters: what it shows of records that are as strange as those that fail."""
+"""The table of dead letters: what it shows of records that are as strange as those that
+fail.
+"""
 
 from __future__ import annotations
 

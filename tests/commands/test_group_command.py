@@ -1,4 +1,6 @@
-"""`coopstreams group` on a real Kafka: the report of a group, and a reset of its offsets."""
+"""`coopstreams group` on a real Kafka: the report of a group, and a reset of its
+offsets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A new application: its files fit each other, its test passes, and it runs as its README says."""
+"""A new application: its files fit each other, its test passes, and it runs as its
+README says.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +258,9 @@ def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an
 @pytest.mark.ci
 @pytest.mark.broker
 def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
-    """The application runs with its own settings, and with environment variables, as in a container."""
+    """The application runs with its own settings, and with environment variables, as in
+    a container.
+    """
     name = kafka.unique("orders")
     lines, counts, servers = (
         f"{name}-lines",

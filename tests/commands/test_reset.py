@@ -1,4 +1,6 @@
-"""`coopstreams reset` on a real Kafka: an application that ran is reset, and runs again as if for the first time."""
+"""`coopstreams reset` on a real Kafka: an application that ran is reset, and runs again
+as if for the first time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ WORDS = [f"word-{number}" for number in range(50)]
 
 @dataclass(frozen=True, slots=True)
 class WordCount:
-    """An application with a repartition topic and a changelog, as a file that commands are given."""
+    """An application with a repartition topic and a changelog, as a file that commands
+    are given.
+    """
 
     kafka: Kafka
     folder: Path
@@ -80,8 +84,8 @@ class WordCount:
         ]
 
     def app(self) -> CoopStreams:
-        """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual
-        commits.
+        """Return an instance, not yet running. Its partitions are in two ranges each,
+        so progress is in individual commits.
         """
         settings = self.kafka.config(self.folder / "state")
         return CoopStreams(
@@ -245,8 +249,9 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(
 def test_internal_topics_that_another_tool_has_deleted_do_not_stand_in_the_way_of_a_reset(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """As `kafka-streams-application-reset` does. Individual commits of the repartition topic were left: each start was
-    refused after the reset that its message had asked for.
+    """As `kafka-streams-application-reset` does. Individual commits of the repartition
+    topic were left: each start was refused after the reset that its message had asked
+    for.
     """
     counting, now_ms = WordCount.make(kafka, tmp_path), int(time.time() * 1000)
     with counting.app() as running:
@@ -299,7 +304,9 @@ topology = builder.build()
     (tmp_path / "app.py").write_text(program)
 
     def run(*, writes: bool = False) -> Counter[str]:
-        """Run with a sink that knows nothing until it has every word; return what it got."""
+        """Run with a sink that knows nothing until it has every word; return what it
+        got.
+        """
         topology = load_topology(str(tmp_path / "app.py"))
         [sink] = [
             node.target

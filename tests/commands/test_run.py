@@ -1,4 +1,6 @@
-"""`coopstreams run` with several processes: log lines name their process, and SIGTERM drains them all."""
+"""`coopstreams run` with several processes: log lines name their process, and SIGTERM
+drains them all.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(
     said = log.read_text()
     assert re.search(r"worker 5: SIGTERM: draining", said)
     assert re.search(r"worker 6: SIGTERM: draining", said)
-    # Without a terminal there is no table and no escape sequence: only log lines and the program's output.
+    # Without a terminal there is no table and no escape sequence: only log lines and
+    # the program's output.
     assert "\x1b" not in said
     assert [
         line

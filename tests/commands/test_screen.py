@@ -1,5 +1,5 @@
-"""`coopstreams run --processes N` on a terminal: a table of the processes, their log lines above it, and an orderly end
-by Ctrl-C.
+"""`coopstreams run --processes N` on a terminal: a table of the processes, their log
+lines above it, and an orderly end by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ topology = builder.build()
 """
 
 OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-"""Makes the terminal that of the session, so that Ctrl-C typed there is a SIGINT, then becomes the command."""
+"""Makes the terminal that of the session, so that Ctrl-C typed there is a SIGINT, then
+becomes the command.
+"""
 
 NOW = 1000.0
 
@@ -48,7 +50,9 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A program on a pseudo-terminal of its own, and everything that it has written there."""
+    """A program on a pseudo-terminal of its own, and everything that it has written
+    there.
+    """
 
     def __init__(self, command: list[str], folder: Path) -> None:
         self.master, slave = pty.openpty()

@@ -1,4 +1,6 @@
-"""The common behaviour of commands that contact Kafka: the logging set-up, and messages when nothing answers."""
+"""The common behaviour of commands that contact Kafka: the logging set-up, and messages
+when nothing answers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from coopstreams.topology.errors import ConfigError
 def test_lines_go_to_the_standard_error_of_the_moment(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An earlier command in a test, or in a notebook, used another one, which is closed."""
+    """An earlier command in a test, or in a notebook, used another one, which is
+    closed.
+    """
     with contextlib.redirect_stderr(io.StringIO()) as captured:
         configure_logging(verbose=False)
     captured.close()

@@ -1,4 +1,6 @@
-"""`coopstreams rebuild` and `coopstreams snapshots`: arguments, output, files, exit status."""
+"""`coopstreams rebuild` and `coopstreams snapshots`: arguments, output, files, exit
+status.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Workers under a supervisor: one that ends is restarted, the others continue; a rule ends them all, and none outlives
-it.
+"""Workers under a supervisor: one that ends is restarted, the others continue; a rule
+ends them all, and none outlives it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ raise SystemExit(1)
 
 
 def living(folder: Path) -> Callable[[int], Sequence[str]]:
-    """Return the command of a worker that writes the file `NUMBER-PID` to the folder and keeps running."""
+    """Return the command of a worker that writes the file `NUMBER-PID` to the folder
+    and keeps running.
+    """
     return lambda number: [sys.executable, "-c", LIVES, str(folder), str(number)]
 
 
 def beside(folder: Path, code: str) -> Callable[[int], Sequence[str]]:
-    """Return the commands of worker 0, which keeps running, and of others, which run this code."""
+    """Return the commands of worker 0, which keeps running, and of others, which run
+    this code.
+    """
     return lambda number: (
         [sys.executable, "-c", code] if number else living(folder)(number)
     )
@@ -205,7 +209,9 @@ def test_all_end_when_none_is_left_that_may_start(tmp_path: Path) -> None:
 
 
 def test_children_of_a_worker_that_was_killed_end_with_it(tmp_path: Path) -> None:
-    """A forked child, as multiprocessing makes, keeps the lock of the state folder: no other worker could start."""
+    """A forked child, as multiprocessing makes, keeps the lock of the state folder: no
+    other worker could start.
+    """
     code = f"""
 import fcntl, os, pathlib, time
 folder = pathlib.Path({str(tmp_path)!r})

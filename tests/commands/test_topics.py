@@ -1,4 +1,6 @@
-"""`coopstreams topics list` on a real Kafka: the topics of an application with their kinds, and those that are missing."""
+"""`coopstreams topics list` on a real Kafka: the topics of an application with their
+kinds, and those that are missing.
+"""
 
 from __future__ import annotations
 

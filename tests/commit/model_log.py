@@ -1,5 +1,5 @@
-"""The commit partition of `set_model.World` as a `Log`, so that the real follower reads it: transactions, a last
-stable offset, compaction.
+"""The commit partition of `set_model.World` as a `Log`, so that the real follower reads
+it: transactions, a last stable offset, compaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Entry:
         return self.transaction is None or self.transaction.state == "committed"
 
     def read(self) -> tuple[bytes, bytes | None]:
-        """Return the record as written; `key` and `value` encode it as that version does."""
+        """Return the record as written; `key` and `value` encode it as that version
+        does.
+        """
         key = NEWER + self.key[1:] if self.newer == "key" else self.key
         return key, NEWER_VALUE + self.value[
             1:
@@ -46,7 +48,9 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class ModelLog:
-    """The part of a log that a `Follower` needs. `newer`: its readers have the future version."""
+    """The part of a log that a `Follower` needs. `newer`: its readers have the future
+    version.
+    """
 
     newer: bool
     entries: list[Entry | None] = field(default_factory=list)

@@ -1,17 +1,18 @@
-"""The rule of individual commits (`commit.view`), beside a set model of what was done. Driven by
-`test_commit_simulation.py`.
+"""The rule of individual commits (`commit.view`), beside a set model of what was done.
+Driven by `test_commit_simulation.py`.
 
-The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its
-transaction is open.
+The model log has transactions, a last stable offset, compaction, and a fenced plain
+offset that is pending while its transaction is open.
 
-Tasks use the real follower, view, progress, plan and codec. The given `Random` chooses the events. It covers states
-that the simulated group (tests/simulation) does not reach: steps of a commit interleave in any way, half of a commit
-arrives, compaction stops anywhere and keeps tombstones or not, versions of the format are mixed; and a history takes 10
-ms, not 100. It has no group: owners change at random.
+Tasks use the real follower, view, progress, plan and codec. The given `Random` chooses
+the events. It covers states that the simulated group (tests/simulation) does not reach:
+steps of a commit interleave in any way, half of a commit arrives, compaction stops
+anywhere and keeps tombstones or not, versions of the format are mixed; and a history
+takes 10 ms, not 100. It has no group: owners change at random.
 
-Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed
-outputs once. At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was
-processed.
+Exactly-once: for each hash, resolve = the last commit of its last owner, and every
+record below it is in committed outputs once. At-least-once: complete commits <= resolve
+<= what the owner's state holds, and everything below it was processed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def read(start: int, stop: int, owned: range) -> Columns:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One owner of some slices. `at` is the set model of its progress, beside the real one."""
+    """One owner of some slices. `at` is the set model of its progress, beside the real
+    one.
+    """
 
     process: Follower
     owned: range
@@ -116,7 +119,9 @@ class World:
         self.rebalance(rng)
 
     def started(self, *, newer: bool) -> Follower:
-        """Return the follower of a starting process, which has read nothing. `newer`: it has a later version."""
+        """Return the follower of a starting process, which has read nothing. `newer`:
+        it has a later version.
+        """
         process = Follower(cast(Log, self.log if newer else self.log_of_today), GROUP)
         if newer:
             self.upgraded.add(process)
@@ -125,7 +130,9 @@ class World:
     # The group.
 
     def rebalance(self, rng: Random) -> None:
-        """Begin the next generation with other cuts; an owner that loses a range stops, or becomes a zombie."""
+        """Begin the next generation with other cuts; an owner that loses a range stops,
+        or becomes a zombie.
+        """
         self.generation += 1
         cuts = sorted(
             {
@@ -171,16 +178,19 @@ class World:
         self.processes[i] = self.started(newer=self.processes[i] in self.upgraded)
 
     def upgrade(self, rng: Random) -> None:
-        """A process restarts with a later version, whose records the others cannot read."""
+        """A process restarts with a later version, whose records the others cannot
+        read.
+        """
         self.processes[rng.randrange(len(self.processes))] = self.started(newer=True)
         self.seen["upgrades"] += 1
 
     def forget(self, rng: Random) -> None:
-        """The group is empty for so long that its plain offsets expire: then only the individual commits count.
+        """The group is empty for so long that its plain offsets expire: then only the
+        individual commits count.
 
-        If they do not cover all hashes, the next start is refused, and an operator restores the offsets. Under
-        at-least-once they may be claims of stalled openers beside an owner of all hashes that wrote none: see `view`,
-        "Loss of commits".
+        If they do not cover all hashes, the next start is refused, and an operator
+        restores the offsets. Under at-least-once they may be claims of stalled openers
+        beside an owner of all hashes that wrote none: see `view`, "Loss of commits".
         """
         for task in self.tasks:
             self.stop(task)
@@ -211,7 +221,9 @@ class World:
         )
 
     def compact(self, rng: Random) -> None:
-        """Keep the last value of each key below some offset; drop aborted records, and some tombstones."""
+        """Keep the last value of each key below some offset; drop aborted records, and
+        some tombstones.
+        """
         end = rng.randint(0, self.log.stable_end())
         kept: set[bytes] = set()
         for i in range(end - 1, -1, -1):
@@ -232,7 +244,9 @@ class World:
         self.seen["compactions"] += 1
 
     def wake(self, rng: Random) -> None:
-        """A zombie continues, and learns nothing until it is refused. An open transaction may also time out."""
+        """A zombie continues, and learns nothing until it is refused. An open
+        transaction may also time out.
+        """
         if self.zombies:
             task = rng.choice(self.zombies)
             if task.transaction and rng.random() < 0.3:
@@ -333,8 +347,8 @@ class World:
         task.stage = "running" if self.exactly_once else "asking"
 
     def ask(self, task: Task) -> None:
-        """Fence between the reads and the claim derived from them: a zombie that saw its successor's commits is refused
-        here.
+        """Fence between the reads and the claim derived from them: a zombie that saw
+        its successor's commits is refused here.
         """
         assert ask(task.process) == {COMMITS: (task.process.tail, "")}
         task.stage = "dead" if task in self.zombies else "claiming"
@@ -410,7 +424,8 @@ class World:
         task.progress.committed()
         for source in self.sources:
             for i in task.owned:
-                # An exactly-once commit without news may come late: its author lost nothing, and no task waited for it.
+                # An exactly-once commit without news may come late: its author lost
+                # nothing, and no task waited for it.
                 if (
                     not self.exactly_once
                     or task.flushed[source][i] != task.at[source][i]
@@ -457,7 +472,9 @@ class World:
             assert done <= position <= (owner.flushed[source][i] if owner else 0)
 
     def finish(self) -> None:
-        """Check the outputs: every record below the position, and none above it (exactly-once)."""
+        """Check the outputs: every record below the position, and none above it
+        (exactly-once).
+        """
         for source in self.sources:
             for offset, i in enumerate(OWNERS):
                 times = self.outputs[source, offset]

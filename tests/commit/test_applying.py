@@ -1,4 +1,6 @@
-"""Records of an external sink, through crashes at every moment between its commit and the group's."""
+"""Records of an external sink, through crashes at every moment between its commit and
+the group's.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Flaky:
 
 @dataclass
 class World:
-    """A task with its sink, the group's position, and the dead letters of its transactions."""
+    """A task with its sink, the group's position, and the dead letters of its
+    transactions.
+    """
 
     sink: Picky = field(default_factory=Picky)
     committed: int = 0

@@ -1,4 +1,6 @@
-"""Only transactions of dead members are ended: a model of a group changes during each request."""
+"""Only transactions of dead members are ended: a model of a group changes during each
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from coopstreams.topology.errors import LogError
 class Model:
     """A group as one of its members sees it, and its brokers.
 
-    During a request, members join and die, and transactions begin. A generation begins only when this member has joined
-    it; until it gets the assignment, it is `settled` in none.
+    During a request, members join and die, and transactions begin. A generation begins
+    only when this member has joined it; until it gets the assignment, it is `settled`
+    in none.
     """
 
     def __init__(self, rng: Random) -> None:

@@ -1,4 +1,6 @@
-"""The follower on both logs: its view, when a barrier is passed, and which writers block it."""
+"""The follower on both logs: its view, when a barrier is passed, and which writers
+block it.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
 
 
 def test_a_topic_that_is_made_anew_while_it_is_followed_is_named() -> None:
-    """The reader's error says to begin elsewhere in the log, which is no cure for a position in it."""
+    """The reader's error says to begin elsewhere in the log, which is no cure for a
+    position in it.
+    """
     log = MemoryLog()
     follower = Follower(log, "g")
     say(log.writer(), follower, WHOLE, 1, 5)
@@ -209,7 +213,9 @@ def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends
 
 
 class StoodStill(MemoryLog):
-    """A log whose broker reports old ends: it was paused, and does not know its successor."""
+    """A log whose broker reports old ends: it was paused, and does not know its
+    successor.
+    """
 
     before: int
 

@@ -253,7 +253,9 @@ def test_a_whole_range_task_writes_a_record_beside_the_plain_offset_while_its_pa
 def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commit() -> (
     None
 ):
-    """If the group's offsets expire, an earlier record with runs would count, below the state."""
+    """If the group's offsets expire, an earlier record with runs would count, below the
+    state.
+    """
     view = Known("g")
     task = opened(Segment(WHOLE, 10), term=4)
     task.stand(AT, [Segment(WHOLE, 16, 99, ((17, 17),))])
@@ -272,8 +274,8 @@ def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commi
 def test_whoever_writes_the_first_record_of_a_source_writes_one_of_each(
     key_range: KeyRange,
 ) -> None:
-    """If the group's offsets expire, a source without an individual commit would restart, below the state of the
-    others.
+    """If the group's offsets expire, a source without an individual commit would
+    restart, below the state of the others.
     """
     view, other = Known("g"), TopicPartition("other", 0)
     starts = {

@@ -1,7 +1,8 @@
-"""The rule of individual commits: every random history agrees with a set model (`set_model.py`).
+"""The rule of individual commits: every random history agrees with a set model
+(`set_model.py`).
 
-Turned down: hypothesis instead of seeds. In the same time it found fewer of the planted bugs, and took minutes to
-shrink them.
+Turned down: hypothesis instead of seeds. In the same time it found fewer of the planted
+bugs, and took minutes to shrink them.
 """
 
 from __future__ import annotations

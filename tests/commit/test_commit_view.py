@@ -1,4 +1,6 @@
-"""The examples of the design note, with hashes as per cent of the hash space; and the view against a naive model."""
+"""The examples of the design note, with hashes as per cent of the hash space; and the
+view against a naive model.
+"""
 
 from dataclasses import replace
 
@@ -221,7 +223,9 @@ def test_stable_is_the_lowest_position_with_the_stream_time_there() -> None:
 
 
 def test_times_of_operators_go_with_the_position_that_counts() -> None:
-    """Neighbours with one position have seen the same records: the larger time of each operator is right for both."""
+    """Neighbours with one position have seen the same records: the larger time of each
+    operator is right for both.
+    """
     view = CommitView("g")
     behind, one, other = ((1, 5),), ((1, 20), (2, 10)), ((2, 30),)
     view.apply(
@@ -338,7 +342,9 @@ def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_w
 
 
 def test_the_mirror_of_a_partition_is_computed_anew_only_after_a_commit_there() -> None:
-    """Tasks ask at each interval, and the commits of other partitions come all the time."""
+    """Tasks ask at each interval, and the commits of other partitions come all the
+    time.
+    """
     view, plain = CommitView("g"), Committed(100, -1, 0)
     say(view, LEFT, 1, 130)
     say(view, RIGHT, 2, 120)

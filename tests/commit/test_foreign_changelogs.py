@@ -1,4 +1,6 @@
-"""Changelogs of Faust or Kafka Streams: a topic is missing that coopstreams makes before its first row."""
+"""Changelogs of Faust or Kafka Streams: a topic is missing that coopstreams makes
+before its first row.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def counted() -> Topology:
 
 
 def cluster(*written: str) -> Asked:
-    """Return a cluster on which these topics have a record each, in their last partition."""
+    """Return a cluster on which these topics have a record each, in their last
+    partition.
+    """
     log = Asked()
     log.create_topics(
         [TopicSpec("orders", 2), *(TopicSpec(topic, 2) for topic in written)]
@@ -50,7 +54,9 @@ def cluster(*written: str) -> Asked:
 
 
 def start(log: MemoryLog, topics: set[str] | None = None) -> None:
-    """Check as a process does that starts. `topics`: those that it has seen, if others have come since."""
+    """Check as a process does that starts. `topics`: those that it has seen, if others
+    have come since.
+    """
     seen = set(log.partitions()) if topics is None else topics
     check_own(
         log, "shop", prepare_topics(log, counted(), CONFIG), topic_spec("shop"), seen
@@ -60,7 +66,9 @@ def start(log: MemoryLog, topics: set[str] | None = None) -> None:
 def test_rows_that_were_written_before_the_topology_was_are_of_another_framework() -> (
     None
 ):
-    """Faust's counts were restored as ours: other keys, bytes without a serde, and each sum began from nothing."""
+    """Faust's counts were restored as ours: other keys, bytes without a serde, and each
+    sum began from nothing.
+    """
     log = cluster(CHANGELOG)
     for _ in range(2):  # a refused start has made nothing that lets the next one go on
         with pytest.raises(

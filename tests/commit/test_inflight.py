@@ -1,4 +1,6 @@
-"""Records of one key range in flight: the proposal's examples, and the content of commits."""
+"""Records of one key range in flight: the proposal's examples, and the content of
+commits.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def stand(inflight: InFlight) -> tuple[int, Runs]:
 
 
 def test_gaps_are_amended_as_in_the_proposal() -> None:
-    # "stable: 40, IC: [43-45], [48-49], fetched range: [40-50]": 40 is the last done offset there, 41 the position
-    # here.
+    # "stable: 40, IC: [43-45], [48-49], fetched range: [40-50]": 40 is the last done
+    # offset there, 41 the position here.
     inflight = standing(41, (43, 45), (48, 49))
     given_out = fetched(inflight, 40, 50)
     assert given_out == [41, 42, 46, 47, 50]
@@ -53,7 +55,8 @@ def test_neighbours_are_joined_as_in_the_proposal() -> None:
 
 
 def test_the_position_swallows_what_it_reaches_as_in_the_proposal() -> None:
-    # Stable 42, [45,47] is committed; [43,44] moves the stable offset to 47 (the position to 48) and [45,47] is gone.
+    # Stable 42, [45,47] is committed; [43,44] moves the stable offset to 47 (the
+    # position to 48) and [45,47] is gone.
     inflight = standing(43, (45, 47), (50, 50))
     fetched(inflight, 43, 50)
     inflight.done(44)
@@ -82,7 +85,9 @@ def test_after_a_merge_each_part_goes_on_from_where_it_stands() -> None:
 
 
 def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
-    """Records 10 and 11 are not of the left part. The time after them is unknown until record 4 has passed."""
+    """Records 10 and 11 are not of the left part. The time after them is unknown until
+    record 4 has passed.
+    """
     inflight = InFlight([Segment(LEFT, 10, 300), Segment(RIGHT, 4, 100)], 100)
     left, right = (
         next(key for i in range(100) if key_hash(key := b"%d" % i) in part)
@@ -99,7 +104,9 @@ def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
 
 
 def test_times_advance_while_the_position_stays() -> None:
-    """The flush of a record cache advances the time of operators below it, after all records have passed."""
+    """The flush of a record cache advances the time of operators below it, after all
+    records have passed.
+    """
     inflight = InFlight([Segment(WHOLE, 0)], 100)
     inflight.hand_out([b"k"], [0], 1)
     inflight.done(0)
@@ -126,7 +133,9 @@ def test_what_was_found_is_forgotten_once_all_of_it_has_passed_although_there_is
 
 
 def test_a_task_stays_where_its_program_has_come_to() -> None:
-    """The program has to process a record of another source first, so the times after the done records are unknown."""
+    """The program has to process a record of another source first, so the times after
+    the done records are unknown.
+    """
     inflight = InFlight([Segment(LEFT, 4, 100)], 100)
     left = next(key for i in range(100) if key_hash(key := b"%d" % i) in LEFT)
     inflight.hand_out([left, left], [6, 9], 10)
@@ -244,7 +253,9 @@ def test_what_an_earlier_owner_did_out_of_order_stays_done() -> None:
 
 
 def test_many_parts_with_many_records_that_wait_are_a_small_commit() -> None:
-    """A missing record breaks the runs of its own part: 64 times 10,000 runs did not fit a record of Kafka."""
+    """A missing record breaks the runs of its own part: 64 times 10,000 runs did not
+    fit a record of Kafka.
+    """
     parts = KeyRange.split(64)
     found = [Segment(part, number * 100) for number, part in enumerate(parts)]
     inflight = InFlight(found, 10_000)

@@ -22,8 +22,8 @@ class Counted:
 def attempt(
     interval: Interval[Counted], task: Counted, waiting: int, seconds_each: float
 ) -> int:
-    """Process what waits, as far as the interval lets it, and commit in a time that grows with the records; return how
-    many were committed.
+    """Process what waits, as far as the interval lets it, and commit in a time that
+    grows with the records; return how many were committed.
     """
     interval.begin(task, 0.0)
     done = min(waiting, interval.room)
@@ -38,7 +38,9 @@ def attempt(
 def test_commits_get_through_however_slowly_results_are_taken(
     seconds_each: float,
 ) -> None:
-    """With a quota far below what an interval writes, each commit failed after 10 s, and was done again as large."""
+    """With a quota far below what an interval writes, each commit failed after 10 s,
+    and was done again as large.
+    """
     interval, task = Interval[Counted](LIMIT_S), Counted()
     results = [attempt(interval, task, 10 * ANY, seconds_each) for _ in range(40)]
     failed = results.index(next(filter(None, results)))

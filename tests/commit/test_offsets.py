@@ -1,4 +1,6 @@
-"""The progress of a group, read without being a member, on a real Kafka; and resets of it."""
+"""The progress of a group, read without being a member, on a real Kafka; and resets of
+it.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ class Group:
         metadata: str = "",
         transactional_id: str | None = None,
     ) -> None:
-        """Write an individual commit; with a transactional id: in a transaction that stays open until the log is
-        closed.
+        """Write an individual commit; with a transactional id: in a transaction that
+        stays open until the log is closed.
         """
         follower = Follower(self.log, self.name)
         key = CommitKey(
@@ -252,7 +254,9 @@ def test_after_a_reset_every_key_range_stands_there_and_has_done_nothing_above(
 def test_a_reset_forwards_moves_only_the_key_ranges_that_stand_before_it_and_forgets_nothing_that_is_done(
     group: Group,
 ) -> None:
-    """The records below were deleted before these key ranges had processed them; others had, and some above."""
+    """The records below were deleted before these key ranges had processed them; others
+    had, and some above.
+    """
     topic_id = group.log.topic_id(group.partition.topic)
     first, second, third, fourth = KeyRange.split(4)
     group.individual(
@@ -325,7 +329,9 @@ def test_a_reset_forwards_is_refused_where_it_is_not_known_what_was_done(
 def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(
     group: Group,
 ) -> None:
-    """An application that starts in another topic of that name would take the offset for one of that topic."""
+    """An application that starts in another topic of that name would take the offset
+    for one of that topic.
+    """
     ids = {group.partition.topic: group.log.topic_id(group.partition.topic)}
     made_anew = {group.partition.topic: "another"}
 
@@ -360,7 +366,9 @@ def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(
 def test_after_a_reset_the_group_may_begin_in_another_partition_of_the_commit_topic(
     group: Group,
 ) -> None:
-    """The partition count was changed. Fences left an offset in the partition of before, and it stayed for ever."""
+    """The partition count was changed. Fences left an offset in the partition of
+    before, and it stayed for ever.
+    """
     follower = Follower(group.log, group.name)
     before = TopicPartition(
         COMMIT_TOPIC, (follower.partition.partition + 1) % follower.partitions
@@ -459,8 +467,8 @@ def test_no_commit_of_before_speaks_after_a_reset(
     stalled: KeyRange,
     expired: bool,
 ) -> None:
-    """An opener that read them, stalled, and claims its range only now: its commit does not count either, even if the
-    plain offset has expired.
+    """An opener that read them, stalled, and claims its range only now: its commit does
+    not count either, even if the plain offset has expired.
     """
     view = CommitView("g")
     for term, (key_range, position) in enumerate(before, 1):

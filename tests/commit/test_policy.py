@@ -1,4 +1,6 @@
-"""The policy topic: defaults, and the last settings, on the memory log and on a real Kafka."""
+"""The policy topic: defaults, and the last settings, on the memory log and on a real
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
     ]
 )
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    """Return a cluster with the topic `orders` and no policy. The policy topic belongs to the cluster, so each test
-    starts a Kafka.
+    """Return a cluster with the topic `orders` and no policy. The policy topic belongs
+    to the cluster, so each test starts a Kafka.
     """
     cluster: Log = MemoryLog()
     if request.param == "kafka":

@@ -1,5 +1,5 @@
-"""The first positions of tasks when some plain offsets are stable and others are not: each waits for its own partitions
-only.
+"""The first positions of tasks when some plain offsets are stable and others are not:
+each waits for its own partitions only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
 
 @dataclass
 class Busy:
-    """A coordinator of a busy group: the offset of a partition is rarely stable, the commit topic's never."""
+    """A coordinator of a busy group: the offset of a partition is rarely stable, the
+    commit topic's never.
+    """
 
     rng: Random
     offsets: dict[TopicPartition, int]
@@ -290,7 +292,9 @@ def test_earliest_waits_for_nobody() -> None:
 
 @dataclass
 class Mirrored:
-    """A coordinator that has one offset, which names an individual commit of term 2 beside it."""
+    """A coordinator that has one offset, which names an individual commit of term 2
+    beside it.
+    """
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
@@ -387,7 +391,9 @@ def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certa
 def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made_anew() -> (
     None
 ):
-    """Kafka deletes the offset with the topic, and a task that runs meanwhile commits it again."""
+    """Kafka deletes the offset with the topic, and a task that runs meanwhile commits
+    it again.
+    """
     group = Group()
     log, positions = beginning("earliest", group)
     one, at = Opening(LEFT, epoch=0, barrier=0), orders(LEFT)
@@ -475,7 +481,9 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
 def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(
     kafka: Kafka, app: Application
 ) -> None:
-    """Each transaction includes the commit topic's row, as for threads that own no hash 0."""
+    """Each transaction includes the commit topic's row, as for threads that own no hash
+    0.
+    """
     topic = kafka.topic("input")
     a = app.start("a")
     app.complete("a")

@@ -1,4 +1,6 @@
-"""A plain offset that went back below records that the application has processed and deleted: see `commit.view`."""
+"""A plain offset that went back below records that the application has processed and
+deleted: see `commit.view`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Unreadable records of the group: never skipped, reported with the cure, replaced by later records of the same key."""
+"""Unreadable records of the group: never skipped, reported with the cure, replaced by
+later records of the same key.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ TIMED = encode_value(CommitValue("t", (Segment(WHOLE, 150, operator_times=((1, 2
 
 
 class Read:
-    """A log with the records of group `g`, and a follower that has read them all, in batches that end anywhere."""
+    """A log with the records of group `g`, and a follower that has read them all, in
+    batches that end anywhere.
+    """
 
     def __init__(self, *records: tuple[bytes, bytes | None]) -> None:
         self.log = MemoryLog()

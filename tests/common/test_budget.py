@@ -1,4 +1,6 @@
-"""A side activity gets its share of the CPU while the main work is busy, and any amount while it is idle."""
+"""A side activity gets its share of the CPU while the main work is busy, and any amount
+while it is idle.
+"""
 
 from __future__ import annotations
 

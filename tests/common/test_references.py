@@ -1,4 +1,6 @@
-"""Secrets in settings: from files and the environment; errors name the setting and not the secret."""
+"""Secrets in settings: from files and the environment; errors name the setting and not
+the secret.
+"""
 
 from __future__ import annotations
 

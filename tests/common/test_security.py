@@ -1,4 +1,6 @@
-"""One set of security settings for every client: translated alike or refused with the cure; secrets are not shown."""
+"""One set of security settings for every client: translated alike or refused with the
+cure; secrets are not shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tokens for OAUTHBEARER: from an identity provider, signed for AWS, and renewed before their end."""
+"""Tokens for OAUTHBEARER: from an identity provider, signed for AWS, and renewed before
+their end.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def while_there_is_one(made: Tokens) -> None:
 def test_a_provider_whose_tokens_have_ended_by_the_clock_here_is_asked_again_after_a_pause() -> (
     None
 ):
-    """A clock that is an hour ahead: the provider was asked ten times a second, without a line in the log."""
+    """A clock that is an hour ahead: the provider was asked ten times a second, without
+    a line in the log.
+    """
     asked: list[float] = []
 
     def fetch(_: str) -> Token:

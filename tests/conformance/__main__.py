@@ -1,5 +1,5 @@
-"""`python -m tests.conformance FILE.jsonl`: runs cases with outputs of the real Kafka Streams, and prints the
-differences.
+"""`python -m tests.conformance FILE.jsonl`: runs cases with outputs of the real Kafka
+Streams, and prints the differences.
 """
 
 from __future__ import annotations

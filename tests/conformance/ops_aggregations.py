@@ -135,7 +135,9 @@ def _beginning(op: Op) -> Callable[[], Any]:
 
 
 def _windowed(world: World, op: Op) -> tuple[Any, dict[str, Any]]:
-    """Return the grouped stream in the windows of the step, and the other arguments of its method."""
+    """Return the grouped stream in the windows of the step, and the other arguments of
+    its method.
+    """
     grouped, more = _cut(world, op, world.nodes[op["in"]])
     if "emit" in op:
         grouped = grouped.emit_strategy(f"on_window_{op['emit']}")

@@ -1,6 +1,7 @@
 """Runs a case, and compares the results with those of the real library.
 
-Invariant: no case ends the run: a step without a counterpart, or an unexpected error, is a difference of that case.
+Invariant: no case ends the run: a step without a counterpart, or an unexpected error,
+is a difference of that case.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ ONE_TIME = (
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a case. It passed if there is no difference; `explained`: the reason of a difference that comes
-    from the library's test driver, not from Kafka Streams.
+    """The result of a case. It passed if there is no difference; `explained`: the
+    reason of a difference that comes from the library's test driver, not from Kafka
+    Streams.
     """
 
     name: str
@@ -73,7 +75,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Seen:
-    """The results of a case, in the format of `expected`; `error`: the index of the input that failed, and a text."""
+    """The results of a case, in the format of `expected`; `error`: the index of the
+    input that failed, and a text.
+    """
 
     outputs: list[Row]
     error: tuple[int, str] | None
@@ -185,8 +189,8 @@ def _seen(
 def _feed(
     driver: TopologyTestDriver, inputs: list[Row], *, commit: bool
 ) -> tuple[int, str] | None:
-    """Send the inputs; return the index of the failed one, and its error. With `commit`, each input is committed before
-    the next.
+    """Send the inputs; return the index of the failed one, and its error. With
+    `commit`, each input is committed before the next.
     """
     for index, given in enumerate(inputs):
         try:

@@ -1,6 +1,7 @@
 """The content of a store, and the answers to queries, as rows of the case format.
 
-`{key, value, timestamp}`; windows: with `window: [start, end]`; sessions: without a timestamp; versioned: with `as_of`.
+`{key, value, timestamp}`; windows: with `window: [start, end]`; sessions: without a
+timestamp; versioned: with `as_of`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ Row: TypeAlias = dict[str, Any]
 
 
 def rows(world: World, name: str, expected: list[Row], times: list[int]) -> list[Row]:
-    """Return all rows of a store. `times` are the timestamps of the inputs, for stores with a history."""
+    """Return all rows of a store. `times` are the timestamps of the inputs, for stores
+    with a history.
+    """
     if any("as_of" in row for row in expected):
         return _versioned(_store(world, name), expected, times)
     return [_row(world, name, row) for row in _store(world, name).all()]
 
 
 def _versioned(view: StoreView, expected: list[Row], times: list[int]) -> list[Row]:
-    """Return the rows with their values at each time; deleted ones too, if they are expected."""
+    """Return the rows with their values at each time; deleted ones too, if they are
+    expected.
+    """
     live = {row.key: row for row in view.all()}
     shown: list[Row] = []
     for key in {**{row["key"]: None for row in expected}, **dict.fromkeys(live)}:

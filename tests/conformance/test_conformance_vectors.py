@@ -1,5 +1,5 @@
-"""coopstreams has the results of the real Kafka Streams library for these cases: on both stores, and with any number of
-ranges.
+"""coopstreams has the results of the real Kafka Streams library for these cases: on
+both stores, and with any number of ranges.
 
 `vectors_found.jsonl` has earlier differences, found with random cases.
 """
@@ -31,7 +31,8 @@ EXPLAINED = "processor_misc-11"
     ("ranges", "level", "backend"),
     [
         (4, "per-key", "rocksdb"),
-        # With one range, and in memory, tests/docs/test_semantics.py checks the number of passed cases.
+        # With one range, and in memory, tests/docs/test_semantics.py checks the number
+        # of passed cases.
         *(
             pytest.param(*given, marks=pytest.mark.slow)
             for given in [
@@ -99,7 +100,9 @@ def test_no_case_shows_whether_the_topology_was_optimized(
 
 
 def is_changed(case: Case) -> bool:
-    """Whether the optimizations change anything about a topology: if not, the case was run with its family."""
+    """Whether the optimizations change anything about a topology: if not, the case was
+    run with its family.
+    """
     _, topology = translated(case)
     return topology.optimized("all") != topology
 
@@ -108,7 +111,9 @@ def is_changed(case: Case) -> bool:
 def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_nothing_else(
     ranges: int, level: Level
 ) -> None:
-    """Here, as in production, it is the largest timestamp that the processor's sub-topology has received."""
+    """Here, as in production, it is the largest timestamp that the processor's
+    sub-topology has received.
+    """
     (case,) = [case for case in CASES if case["name"] == EXPLAINED]
     assert run(case, ranges=ranges, level=level).explained is not None
     times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)

@@ -1,7 +1,8 @@
-"""The named functions of the conformance vocabulary: the meaning of `["gt", 3]` or `"sum"` in a case.
+"""The named functions of the conformance vocabulary: the meaning of `["gt", 3]` or
+`"sum"` in a case.
 
-Values are None, text, whole numbers and lists; keys are text, None, or `Windowed`. A function is its name, or a list of
-name and arguments.
+Values are None, text, whole numbers and lists; keys are text, None, or `Windowed`. A
+function is its name, or a list of name and arguments.
 
 Invariant: pure; an argument is never changed.
 """

@@ -1,8 +1,9 @@
-"""A case being translated to the public API: the builder, the object of each id, and the recorded side effects.
+"""A case being translated to the public API: the builder, the object of each id, and
+the recorded side effects.
 
-A translator takes one step of a case (`{"op": "filter", "id": "f", "in": "s", "fn": ...}`) and calls the method of the
-same meaning. `ops_*.py` have one function an op; an op that is in none of them is not supported, which fails the case
-and nothing else.
+A translator takes one step of a case (`{"op": "filter", "id": "f", "in": "s", "fn":
+...}`) and calls the method of the same meaning. `ops_*.py` have one function an op; an
+op that is in none of them is not supported, which fails the case and nothing else.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class NotSupportedError(Exception):
 class World:
     """One case while it is translated and run.
 
-    Shape: `nodes` are the objects of the ids. `windowed` are the ids whose keys are windows. `untimed` are the stores
-    whose rows have no timestamp, among them `sessions`. `side_effects`: the records of `peek` and `foreach`, each with
-    the number of records forwarded before it.
+    Shape: `nodes` are the objects of the ids. `windowed` are the ids whose keys are
+    windows. `untimed` are the stores whose rows have no timestamp, among them
+    `sessions`. `side_effects`: the records of `peek` and `foreach`, each with the
+    number of records forwarded before it.
     """
 
     builder: StreamsBuilder

@@ -1,15 +1,16 @@
-"""Histories of a group that commits out of order, on a model of the log, compared with plain sets. Driven by
-`test_inflight_histories.py`.
+"""Histories of a group that commits out of order, on a model of the log, compared with
+plain sets. Driven by `test_inflight_histories.py`.
 
-The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the hash space of one partition and
-are cut again at any time. A commit succeeds, or is torn (an aborted transaction, of which no part is visible), or
-succeeds without an answer to its author.
+The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the
+hash space of one partition and are cut again at any time. A commit succeeds, or is torn
+(an aborted transaction, of which no part is visible), or succeeds without an answer to
+its author.
 
     processed   offsets that some owner has finished, or named as done
     complete    offsets that a commit said were done, and counted
 
-Law: complete <= what the view covers <= processed, after every step; and what was complete when an owner opened is not
-handed out to it.
+Law: complete <= what the view covers <= processed, after every step; and what was
+complete when an owner opened is not handed out to it.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ class Group:
         self.counts(owner, said)
 
     def counts(self, owner: Owner, said: set[int]) -> bool:
-        """Commit an owner's progress; return whether it succeeds and the owner gets the answer."""
+        """Commit an owner's progress; return whether it succeeds and the owner gets the
+        answer.
+        """
         owner.tried |= said
         commit = plan([owner.progress], self.commits)
         outcome = self.dice.choice(["counts", "counts", "torn", "unheard"])

@@ -1,4 +1,6 @@
-"""Consumers of one group without a broker: each runs a function of the test, on a simulated machine."""
+"""Consumers of one group without a broker: each runs a function of the test, on a
+simulated machine.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Members:
     def __init__(
         self, keys: Sequence[bytes], plan: Plan | None = None, **settings: Any
     ) -> None:
-        """`keys`: of the records of the first topic. `settings`: of all consumers, with `_` for each dot."""
+        """`keys`: of the records of the first topic. `settings`: of all consumers, with
+        `_` for each dot.
+        """
         self.scheduler = Scheduler(Random(0))
         self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(GROUP))
         self.cluster = MachineCluster(
@@ -104,7 +108,9 @@ class Members:
             self._writer.append(topic, [key], [b""], [0])
 
     def start(self, name: str, body: Body, dropped: RecordFilter | None = None) -> None:
-        """Start a consumer with this filter and this program. `run` raises the program's error."""
+        """Start a consumer with this filter and this program. `run` raises the
+        program's error.
+        """
         member = Member(self, name, self._settings, dropped)
         self._machines.append(member.machine)
         member.machine.thread(lambda: body(member), "main").start()

@@ -1,4 +1,6 @@
-"""The records of a delivered batch: each is handed out once, and finished once or given up."""
+"""The records of a delivered batch: each is handed out once, and finished once or given
+up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The assignors of the cooperative consumer: the proposal's examples, Kafka's own, and their laws."""
+"""The assignors of the cooperative consumer: the proposal's examples, Kafka's own, and
+their laws.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def group(
 
 
 def readers(given_: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Return the readers of each partition, in the order of the hash space, as the proposal prints an assignment."""
+    """Return the readers of each partition, in the order of the hash space, as the
+    proposal prints an assignment.
+    """
     found: dict[str, list[tuple[KeyRange, str]]] = {}
     for member, held in given_.items():
         for topic, pieces in held.items():
@@ -299,8 +303,8 @@ def test_the_members_that_read_a_topic_have_alike_much_of_it(
     members: dict[str, Subscription],
     shareable: frozenset[str],
 ) -> None:
-    """In parts of a partition, their shares differ by the one more member of some partitions, and by the grain of key
-    groups.
+    """In parts of a partition, their shares differ by the one more member of some
+    partitions, and by the grain of key groups.
     """
     given_ = assignor(partitions, members, shareable)
     for topic, count in partitions.items():
@@ -362,7 +366,9 @@ def test_sticky_keeps_three_quarters_in_place_when_a_fifth_sharer_comes() -> Non
 
 
 def test_sticky_believes_the_newer_of_two_claims() -> None:
-    """A returning member claims a range that the group has since given to another: the other keeps it."""
+    """A returning member claims a range that the group has since given to another: the
+    other keeps it.
+    """
     topic = frozenset({"t"})
     mine: Held = {"t": ((0, WHOLE), (1, WHOLE))}
     members = {

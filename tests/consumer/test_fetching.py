@@ -1,5 +1,5 @@
-"""One reader for several key ranges: even if some are stuck or paused, or exceed the cache, each range gets its records
-in order, once.
+"""One reader for several key ranges: even if some are stuck or paused, or exceed the
+cache, each range gets its records in order, once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Counted:
 
 
 class Scene:
-    """A partition of 120 records, read by some key ranges, the first of which have done more than the others."""
+    """A partition of 120 records, read by some key ranges, the first of which have done
+    more than the others.
+    """
 
     def __init__(
         self, positions: Sequence[int], in_flight: int, cache_bytes: int, reserves: bool
@@ -238,7 +240,9 @@ def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its
 
 
 def slow_and_fast(*, reserves: bool) -> Scene:
-    """Two key ranges, both read to the end; of the first one five records were handed out, the others wait."""
+    """Two key ranges, both read to the end; of the first one five records were handed
+    out, the others wait.
+    """
     scene = Scene([0, 0], in_flight=5, cache_bytes=1 << 20, reserves=reserves)
     slow, fast = (share.id.key_range for share in scene.shares)
     scene.shares[1].inflight.most = RECORDS

@@ -1,4 +1,6 @@
-"""The leader of a group of consumers: a range that is held is not assigned again, and a foreign member gets none."""
+"""The leader of a group of consumers: a range that is held is not assigned again, and a
+foreign member gets none.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def consumer(*tasks: TaskId, shares: bool = True) -> MemberState:
 
 
 def instance(*tasks: TaskId) -> MemberState:
-    """Return a member of an application that reads the same topic: its tasks have numbers of its own."""
+    """Return a member of an application that reads the same topic: its tasks have
+    numbers of its own.
+    """
     return MemberState(
         MemberInfo("app", topology=(Runs("reads orders", 1),)),
         tasks,

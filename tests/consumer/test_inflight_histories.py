@@ -1,4 +1,6 @@
-"""Any interleaving of commits, torn commits, restarts and new cuts: complete <= covered <= processed."""
+"""Any interleaving of commits, torn commits, restarts and new cuts: complete <= covered
+<= processed.
+"""
 
 from __future__ import annotations
 

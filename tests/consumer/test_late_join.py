@@ -10,7 +10,9 @@ from tests.simulation.kafka.plan import Call, Slow
 
 
 class SlowJoin:
-    """A plan under which the requests of one member to join are slow, from some time on."""
+    """A plan under which the requests of one member to join are slow, from some time
+    on.
+    """
 
     whose = ""
 

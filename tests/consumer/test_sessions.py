@@ -159,7 +159,9 @@ def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commi
 
 
 def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
-    """It was noted as done first: the next commit skipped records that nobody was given."""
+    """It was noted as done first: the next commit skipped records that nobody was
+    given.
+    """
     at = ("in", 0)
     found: list[OffsetAndRanges | None] = []
 

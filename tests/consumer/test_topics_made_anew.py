@@ -1,4 +1,6 @@
-"""A source topic that is deleted and made anew under its name: a group of consumers reads all of it."""
+"""A source topic that is deleted and made anew under its name: a group of consumers
+reads all of it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def remake(group: Members, *keys: bytes) -> None:
 def test_commits_in_the_topic_before_do_not_count_in_the_new_one(
     reset: str, handed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were taken for offsets of the new topic: its records there were never handed out."""
+    """They were taken for offsets of the new topic: its records there were never handed
+    out.
+    """
     got: list[int] = []
     found: list[OffsetAndRanges | None] = []
 

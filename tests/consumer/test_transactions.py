@@ -1,4 +1,6 @@
-"""Transactions of siblings in offset order, and the records handed out again after one that cannot begin."""
+"""Transactions of siblings in offset order, and the records handed out again after one
+that cannot begin.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begi
 def test_a_consumer_that_is_closed_within_a_transaction_commits_nothing_beside_it() -> (
     None
 ):
-    """A handler of SIGTERM may close it: what was done was committed, and its results were aborted."""
+    """A handler of SIGTERM may close it: what was done was committed, and its results
+    were aborted.
+    """
     found: list[OffsetAndRanges | None] = []
 
     def body(member: Member) -> None:

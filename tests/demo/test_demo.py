@@ -1,5 +1,5 @@
-"""The demo: its expected answers are right, a wrong one is found, its progress is exact; and a full run, on part of the
-data.
+"""The demo: its expected answers are right, a wrong one is found, its progress is
+exact; and a full run, on part of the data.
 """
 
 from __future__ import annotations

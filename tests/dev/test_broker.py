@@ -176,5 +176,7 @@ def test_an_address_before_the_first_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_cluster_id_never_looks_like_an_option() -> None:
-    """One random id in 64 would begin with a dash, and the storage tool would refuse it."""
+    """One random id in 64 would begin with a dash, and the storage tool would refuse
+    it.
+    """
     assert cluster_id(uuid.UUID(bytes=b"\xf8" + bytes(15))).startswith("_")

@@ -1,5 +1,5 @@
-"""Kafka's jars: downloaded once from a Maven repository, checked against their pins; a failure names the reason and
-keeps the valid files.
+"""Kafka's jars: downloaded once from a Maven repository, checked against their pins; a
+failure names the reason and keeps the valid files.
 """
 
 from __future__ import annotations
@@ -198,7 +198,9 @@ def test_ctrl_c_ends_a_download_at_once_and_in_one_line(
 def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(
     repository: Repository,
 ) -> None:
-    """The signal is pending, and the main thread is in a wait that no system call interrupts."""
+    """The signal is pending, and the main thread is in a wait that no system call
+    interrupts.
+    """
     repository.trickles.set()
 
     def interrupt() -> None:

@@ -12,7 +12,9 @@ from coopstreams.topology.errors import DevError
 
 
 def java(home: Path, words: str, code: int = 0) -> Path:
-    """Make a program that answers `-version` in these words, in a Java home; return the home."""
+    """Make a program that answers `-version` in these words, in a Java home; return the
+    home.
+    """
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit {code}\n")

@@ -1,6 +1,7 @@
 """The pages of the documentation, taken apart: blocks of code, links, headings, tables.
 
-A block is fenced by three backticks; behind them its language and perhaps words for these tests:
+A block is fenced by three backticks; behind them its language and perhaps words for
+these tests:
 
     python            runs, after the blocks before it on the page
     python broker     the same, on a Kafka, and after all the others of the page have run on it too
@@ -30,7 +31,9 @@ _CODE = re.compile(r"`[^`]*`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `words` are those after the language; `line` is that of its first text line."""
+    """A fenced block. `words` are those after the language; `line` is that of its first
+    text line.
+    """
 
     page: Path
     line: int
@@ -46,7 +49,9 @@ class Block:
 
     @property
     def commands(self) -> list[tuple[str, list[str]]]:
-        """The commands of a console or shell block, each with its expected output lines."""
+        """The commands of a console or shell block, each with its expected output
+        lines.
+        """
         if self.language == "sh":
             lines = [
                 line.partition(" #")[0].strip()
@@ -72,7 +77,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a place in this repository. `anchor` is the part after the hash, or empty."""
+    """A link to a place in this repository. `anchor` is the part after the hash, or
+    empty.
+    """
 
     page: Path
     text: str
@@ -103,7 +110,9 @@ def links(page: Path) -> list[Link]:
 
 
 def relinked(page: Path, target: Callable[[Link], str]) -> str:
-    """Return the text of a page with other targets of the links that stay in this repository."""
+    """Return the text of a page with other targets of the links that stay in this
+    repository.
+    """
 
     def linked(match: re.Match[str]) -> str:
         path, _, anchor = match["target"].partition("#")

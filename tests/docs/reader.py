@@ -1,8 +1,9 @@
-"""A reader of a page: runs its commands in order, in terminals, and compares their output with the page.
+"""A reader of a page: runs its commands in order, in terminals, and compares their
+output with the page.
 
-`…` in what is shown stands for anything. Lines may come in any order, and within a time limit, because a running
-application may need a moment. In a terminal with a name a command is left running; before the next one there, the
-reader presses Ctrl-C.
+`…` in what is shown stands for anything. Lines may come in any order, and within a time
+limit, because a running application may need a moment. In a terminal with a name a
+command is left running; before the next one there, the reader presses Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ AGAIN_S = 0.3
 
 
 class Reader:
-    """Types commands in a folder. `commands` and `addresses` replace a page's commands, and parts of any text, for this
-    machine.
+    """Types commands in a folder. `commands` and `addresses` replace a page's commands,
+    and parts of any text, for this machine.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Reader:
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
 
     def type(self, block: Block) -> None:
-        """Run the commands of a console block, each to its end; or save the file of a Python block."""
+        """Run the commands of a console block, each to its end; or save the file of a
+        Python block.
+        """
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.text))
         terminal = next(

@@ -1,4 +1,5 @@
-"""Tables of the documentation that are made from the code: settings, metrics, paths of the HTTP interface, topics.
+"""Tables of the documentation that are made from the code: settings, metrics, paths of
+the HTTP interface, topics.
 
 python -m tests.docs.reference prints them, for docs/operating.md and docs/consumer.md
 """
@@ -76,7 +77,9 @@ def paths() -> list[list[str]]:
 
 
 def parameters() -> list[list[str]]:
-    """Return a row for each parameter of the read-only paths; one that means the same on several is in one row."""
+    """Return a row for each parameter of the read-only paths; one that means the same
+    on several is in one row.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for path, operations in description(RequestLimits())["paths"].items():
         for parameter in operations.get("get", {}).get("parameters", ()):

@@ -1,11 +1,12 @@
-"""The pages of the documentation site: the Markdown that GitHub shows, an API reference, the sources that pages link
-to.
+"""The pages of the documentation site: the Markdown that GitHub shows, an API
+reference, the sources that pages link to.
 
 python -m tests.docs.site      writes them into build/pages, from where Zensical builds the site (`make site`)
 
-README.md becomes the first page. A link to a source file becomes a link to a page that shows it, so that the site is
-whole without the repository. Diagrams and the search over files need two scripts; npm fetches them once, as wheels of
-PyPI do not have them, and the site loads nothing from elsewhere.
+README.md becomes the first page. A link to a source file becomes a link to a page that
+shows it, so that the site is whole without the repository. Diagrams and the search over
+files need two scripts; npm fetches them once, as wheels of PyPI do not have them, and
+the site loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def write_pages(folder: Path) -> None:
 
 
 def scripts() -> dict[str, Path]:
-    """Return the scripts that pages load, by the name that the configuration gives them; fetched once into the
-    cache.
+    """Return the scripts that pages load, by the name that the configuration gives
+    them; fetched once into the cache.
     """
     found = {}
     for package, inside in SCRIPTS.items():
@@ -126,7 +127,9 @@ def _source(file: Path) -> Iterator[str]:
 
 
 def _reference(module: str) -> Iterator[str]:
-    """Yield the page of a module: each public name, in the order of the page that lists them, from its docstring."""
+    """Yield the page of a module: each public name, in the order of the page that lists
+    them, from its docstring.
+    """
     (table,) = (
         table
         for table in tables(ROOT / "docs" / "api.md")

@@ -1,4 +1,6 @@
-"""The dashboard for Grafana, the alerts, and the names of Kafka Streams' metrics: series and labels in them exist."""
+"""The dashboard for Grafana, the alerts, and the names of Kafka Streams' metrics:
+series and labels in them exist.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ NO_ALERT = {
     "share-group",
     "waiting",
 }
-"""Reasons that somebody wanted, that end by themselves, or that others report as well."""
+"""Reasons that somebody wanted, that end by themselves, or that others report as well.
+"""
 
 
 def known() -> dict[str, set[str]]:

@@ -1,4 +1,6 @@
-"""Everything on a page is checked: code runs, commands and settings exist, links lead somewhere."""
+"""Everything on a page is checked: code runs, commands and settings exist, links lead
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ def name_of(page: Path) -> str:
 def run_python(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kafka: Kafka | None
 ) -> None:
-    """Run the Python blocks of a page, one after the other, with the same names; those that need a broker only if there
-    is one.
+    """Run the Python blocks of a page, one after the other, with the same names; those
+    that need a broker only if there is one.
     """
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
@@ -74,7 +76,8 @@ def run_python(
         if kafka is not None or not ({"broker", "file"} & set(block.words)):
             exec(code, vars(module))
     vars(module).clear()
-    # clients of Kafka are not closed on a page; collected now, they do not complain about the broker's end
+    # clients of Kafka are not closed on a page; collected now, they do not complain
+    # about the broker's end
     gc.collect()
 
 
@@ -240,7 +243,9 @@ def test_the_programs_of_the_examples_that_pages_show_are_found() -> None:
 
 
 def parse(arguments: list[str]) -> None:
-    """Let the command line parse arguments, without running anything; an unknown command or option raises."""
+    """Let the command line parse arguments, without running anything; an unknown
+    command or option raises.
+    """
     command: Any = typer.main.get_command(app)
     context = command.make_context("coopstreams", list(arguments))
     while rest := [*getattr(context, "_protected_args", ()), *context.args]:

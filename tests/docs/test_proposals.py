@@ -1,5 +1,5 @@
-"""The page of the proposals: each requirement has an answer, and each answer a proof, unless it says that there is
-none.
+"""The page of the proposals: each requirement has an answer, and each answer a proof,
+unless it says that there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""docs/record.md: ten stations, in order, and the shown generated function is the real one."""
+"""docs/record.md: ten stations, in order, and the shown generated function is the real
+one.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_the_page_counts_the_functions_that_it_names() -> None:
 def calls(
     program: BoundProgram, source: TopicPartition, keys: list[bytes | None]
 ) -> tuple[Counter[str], Counter[str]]:
-    """Process a batch with these keys; count the Python functions that it calls, and those that its loop calls."""
+    """Process a batch with these keys; count the Python functions that it calls, and
+    those that its loop calls.
+    """
     called: Counter[str] = Counter()
     by_loop: Counter[str] = Counter()
 

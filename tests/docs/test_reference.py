@@ -1,5 +1,5 @@
-"""The lists of the pages are complete: settings, metrics, paths, topics, operators, public names, reasons of bad
-health.
+"""The lists of the pages are complete: settings, metrics, paths, topics, operators,
+public names, reasons of bad health.
 """
 
 from __future__ import annotations

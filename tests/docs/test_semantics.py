@@ -1,4 +1,6 @@
-"""The figures and exceptions on the page about semantics are the results of the conformance cases."""
+"""The figures and exceptions on the page about semantics are the results of the
+conformance cases.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ FIGURES = [
 @pytest.mark.parametrize(
     ("ranges", "level", "passed", "explained", "total", "backend"),
     [
-        # tests/conformance has them on the other store. Four ranges show what seven, which are uneven, and sixteen do.
+        # tests/conformance has them on the other store. Four ranges show what seven,
+        # which are uneven, and sixteen do.
         pytest.param(
             *row,
             backend,

@@ -1,4 +1,6 @@
-"""The documentation site is complete: all pages are in the navigation, and all links have a target."""
+"""The documentation site is complete: all pages are in the navigation, and all links
+have a target.
+"""
 
 from __future__ import annotations
 

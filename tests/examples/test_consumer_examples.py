@@ -157,8 +157,8 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         )
         time.sleep(
             2
-            # the second one has joined, and waits for its half, because the first keeps the partition for the slow
-            # record
+            # the second one has joined, and waits for its half, because the first keeps
+            # the partition for the slow record
         )
         blocked.set()
         first.result(200)

@@ -62,7 +62,9 @@ def test_words_are_counted(example: ModuleType, ranges: int) -> None:
 
 
 def departures(example: ModuleType) -> list[Any]:
-    """Seven departures: two carriers, three aircraft of which one is unknown, two hours, one that never left."""
+    """Seven departures: two carriers, three aircraft of which one is unknown, two
+    hours, one that never left.
+    """
     rows = [
         ("UA", 1, "N1", 2.0, 0),
         ("UA", 2, "N2", 40.0, 10),

@@ -1,4 +1,6 @@
-"""The example of a model with batches: the model's judgements, on Kafka, in batches, for any key ranges."""
+"""The example of a model with batches: the model's judgements, on Kafka, in batches,
+for any key ranges.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def readings(number: int) -> list[tuple[str, dict[str, float]]]:
 
 
 def alarms_of(example: Any, some: list[tuple[str, dict[str, float]]]) -> Counter[str]:
-    """Return the number of a machine's readings that the model, called once for all, judges as failures."""
+    """Return the number of a machine's readings that the model, called once for all,
+    judges as failures.
+    """
     verdicts = example.judged([reading for _, reading in some])
     return Counter(
         machine

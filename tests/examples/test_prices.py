@@ -1,4 +1,6 @@
-"""The example of a network service: a slow one that often fails gives the results of a fast and faultless one."""
+"""The example of a network service: a slow one that often fails gives the results of a
+fast and faultless one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ PRICES = {"tea": 3.0, "coffee": 5.0, "cocoa": 4.0}
 
 
 class Service(BaseHTTPRequestHandler):
-    """Takes up to 20 ms, and answers every tenth request with an error: a retry is probably another one.
+    """Takes up to 20 ms, and answers every tenth request with an error: a retry is
+    probably another one.
 
     Unless it may continue, it does not answer after 100 requests.
     """
@@ -100,7 +103,9 @@ def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
 def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(
     example: Any, kafka: Any, tmp_path: Path
 ) -> None:
-    """Two key ranges of one partition under exactly-once, stopped in the middle and restarted."""
+    """Two key ranges of one partition under exactly-once, stopped in the middle and
+    restarted.
+    """
     orders, spent = kafka.topic("orders"), kafka.topic("spent")
     topology = topology_between(example, kafka.unique("prices"), orders, spent)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})

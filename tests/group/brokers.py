@@ -1,7 +1,9 @@
-"""Scripted brokers on sockets: a test sets their answers, so no test waits for a real broker.
+"""Scripted brokers on sockets: a test sets their answers, so no test waits for a real
+broker.
 
-The bytes on the wire are Kafka's, by kafka-python's classes of requests and responses, so the tests cover our whole
-client, and kafka-python's. Tests marked `broker` cover Kafka itself.
+The bytes on the wire are Kafka's, by kafka-python's classes of requests and responses,
+so the tests cover our whole client, and kafka-python's. Tests marked `broker` cover
+Kafka itself.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -29,7 +31,9 @@ from coopstreams.topology.columns import TopicPartition
 
 Fields: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = Callable[[int, Any], Fields | None]
-"""Returns the fields of the response, given the broker's id and the request; None: the broker hangs."""
+"""Returns the fields of the response, given the broker's id and the request; None: the
+broker hangs.
+"""
 
 _REQUESTS = {
     found.API_KEY: found
@@ -40,7 +44,9 @@ _REQUESTS = {
 
 
 class Brokers:
-    """Some brokers, numbered from 1. All know each other, the leaders, and one coordinator, unless changed."""
+    """Some brokers, numbered from 1. All know each other, the leaders, and one
+    coordinator, unless changed.
+    """
 
     def __init__(self, count: int) -> None:
         self.answers: dict[Any, Answer] = {
@@ -191,7 +197,9 @@ class _Session(socketserver.StreamRequestHandler):
 
 
 def _made(kind: Any, fields: Fields, version: int) -> Any:
-    """Return a message of kafka-python's with these fields, and defaults for the others."""
+    """Return a message of kafka-python's with these fields, and defaults for the
+    others.
+    """
     values = {}
     for name, value in fields.items():
         field = kind.fields[name]

@@ -1,5 +1,5 @@
-"""Fixtures of the group's tests: an application of one partition on the shared Kafka, and a topic to commit offsets
-for.
+"""Fixtures of the group's tests: an application of one partition on the shared Kafka,
+and a topic to commit offsets for.
 """
 
 from __future__ import annotations

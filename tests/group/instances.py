@@ -1,6 +1,8 @@
-"""Instances of an application without tasks: a member of a real group, a control thread, and a ledger of open ranges.
+"""Instances of an application without tasks: a member of a real group, a control
+thread, and a ledger of open ranges.
 
-These tests check Kafka's own coordinator. `tests.simulation.group` is its model, for tests of whole instances.
+These tests check Kafka's own coordinator. `tests.simulation.group` is its model, for
+tests of whole instances.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ QUICK = Timings(session=6000, heartbeat=200)
 
 @dataclass
 class Ledger:
-    """The tasks that each instance has open. `clashes`: key ranges that two instances had open at the same time."""
+    """The tasks that each instance has open. `clashes`: key ranges that two instances
+    had open at the same time.
+    """
 
     partitions: int
     open: dict[str, set[TaskId]] = field(default_factory=dict)
@@ -86,7 +90,9 @@ class Ledger:
 
 
 class Instance:
-    """A member with a control thread that opens and closes at once; `may_release` lets a test hold releases back."""
+    """A member with a control thread that opens and closes at once; `may_release` lets
+    a test hold releases back.
+    """
 
     def __init__(
         self,
@@ -210,7 +216,9 @@ class Application:
 
 @contextmanager
 def application(bootstrap: str, group: str, partitions: int) -> Iterator[Application]:
-    """An application that is closed at the end; two owners of one key at any time fail the test."""
+    """An application that is closed at the end; two owners of one key at any time fail
+    the test.
+    """
     app = Application(bootstrap, group, Ledger(partitions))
     try:
         yield app

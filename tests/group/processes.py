@@ -1,9 +1,12 @@
-"""Only the decisions of a group: joins, crashes, zombies, lost answers, late requests, slow control threads.
+"""Only the decisions of a group: joins, crashes, zombies, lost answers, late requests,
+slow control threads.
 
-No key ever has two owners, and finally nothing moves any more. Assignor, holdings and the bytes between members are
-real; the test chooses the joins and the delivered answers. The simulated group (tests/simulation) has the same with
-coordinator, threads, commits and time, in 100 ms a history; this one takes 2 ms, so hypothesis can search for a
-counterexample, and shrink it. `Mixed` of `test_versions` and `Obeying` of tests/instance/test_restrictions.py play it.
+No key ever has two owners, and finally nothing moves any more. Assignor, holdings and
+the bytes between members are real; the test chooses the joins and the delivered
+answers. The simulated group (tests/simulation) has the same with coordinator, threads,
+commits and time, in 100 ms a history; this one takes 2 ms, so hypothesis can search for
+a counterexample, and shrink it. `Mixed` of `test_versions` and `Obeying` of
+tests/instance/test_restrictions.py play it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass
 class Process:
-    """One instance: `holdings` as known to its I/O thread, `open` the tasks that its threads have."""
+    """One instance: `holdings` as known to its I/O thread, `open` the tasks that its
+    threads have.
+    """
 
     name: str
     threads: int
@@ -42,14 +47,16 @@ class Process:
     request: bytes = b""
     """The process's last request to join."""
     answered: bool = True
-    """Whether the request was answered: otherwise the group refuses the process's commits."""
+    """Whether the request was answered: otherwise the group refuses the process's
+    commits.
+    """
 
     def __post_init__(self) -> None:
         self.holdings = Holdings(self.name)
 
     def handle(self) -> None:
-        """Handle one event as the control thread does; check that no opened range overlaps one that is still to be
-        closed.
+        """Handle one event as the control thread does; check that no opened range
+        overlaps one that is still to be closed.
         """
         if not self.inbox:
             return
@@ -106,7 +113,9 @@ class Group:
             )
 
     def wake(self) -> None:
-        """A zombie's next heartbeat is refused: it forgets everything and joins under a new member id."""
+        """A zombie's next heartbeat is refused: it forgets everything and joins under a
+        new member id.
+        """
         if self.zombies:
             zombie = self.zombies.pop(0)
             zombie.request, zombie.answered = b"", True
@@ -126,8 +135,9 @@ class Group:
         return a.conflicts(b)
 
     def rebalance(self, deaf: int = -1, late: int = -1) -> None:
-        """All members join; all but these two receive their assignment. For `late`, the broker handles an old request
-        after the last one: the group has its old claim, and it gets no answer.
+        """All members join; all but these two receive their assignment. For `late`, the
+        broker handles an old request after the last one: the group has its old claim,
+        and it gets no answer.
         """
         self.generation += 1
         told = {}
@@ -172,8 +182,8 @@ class Group:
             assert process.open <= {*process.holdings.held}
 
     def play(self, history: Iterable[tuple[str, int]]) -> None:
-        """Apply these events in order; the number is a member's, or a count. Check after each that no key has two
-        owners.
+        """Apply these events in order; the number is a member's, or a count. Check
+        after each that no key has two owners.
         """
         for what, number in history:
             everybody = [self.members[id_] for id_ in sorted(self.members)]
@@ -192,7 +202,9 @@ class Group:
             self.check()
 
     def rest(self) -> int:
-        """Have all members handle, release and join until none requests a rebalance; return the number of them."""
+        """Have all members handle, release and join until none requests a rebalance;
+        return the number of them.
+        """
         for rounds in range(10):
             for process in self.members.values():
                 while process.inbox:

@@ -1,4 +1,6 @@
-"""The assignor: examples of the proposal, and its laws. Balanced, sticky, siblings together, nothing owned twice."""
+"""The assignor: examples of the proposal, and its laws. Balanced, sticky, siblings
+together, nothing owned twice.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def settle(
     ranges: int = 1,
     rounds: int = 2,
 ) -> Tasks:
-    """Return the tasks of all members at rest; in every round each member first releases its revoked tasks."""
+    """Return the tasks of all members at rest; in every round each member first
+    releases its revoked tasks.
+    """
     held = held or {}
     states = {m: member(m, n, held.get(m, ())) for m, n in threads.items()}
     for generation in range(2, 2 + rounds):
@@ -453,8 +457,8 @@ def test_when_one_joins_equal_members_with_whole_partitions_only_its_own_move(
 def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
     members: int, ranges: int, data: st.DataObject
 ) -> None:
-    """All cuts of the partition shift, so more than the leaving member's share has to move: a quarter, for many
-    sharers.
+    """All cuts of the partition shift, so more than the leaving member's share has to
+    move: a quarter, for many sharers.
     """
     before = settle({0: 1}, {f"m{i:02}": 1 for i in range(members)}, ranges=ranges)
     gone = data.draw(st.sampled_from(sorted(before)))
@@ -476,7 +480,9 @@ def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
 def test_a_member_keeps_the_cells_that_it_holds_completely_up_to_its_quota(
     threads: dict[str, int], owners: list[list[str]], ranges: int
 ) -> None:
-    """The cells need not be neighbours. `owners`: those of each partition, one for each of its ranges."""
+    """The cells need not be neighbours. `owners`: those of each partition, one for each
+    of its ranges.
+    """
     held: dict[str, dict[int, list[KeyRange]]] = {name: {} for name in threads}
     for partition, names in enumerate(owners):
         for name, piece in zip(names, KeyRange.split(len(names)), strict=True):
@@ -502,8 +508,8 @@ def test_a_member_keeps_the_cells_that_it_holds_completely_up_to_its_quota(
 def test_when_the_first_of_four_sharers_leaves_the_others_shift_as_little_as_they_can() -> (
     None
 ):
-    """b, c, d keep 21, 42 and 64 of their 64 key groups; by overlap alone c would have to take the first cell and keep
-    none.
+    """b, c, d keep 21, 42 and 64 of their 64 key groups; by overlap alone c would have
+    to take the first cell and keep none.
     """
     before = settle({0: 1}, dict.fromkeys("abcd", 1))
     assert moved(
@@ -543,7 +549,9 @@ def test_a_partition_in_which_nothing_changed_keeps_its_tasks(
 def test_a_fresh_group_keeps_each_store_once_where_that_is_possible(
     members: int, threads: int, each: int
 ) -> None:
-    """Each of `members` has as many slots as `each` partitions have, so no partition has to be on two members."""
+    """Each of `members` has as many slots as `each` partitions have, so no partition
+    has to be on two members.
+    """
     slots = max(threads, each)
     partitions = members * each
     given = settle({0: partitions}, {f"m{i}": slots * each for i in range(members)})

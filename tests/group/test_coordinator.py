@@ -1,4 +1,6 @@
-"""A member's reactions to its coordinator's answers: scripted brokers, a group of one member."""
+"""A member's reactions to its coordinator's answers: scripted brokers, a group of one
+member.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -133,7 +135,9 @@ def test_a_rebalance_is_a_new_generation_of_the_same_membership(
 def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(
     kafka: Brokers, app: Application
 ) -> None:
-    """The group goes on without a member that does not join again in time, whatever heartbeats it sends meanwhile."""
+    """The group goes on without a member that does not join again in time, whatever
+    heartbeats it sends meanwhile.
+    """
     a = app.start("a", timings=OFTEN)
     app.complete("a")
     coordinator = a.member._coordinator
@@ -159,7 +163,9 @@ def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(
 def test_a_commit_waits_for_no_join_that_is_over(
     kafka: Brokers, app: Application
 ) -> None:
-    """A join closes the gate for commits; its end opens it, whether the group has taken this member or not."""
+    """A join closes the gate for commits; its end opens it, whether the group has taken
+    this member or not.
+    """
     a = app.start("a", timings=OFTEN)
     app.complete("a")
     for error in (RebalanceInProgressError, UnknownMemberIdError):
@@ -273,7 +279,9 @@ def test_a_process_without_progress_leaves_and_comes_back(
 
 
 def test_a_member_rests_between_its_steps(kafka: Brokers, app: Application) -> None:
-    """`alive` is called once a step: four times a second, besides steps caused by an event."""
+    """`alive` is called once a step: four times a second, besides steps caused by an
+    event.
+    """
     asked: list[float] = []
 
     def alive() -> bool:

@@ -1,5 +1,5 @@
-"""True ends of partitions from scripted brokers: which brokers are asked, which answers count, and the reasons of
-failures.
+"""True ends of partitions from scripted brokers: which brokers are asked, which answers
+count, and the reasons of failures.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -172,7 +172,9 @@ def test_a_topic_that_this_principal_may_not_describe_is_an_error_with_the_cure(
 def test_a_broker_that_has_joined_since_is_asked_as_well(
     kafka: Brokers, leaders: Leaders
 ) -> None:
-    """With `min.insync.replicas` of 2 the answers of two replicas are needed; one broker was known at the start."""
+    """With `min.insync.replicas` of 2 the answers of two replicas are needed; one
+    broker was known at the start.
+    """
     for number in kafka.known:
         kafka.known[number] = {1}
     connection = connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S)

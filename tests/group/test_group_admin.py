@@ -67,7 +67,9 @@ def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(
 def test_a_group_whose_members_speak_a_newer_protocol_is_not_taken_for_one_without_members(
     kafka: Kafka,
 ) -> None:
-    """`coopstreams reset` deleted the changelogs of an application of Kafka Streams while it ran."""
+    """`coopstreams reset` deleted the changelogs of an application of Kafka Streams
+    while it ran.
+    """
     topic, group = kafka.topic("input", 1), kafka.unique("group")
     stranger = Consumer(
         {

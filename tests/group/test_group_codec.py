@@ -1,4 +1,6 @@
-"""The bytes that members exchange: all values survive, equal values give equal bytes, foreign bytes are refused."""
+"""The bytes that members exchange: all values survive, equal values give equal bytes,
+foreign bytes are refused.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
 
 
 def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -> None:
-    """The broker keeps everything in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
+    """The broker keeps everything in one record of 1 MiB: 100 members of 10 tasks take
+    a fraction of that.
+    """
     members = tuple(
         Member(
             f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()
@@ -226,7 +230,9 @@ STREAM = zlib.compress(b'{"process": "p"}')
 def test_a_value_that_is_too_large_too_deep_or_torn_is_refused_at_its_bound(
     stream: bytes, problem: str
 ) -> None:
-    """300 kB from a member were 300 MiB in the leader, and each value that nests ended it by another error."""
+    """300 kB from a member were 300 MiB in the leader, and each value that nests ended
+    it by another error.
+    """
     assert len(stream) < 100_000
     with pytest.raises(GroupError, match=f"member m of this group .*{problem}"):
         decode_subscription(subscription(b"CS2" + stream), "m")
@@ -260,7 +266,9 @@ def test_another_version_is_told_apart_from_a_stranger() -> None:
 def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> (
     None
 ):
-    """Members of version 1 do not announce their topology, and as leaders assign the tasks of their own."""
+    """Members of version 1 do not announce their topology, and as leaders assign the
+    tasks of their own.
+    """
     old = b"CS1" + zlib.compress(
         b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}'
     )

@@ -1,5 +1,5 @@
-"""One set of connection settings for two clients: translated, or refused with the alternative; never silently
-different.
+"""One set of connection settings for two clients: translated, or refused with the
+alternative; never silently different.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The partitions that lack a transaction marker, from the answers of coordinator and leaders."""
+"""The partitions that lack a transaction marker, from the answers of coordinator and
+leaders.
+"""
 
 from __future__ import annotations
 

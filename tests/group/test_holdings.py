@@ -1,5 +1,5 @@
-"""The holdings of a member: a revoked task is held until it is released, a lost one is void, stale answers are
-ignored.
+"""The holdings of a member: a revoked task is held until it is released, a lost one is
+void, stale answers are ignored.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def joined(holdings: Holdings, generation: int, *tasks: TaskId) -> None:
 
 
 def test_what_is_held_is_void_when_a_generation_began_without_an_answer() -> None:
-    """The broker had an old request of this member, which did not name the tasks assigned since."""
+    """The broker had an old request of this member, which did not name the tasks
+    assigned since.
+    """
     holdings = Holdings("me")
     joined(holdings, 4, A, B)
     joined(holdings, 5, B, C)

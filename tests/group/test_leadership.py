@@ -1,4 +1,6 @@
-"""Which broker's answer about a partition's end counts: a model of brokers that learn late, pause, die and return."""
+"""Which broker's answer about a partition's end counts: a model of brokers that learn
+late, pause, die and return.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ EVENTS, WEIGHTS = ("freeze", "wake", "fence", "back", "join"), (2, 1, 0.5, 2, 2)
 
 @dataclass(frozen=True)
 class State:
-    """A partition as the controller has it. `eligible`: leader replicas outside of the ISR (KIP-966)."""
+    """A partition as the controller has it. `eligible`: leader replicas outside of the
+    ISR (KIP-966).
+    """
 
     replicas: frozenset[int]
     isr: frozenset[int]
@@ -143,7 +147,9 @@ class Cluster:
         )
 
     def _may_join(self, broker: int) -> bool:
-        """Whether a leader adds it to the ISR: it is alive in the leader's view, and fetches in its epoch."""
+        """Whether a leader adds it to the ISR: it is alive in the leader's view, and
+        fetches in its epoch.
+        """
         alive = (
             broker not in self.now.offline
             and broker not in self.seen(self.now.leader).offline
@@ -161,7 +167,9 @@ class Cluster:
 
 
 def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
-    """Cause this many events; yield the broker of each. Records are written all the time."""
+    """Cause this many events; yield the broker of each. Records are written all the
+    time.
+    """
     for _ in range(times):
         broker = rng.randrange(cluster.brokers)
         cluster.do(
@@ -211,7 +219,9 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
 
 @given(st.integers(1, 5), st.data())
 def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
-    """If all brokers that are not offline have answered, and records can be acknowledged, no other need answer."""
+    """If all brokers that are not offline have answered, and records can be
+    acknowledged, no other need answer.
+    """
     min_isr = data.draw(st.integers(1, brokers))
     living = data.draw(
         st.sets(

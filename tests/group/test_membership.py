@@ -1,4 +1,6 @@
-"""Membership on a real Kafka: sharing, hand-over, fences, and transactions of dead members."""
+"""Membership on a real Kafka: sharing, hand-over, fences, and transactions of dead
+members.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -155,7 +157,9 @@ def test_what_does_not_move_stays_open(kafka: Kafka) -> None:
 
 
 def test_a_follower_can_have_a_rebalance(app: Application) -> None:
-    """A follower that joins with an unchanged subscription gets its old assignment, so each request has a number."""
+    """A follower that joins with an unchanged subscription gets its old assignment, so
+    each request has a number.
+    """
     a, b = app.start("a"), app.start("b")
     app.complete("a", "b")
     for instance in (a, b):
@@ -217,7 +221,9 @@ def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) ->
 def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(
     app: Application, kafka: Kafka
 ) -> None:
-    """A broker learns of a topic after its controller has created it: a commit in between ended an application."""
+    """A broker learns of a topic after its controller has created it: a commit in
+    between ended an application.
+    """
     a = app.start("a")
     app.complete("a")
     partition = TopicPartition(kafka.unique("soon"), 0)
@@ -245,7 +251,9 @@ def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(
 def test_commits_of_several_threads_go_on_while_members_come_and_go(
     app: Application, partition: TopicPartition
 ) -> None:
-    """A rebalance refuses no rightful owner's commit: joins wait for commits, and commits for joins."""
+    """A rebalance refuses no rightful owner's commit: joins wait for commits, and
+    commits for joins.
+    """
     a = app.start("a")
     app.complete("a")
     stop = threading.Event()
@@ -389,7 +397,9 @@ class Laptop(System):
 def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(
     app: Application,
 ) -> None:
-    """The monotonic clock stops meanwhile; the clock that counts suspended time does not, nor does the broker's."""
+    """The monotonic clock stops meanwhile; the clock that counts suspended time does
+    not, nor does the broker's.
+    """
     asleep, awake, laptop = threading.Event(), threading.Event(), Laptop()
     awake.set()
 

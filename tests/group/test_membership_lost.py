@@ -1,4 +1,6 @@
-"""Membership on a real Kafka, lost or refused: zombies, outages, static members, and errors with a cure."""
+"""Membership on a real Kafka, lost or refused: zombies, outages, static members, and
+errors with a cure.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -42,7 +44,9 @@ pytestmark = pytest.mark.broker
 def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     app: Application, partition: TopicPartition
 ) -> None:
-    """`alive` runs on the thread that sends heartbeats: blocking it is like a C call that keeps the GIL."""
+    """`alive` runs on the thread that sends heartbeats: blocking it is like a C call
+    that keeps the GIL.
+    """
     awake = threading.Event()
     awake.set()
     z = app.start("z", alive=lambda: awake.wait(PATIENCE_S), timings=QUICK)

@@ -1,5 +1,6 @@
-"""Hanging transactions at scripted brokers: when and where a marker is written, and when none may be. `test_hanging`
-has the rule as a function of the answers; a real Kafka ends real transactions in tests/broker.
+"""Hanging transactions at scripted brokers: when and where a marker is written, and
+when none may be. `test_hanging` has the rule as a function of the answers; a real Kafka
+ends real transactions in tests/broker.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -41,7 +42,9 @@ SHORT_S = 1.0
 
 @dataclass
 class Producers:
-    """The last transaction of an id at its coordinator, and the partitions in which one of its transactions is open."""
+    """The last transaction of an id at its coordinator, and the partitions in which one
+    of its transactions is open.
+    """
 
     kafka: Brokers
     state: str = "CompleteCommit"

@@ -1,4 +1,6 @@
-"""Members that run different topologies: the active version, its assignment, and why the other members wait."""
+"""Members that run different topologies: the active version, its assignment, and why
+the other members wait.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_without_a_history_everybody_chooses_the_same() -> None:
 
 
 def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None:
-    """The assignment follows from the announcements of members, not from the leader's own topology."""
+    """The assignment follows from the announcements of members, not from the leader's
+    own topology.
+    """
     given = assign_active({"a": member(OLD), "b": member(OLD), "leader": member(NEW)})
     assert {name: assignment.tasks for name, assignment in given.items()} == {
         "a": (task(0, 0),),
@@ -164,7 +168,9 @@ def test_the_same_sub_topologies_under_other_numbers_are_another_version() -> No
 def test_partitions_that_only_one_has_seen_are_dealt_and_versions_stay_the_same() -> (
     None
 ):
-    """A topic by pattern: the other members look for topics again when they get its tasks."""
+    """A topic by pattern: the other members look for topics again when they get its
+    tasks.
+    """
     given = assign_active(
         {"a": member([Runs("pattern", 1)]), "b": member([Runs("pattern", 3)])}
     )
@@ -326,7 +332,9 @@ class Mixed(Group):
                 assert task.subtopology < len(self.info(process).topology)
 
     def check_complete(self) -> None:
-        """Check that every hash of every partition of the active version has an owner, and runs there."""
+        """Check that every hash of every partition of the active version has an owner,
+        and runs there.
+        """
         running = {version_of(self.info(p)) for p in self.members.values() if p.open}
         assert len(running) == 1
         active = next(self.info(p).topology for p in self.members.values() if p.open)

@@ -46,7 +46,9 @@ def test_an_instance_that_could_not_start_does_not_start_behind_its_error_when_i
 
 
 def test_ctrl_c_while_a_block_is_entered_ends_the_instance(tmp_path: Path) -> None:
-    """No block was entered, so nothing else would stop it: it would run on behind the program's back."""
+    """No block was entered, so nothing else would stop it: it would run on behind the
+    program's back.
+    """
     app = without_brokers(tmp_path)
 
     def strike() -> None:
@@ -66,7 +68,9 @@ def test_ctrl_c_while_a_block_is_entered_ends_the_instance(tmp_path: Path) -> No
 def test_a_block_of_asyncio_that_is_cancelled_while_it_is_entered_waits_for_the_end_of_the_instance(
     tmp_path: Path,
 ) -> None:
-    """Otherwise a program that ends then leaves a member behind, which the group waits for."""
+    """Otherwise a program that ends then leaves a member behind, which the group waits
+    for.
+    """
     app = without_brokers(tmp_path)
 
     async def entered() -> None:

@@ -1,4 +1,6 @@
-"""The record of an application's last version: repartition topics that may have no positions yet, partition counts."""
+"""The record of an application's last version: repartition topics that may have no
+positions yet, partition counts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ WITH_NOTE = make_dataclass("Order", [("id", int), ("note", str, "")])
 
 
 def version(class_: Any, repartition: str | None) -> Topology:
-    """Keep the latest order of each key; with `repartition`, of orders that come through this topic."""
+    """Keep the latest order of each key; with `repartition`, of orders that come
+    through this topic.
+    """
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json(class_))
     (orders if repartition is None else orders.repartition(name=repartition)).to_table(
@@ -112,7 +116,9 @@ def test_rows_that_no_changelog_fixes_to_partitions_are_not_mixed_when_their_top
 def test_a_process_that_was_stopped_while_it_recorded_its_version_does_not_replace_that_of_its_successor(
     stalls_at: int,
 ) -> None:
-    """It is asked before the topic is made, before the record and behind it; at the fourth question nobody stalls."""
+    """It is asked before the topic is made, before the record and behind it; at the
+    fourth question nobody stalls.
+    """
     log = MemoryLog()
     config = Config.of({"bootstrap.servers": "none"}, "app")
     older, newer, counts = version(ORDER, None), version(WITH_NOTE, None), {"orders": 1}

@@ -1,4 +1,6 @@
-"""One reader for all tasks of an instance: each record reaches its task once, whichever tasks open and close."""
+"""One reader for all tasks of an instance: each record reaches its task once, whichever
+tasks open and close.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,9 @@ def merging() -> Topology:
 def test_tasks_do_not_wait_for_records_that_are_held_because_of_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of the left topic belongs to one task, all of the right one to the other: each fills its own queue. Behind a
-    record far ahead of time, what comes of the other topic moves no time.
+    """All of the left topic belongs to one task, all of the right one to the other:
+    each fills its own queue. Behind a record far ahead of time, what comes of the other
+    topic moves no time.
     """
     monkeypatch.setattr(dispatch, "FETCH_RECORDS", 5)
     monkeypatch.setattr(dispatch, "MOST_WAITING", 4)
@@ -157,8 +160,8 @@ def test_tasks_do_not_wait_for_records_that_are_held_because_of_each_other(
 
 
 def test_what_nobody_here_wants_any_more_is_not_read() -> None:
-    """Its next owner may have processed and deleted the records: in a repartition topic, reading them would be out of
-    range.
+    """Its next owner may have processed and deleted the records: in a repartition
+    topic, reading them would be out of range.
     """
     made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     made.write("in", [(key, b"", 5) for key in KEYS])
@@ -200,7 +203,9 @@ def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_rep
 def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_its_table() -> (
     None
 ):
-    """The reader reports the end of a partition once; a task that is opened later needs the report, too."""
+    """The reader reports the end of a partition once; a task that is opened later needs
+    the report, too.
+    """
     made = Engine(
         joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY
     )
@@ -321,7 +326,9 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
     made.open(WHOLE)
 
     def measured(timestamps: list[int]) -> tuple[float, float]:
-        """Write a batch; return the number of measured ones so far, and their total seconds."""
+        """Write a batch; return the number of measured ones so far, and their total
+        seconds.
+        """
         made.write("in", [(b"k", b"", timestamp) for timestamp in timestamps])
         made.settle()
         read = made.metrics.registry.get_sample_value
@@ -337,7 +344,9 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
 
 
 def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
-    """Even while all threads are idle: queries that hold the interpreter delay the reader, which is not at the end."""
+    """Even while all threads are idle: queries that hold the interpreter delay the
+    reader, which is not at the end.
+    """
     made = Engine(counting(), {"in": 1, "out": 1})
     assert not made.dispatcher.behind, "nothing is read"
     made.open(WHOLE)
@@ -350,7 +359,9 @@ def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
 
 
 def test_a_record_on_which_functions_above_a_window_take_long_is_named() -> None:
-    """The control thread runs them, for records of all ranges, and every task of the process waits for it."""
+    """The control thread runs them, for records of all ranges, and every task of the
+    process waits for it.
+    """
     begun, go_on = threading.Event(), threading.Event()
 
     def hangs(_: str, value: str) -> bool:

@@ -1,4 +1,6 @@
-"""A task that stands still makes its instance not live, unless there is evidence that a restart would not move it."""
+"""A task that stands still makes its instance not live, unless there is evidence that a
+restart would not move it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ AT, OTHER = TopicPartition("in", 0), TopicPartition("in", 1)
 
 
 class Stalled:
-    """A task at offset 5 of 8 since time 0, and its sibling, both looked at once a second until `now`."""
+    """A task at offset 5 of 8 since time 0, and its sibling, both looked at once a
+    second until `now`.
+    """
 
     def __init__(self) -> None:
         self.engine = Engine(counting(), {"in": 1, "out": 1}, threads=2)
@@ -43,7 +47,8 @@ class Stalled:
         moves: bool = True,
         all_read: bool = False,
     ) -> None:
-        """`sibling`: records it does in a second; `backlog`: those that stay waiting for it.
+        """`sibling`: records it does in a second; `backlog`: those that stay waiting
+        for it.
 
         `all_read`: what was written from offset 5 on is not committed.
         """

@@ -1,4 +1,6 @@
-"""State that earlier runs of an instance have left on its disk, of key ranges that it does not have any more."""
+"""State that earlier runs of an instance have left on its disk, of key ranges that it
+does not have any more.
+"""
 
 from __future__ import annotations
 

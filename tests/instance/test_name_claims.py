@@ -1,4 +1,6 @@
-"""Two applications whose internal topics have the same names: neither gets rows of the other."""
+"""Two applications whose internal topics have the same names: neither gets rows of the
+other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cluster's policy in a running application: announcements to the group, assignments, and reasons in the status."""
+"""The cluster's policy in a running application: announcements to the group,
+assignments, and reasons in the status.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ policies = st.dictionaries(
 ).map(Policy)
 
 
-# --- what a member announces -----------------------------------------------------------
+# --- what a member announces
+# -----------------------------------------------------------
 
 
 @given(policies)
@@ -145,7 +148,8 @@ def test_it_is_told_where_the_partitions_would_else_be_cut(
     restrictions.close()
 
 
-# --- looking while it runs -------------------------------------------------------------
+# --- looking while it runs
+# -------------------------------------------------------------
 
 
 @dataclass
@@ -211,7 +215,8 @@ def test_while_it_cannot_be_read_what_was_seen_last_holds_and_that_is_said_once(
     looking.restrictions.close()
 
 
-# --- a whole group ------------------------------------------------------------------------
+# --- a whole group
+# ------------------------------------------------------------------------
 
 
 @dataclass

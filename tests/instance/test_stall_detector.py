@@ -66,7 +66,9 @@ def test_the_smallest_progress_is_progress() -> None:
 def test_a_task_that_commits_records_behind_one_that_waits_for_a_call_is_slow_and_does_not_stall() -> (
     None
 ):
-    """A restart would begin the call anew, and hold up the keys that do not wait for it."""
+    """A restart would begin the call anew, and hold up the keys that do not wait for
+    it.
+    """
     stall_detector = StallDetector(LIMIT_S, slow_s=3.0)
     for now in range(101):
         stall_detector.look(
@@ -125,7 +127,9 @@ def test_health_is_told_while_the_watcher_looks_at_a_task_that_is_new() -> None:
     stall_detector = StallDetector(LIMIT_S)
 
     class Ends(dict[TopicPartition, int]):
-        """Between two samples that a thread of the query server reads, the watcher adds one."""
+        """Between two samples that a thread of the query server reads, the watcher adds
+        one.
+        """
 
         def get(self, source: TopicPartition, default: int = 0) -> int:  # type: ignore[override]
             stall_detector.look(OTHER, 0, {AT: 0}, {AT: 0}, 0)
@@ -180,7 +184,9 @@ def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
 def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_old_end() -> (
     None
 ):
-    """The leader's end does not move while records come: no task has lag (seen: 10 of 13 s without a reason)."""
+    """The leader's end does not move while records come: no task has lag (seen: 10 of
+    13 s without a reason).
+    """
     stall_detector = StallDetector()
     for now, end in enumerate([7, 9, 9, 9, 9, 9, 9]):
         stall_detector.look(TASK, float(now), {AT: end}, {AT: end}, end)

@@ -1,4 +1,6 @@
-"""Assigns tasks while stream threads are added and removed, and moves tasks to the added ones."""
+"""Assigns tasks while stream threads are added and removed, and moves tasks to the
+added ones.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def test_the_last_threads_end_first_and_one_stays(
 def test_the_writer_of_a_thread_is_closed_when_it_has_ended_and_of_no_other(
     threads: StreamThreads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A thread that has died leaves its writer to a successor, which does not come if the instance ends."""
+    """A thread that has died leaves its writer to a successor, which does not come if
+    the instance ends.
+    """
     made: list[Any] = list(threads)
     left = iter([5.0, 0.1])
     threads.stop(lambda: next(left))

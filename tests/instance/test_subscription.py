@@ -1,4 +1,6 @@
-"""The search for topics that match a pattern, and the events for new and deleted ones: in virtual time."""
+"""The search for topics that match a pattern, and the events for new and deleted ones:
+in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ EVERY_S = 300.0
 
 @dataclass
 class Subscribed:
-    """A subscription to `orders-.*` that checks every five minutes, and its events with their times."""
+    """A subscription to `orders-.*` that checks every five minutes, and its events with
+    their times.
+    """
 
     log: MemoryLog = field(default_factory=MemoryLog)
     scheduler: Scheduler = field(default_factory=lambda: Scheduler(Random(1)))
@@ -131,7 +135,9 @@ def test_a_topic_that_the_reader_misses_is_waited_for_while_a_look_may_take_it_o
 def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ended the instance, with the exit status of wrong settings: the others would have ended, too."""
+    """It ended the instance, with the exit status of wrong settings: the others would
+    have ended, too.
+    """
     builder, log, said = StreamsBuilder("app"), MemoryLog(), list[Event]()
     order = {
         "type": "record",

@@ -1,4 +1,6 @@
-"""The write buffers and record caches of a process keep to `statestore.cache.max.bytes`."""
+"""The write buffers and record caches of a process keep to
+`statestore.cache.max.bytes`.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ CUTS = [(0, 255), (0, 127), (128, 255), (0, 63), (64, 191), (192, 255)]
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """In any history of the group, the opener and the threads, no two overlapping tasks run."""
+    """In any history of the group, the opener and the threads, no two overlapping tasks
+    run.
+    """
 
     def __init__(self) -> None:
         super().__init__()

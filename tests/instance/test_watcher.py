@@ -1,4 +1,6 @@
-"""The watcher: its measurements, and that it deletes only repartition records that every owner has processed."""
+"""The watcher: its measurements, and that it deletes only repartition records that
+every owner has processed.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
 def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its leader may be away for long, and each purge began with it: the others grew without bound."""
+    """Its leader may be away for long, and each purge began with it: the others grew
+    without bound.
+    """
     made = Watched(EXACTLY, partitions=3)
     made.start()
     tasks = [made.open(WHOLE, partition) for partition in range(3)]
@@ -251,7 +255,9 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(
 def test_a_task_stands_still_from_before_the_brokers_were_asked(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They take seconds to answer when one is lost: for that long the stall had no reported reason."""
+    """They take seconds to answer when one is lost: for that long the stall had no
+    reported reason.
+    """
     end_offset, asked, here = (
         watched.log.end_offset,
         list[float](),
@@ -289,7 +295,9 @@ def test_a_commit_behind_a_record_that_waits_for_a_call_is_progress() -> None:
 def test_each_leader_that_did_not_answer_has_its_turn(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One unavailable leader kept the others from being asked: they were reported as not answering for ever."""
+    """One unavailable leader kept the others from being asked: they were reported as
+    not answering for ever.
+    """
     away = [TopicPartition("in", number) for number in range(3)]
     monkeypatch.setattr(watcher, "MOST_S", 0.0)  # a look has time for one of them
     reported_end = watched.log.reported_end
@@ -313,7 +321,9 @@ def test_each_leader_that_did_not_answer_has_its_turn(
 def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new process could not read them either, and the transaction may last for as long as its producer wants."""
+    """A new process could not read them either, and the transaction may last for as
+    long as its producer wants.
+    """
     watched.run(WHOLE)
     [task] = watched.open_tasks
     watched.write("in", [(b"k", b"", 5)])

@@ -1,5 +1,5 @@
-"""All logs, for the contract suite: every test here runs on MemoryLog, on a simulated cluster, plain and with faults,
-and on a real Kafka, in pure Python and natively.
+"""All logs, for the contract suite: every test here runs on MemoryLog, on a simulated
+cluster, plain and with faults, and on a real Kafka, in pure Python and natively.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MakeTopic = Callable[..., TopicPartition]
 
 
 def faulty(seed: int) -> SimulatedLog:
-    """Return a simulated cluster with faults that change no result: lost answers, records sent early, late markers."""
+    """Return a simulated cluster with faults that change no result: lost answers,
+    records sent early, late markers.
+    """
     plan = Chance(
         Random(seed),
         {
@@ -88,7 +90,9 @@ def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 @pytest.fixture
 def topic(log: Log, unique: Callable[[str], str]) -> MakeTopic:
-    """Return a function that makes a topic and returns its partition 0; config by name, dots written as underscores."""
+    """Return a function that makes a topic and returns its partition 0; config by name,
+    dots written as underscores.
+    """
 
     def make(partitions: int = 1, **config: str) -> TopicPartition:
         name = unique("contract")

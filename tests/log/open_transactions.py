@@ -1,7 +1,7 @@
 """Leaves transactions open by raw requests, as a coordinator with KAFKA-20734 does.
 
-It needs a broker with `transaction.partition.verification.enable=false`, which takes records of a producer without a
-transaction at its coordinator.
+It needs a broker with `transaction.partition.verification.enable=false`, which takes
+records of a producer without a transaction at its coordinator.
 """
 # pyright: reportAttributeAccessIssue=false
 
@@ -48,7 +48,9 @@ class Raw:
     def produce(
         self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]
     ) -> None:
-        """Write the first records of the transactional id's current producer to that partition."""
+        """Write the first records of the transactional id's current producer to that
+        partition.
+        """
         told = self.told(transactional_id)
         batch = MemoryRecordsBuilder(
             2,
@@ -87,7 +89,9 @@ class Raw:
     def send_offset(
         self, transactional_id: str, group: str, partition: TopicPartition, offset: int
     ) -> None:
-        """Send a group offset as part of a transaction of the transactional id's producer."""
+        """Send a group offset as part of a transaction of the transactional id's
+        producer.
+        """
         told = self.told(transactional_id)
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         entry = topic_type.TxnOffsetCommitRequestPartition(

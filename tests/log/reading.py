@@ -41,7 +41,9 @@ def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
 
 
 def advances(batches: Iterable[RecordBatch], slot: int) -> list[tuple[int, int]]:
-    """Return the offsets at which stream time advances, as the batches of one slot say, and the times."""
+    """Return the offsets at which stream time advances, as the batches of one slot say,
+    and the times.
+    """
     return [
         at
         for batch in batches
@@ -184,7 +186,9 @@ def arrives(
     *,
     committed_only: bool = True,
 ) -> None:
-    """Assert that the partition soon has these values: Kafka writes a commit's markers after its answer."""
+    """Assert that the partition soon has these values: Kafka writes a commit's markers
+    after its answer.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while (
         values(seen := read_all(log, partition, committed_only=committed_only))

@@ -1,4 +1,6 @@
-"""Cutting a partition's records by key range, and its stream times: the laws behind the results of a topology."""
+"""Cutting a partition's records by key range, and its stream times: the laws behind the
+results of a topology.
+"""
 
 from __future__ import annotations
 

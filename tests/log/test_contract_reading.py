@@ -571,7 +571,9 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(
 def test_what_was_said_of_another_position_does_not_count_any_more(
     log: Log, topic: MakeTopic, ahead: int
 ) -> None:
-    """After a seek, a client reports the old offset as out of range, as if it were the new one."""
+    """After a seek, a client reports the old offset as out of range, as if it were the
+    new one.
+    """
     partition = topic()
     fill(log, partition, numbers(10))
     log.delete_before(partition, 6)

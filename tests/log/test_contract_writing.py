@@ -118,7 +118,8 @@ def test_delivered_to_is_above_everything_that_was_flushed(
         before = log.end_offset(partition)
         write(plain, partition, numbers(10))
         plain.flush(PATIENCE_S)
-        # The marker of the other writer's last commit may come before these records, between them or after them.
+        # The marker of the other writer's last commit may come before these records,
+        # between them or after them.
         assert before + 10 <= plain.delivered_to(partition) <= before + 11
 
         begin(other, partition, numbers(10))

@@ -65,7 +65,9 @@ class Setting:
         )
 
     def last_transaction(self, *, commit: bool) -> None:
-        """End a transaction without its markers in one partition and in the offsets of a group."""
+        """End a transaction without its markers in one partition and in the offsets of
+        a group.
+        """
         writer = self.log.writer(self.name)
         write(writer, self.told, "before")
         if commit:
@@ -179,7 +181,9 @@ def test_what_hangs_of_an_id_that_nobody_uses_any_more_is_ended_by_others(
 
 @pytest.mark.slow
 def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
-    """The application logs in as `app`, which has all ACLs except the one on the cluster that the cure needs."""
+    """The application logs in as `app`, which has all ACLs except the one on the
+    cluster that the cure needs.
+    """
     outer, inner, controller = free_port(), free_port(), free_port()
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_app="secret";'
     settings = {

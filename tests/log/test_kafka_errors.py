@@ -1,4 +1,6 @@
-"""Which errors of librdkafka are retryable and which are fatal; unknown ones are retryable."""
+"""Which errors of librdkafka are retryable and which are fatal; unknown ones are
+retryable.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,9 @@ def test_a_commit_that_is_dated_ahead_blames_the_clock_and_no_record_of_the_prog
 
 
 def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
-    """An empty changelog hides that the other one was deleted: the next owner would begin from nothing."""
+    """An empty changelog hides that the other one was deleted: the next owner would
+    begin from nothing.
+    """
     unknown = KafkaError(KafkaError._UNKNOWN_PARTITION)
     for error in (
         not_delivered(unknown, 'a record for topic "a-counts-changelog"'),
@@ -209,7 +213,9 @@ def test_nobody_is_told_to_make_a_changelog_by_hand() -> None:
 def test_what_a_limit_of_the_brokers_refuses_names_the_setting(
     name: str, cure: str
 ) -> None:
-    """Kafka's own words name none, or one that there is not (`max.transaction.timeout.ms`)."""
+    """Kafka's own words name none, or one that there is not
+    (`max.transaction.timeout.ms`).
+    """
     refused = translated(KafkaError(getattr(KafkaError, name)), "doing it")
     assert cure in str(refused)
     assert not refused.retryable
@@ -254,8 +260,9 @@ def test_attempts_grow_and_end_with_the_time_out(
 def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor() -> (
     None
 ):
-    """The attempt under way at the election of the successor is lost: 4 of the 18 s for which a killed worker's
-    partitions had no owner, when its coordinator was killed with it.
+    """The attempt under way at the election of the successor is lost: 4 of the 18 s for
+    which a killed worker's partitions had no owner, when its coordinator was killed
+    with it.
     """
     clock, attempts = Clock(), list[tuple[float, float]]()
     patience = Patience("asking for the offsets of t-0", 60.0, clock, clock.sleep)
@@ -310,7 +317,9 @@ def test_an_error_of_authorisation_names_the_acl_also_of_a_record() -> None:
 
 
 def over_tls(authority: Path) -> dict[str, str]:
-    """Return settings for brokers that are away, with a new file for the authority of their certificates."""
+    """Return settings for brokers that are away, with a new file for the authority of
+    their certificates.
+    """
     authority.write_bytes(certificates.authority().certificate)
     return {
         "bootstrap.servers": "127.0.0.1:1",
@@ -323,7 +332,9 @@ def over_tls(authority: Path) -> dict[str, str]:
 def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(
     tmp_path: Path,
 ) -> None:
-    """Settings that are wrong end all processes, and a service manager does not start them again."""
+    """Settings that are wrong end all processes, and a service manager does not start
+    them again.
+    """
     settings = over_tls(authority := tmp_path / "ca.pem")
     with (
         closing(KafkaLog(settings, timeout_s=1)) as log,

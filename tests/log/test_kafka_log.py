@@ -1,5 +1,5 @@
-"""Tests that need a real Kafka: the group's fence, bounds, settings, a broker that is unavailable, returns, or
-compacts.
+"""Tests that need a real Kafka: the group's fence, bounds, settings, a broker that is
+unavailable, returns, or compacts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def log(kafka: Kafka) -> Iterator[KafkaLog]:
 
 @pytest.fixture
 def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
-    """A live member of a group: its identity as our fence, in confluent-kafka's bytes, and its consumer."""
+    """A live member of a group: its identity as our fence, in confluent-kafka's bytes,
+    and its consumer.
+    """
     group = kafka.unique("fence")
     consumer = Consumer(
         {
@@ -125,7 +127,9 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
 def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_on(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
-    """No record was refused, so an application that reads the topic by a pattern continues without it."""
+    """No record was refused, so an application that reads the topic by a pattern
+    continues without it.
+    """
     gone, writer = (
         TopicPartition(kafka.unique("gone"), 0),
         log.writer(kafka.unique("tx")),
@@ -140,8 +144,8 @@ def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_o
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
-    """The old client waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of
-    one.
+    """The old client waits for the coordinator that it knows (librdkafka issue 5511):
+    eight seconds after each loss of one.
     """
     here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
     partition, writer = TopicPartition(kafka.topic(), 0), log.writer(kafka.unique("tx"))
@@ -370,7 +374,9 @@ def check_runs(
     held: set[TopicPartition],
     truth: dict[TopicPartition, list[Seen]],
 ) -> None:
-    """Assert that these batches are the records between the positions, and advance the positions."""
+    """Assert that these batches are the records between the positions, and advance the
+    positions.
+    """
     for batch in batches:
         assert batch.partition not in held
         before = at[batch.partition]
@@ -450,8 +456,8 @@ def write_plain(
     while not stop.is_set():
         names = numbers(20, start=len(written))
         try:
-            # Current timestamps: a restarted broker forgets producers whose last record is a day old, and then cannot
-            # recognise repetitions.
+            # Current timestamps: a restarted broker forgets producers whose last record
+            # is a day old, and then cannot recognise repetitions.
             write(writer, plain, names, start_ms=int(time.time() * 1000))
             writer.flush(10)
             written.extend(names)
@@ -469,7 +475,9 @@ def write_atomic(
     committed: list[str],
     failures: list[LogError],
 ) -> None:
-    """Write in transactions until `stop`; after a failure, read from the log which records count."""
+    """Write in transactions until `stop`; after a failure, read from the log which
+    records count.
+    """
     writer = log.writer("restarts")
     while not stop.is_set():
         names = numbers(20, start=len(committed))

@@ -1,4 +1,6 @@
-"""Messages become columns: duplicates and records below the position are dropped, in any batches of the client."""
+"""Messages become columns: duplicates and records below the position are dropped, in
+any batches of the client.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A reader whose client hangs or misses records continues with a new client: each record once, in order, held ones
-included.
+"""A reader whose client hangs or misses records continues with a new client: each
+record once, in order, held ones included.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class Latin1(str):
 
 @pytest.mark.usefixtures("plane")
 def test_a_header_whose_name_is_not_utf8_stops_no_reader(kafka: Kafka) -> None:
-    """confluent-kafka raised a SystemError: each start of the process ended at the same record."""
+    """confluent-kafka raised a SystemError: each start of the process ended at the same
+    record.
+    """
     topic = kafka.topic("headers")
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
     for headers in (

@@ -74,7 +74,9 @@ def test_a_host_whose_clock_is_days_ahead_can_write_what_has_no_time_of_its_own(
 
 
 def test_the_precondition_of_a_request_is_asked_before_each_attempt() -> None:
-    """A client may be suspended between two attempts, longer than its group waits for it."""
+    """A client may be suspended between two attempts, longer than its group waits for
+    it.
+    """
     log = KafkaLog({"bootstrap.servers": "localhost:1"}, timeout_s=8.0)
     asked = list[str]()
 

@@ -1,4 +1,6 @@
-"""Tests that need a log in memory: compaction on demand, group offsets, and random histories against a plain list."""
+"""Tests that need a log in memory: compaction on demand, group offsets, and random
+histories against a plain list.
+"""
 
 from __future__ import annotations
 
@@ -130,8 +132,8 @@ def test_a_topic_deleted_under_a_reader_is_an_error() -> None:
 
 @dataclass
 class History:
-    """The list model: every offset of a partition, with its value if it is committed; and the reader's next expected
-    record.
+    """The list model: every offset of a partition, with its value if it is committed;
+    and the reader's next expected record.
     """
 
     log: MemoryLog
@@ -159,7 +161,9 @@ class History:
         target[partition].update(enumerate(names, start))
 
     def check(self, batch: RecordBatch, position: int) -> None:
-        """Check that the batch has exactly the committed records between the position and its own end."""
+        """Check that the batch has exactly the committed records between the position
+        and its own end.
+        """
         expected = [
             offset
             for offset in self.visible(batch.partition)

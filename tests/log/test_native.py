@@ -213,7 +213,9 @@ def test_what_is_neither_bytes_nor_null_is_left_to_python() -> None:
 
 
 def lone() -> tuple[Consumer, Fetcher, list[KafkaError]]:
-    """Return a consumer without a broker, its fetcher, and the errors that reach Python."""
+    """Return a consumer without a broker, its fetcher, and the errors that reach
+    Python.
+    """
     told: list[KafkaError] = []
     settings = with_plugin(
         {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
@@ -296,7 +298,9 @@ def test_only_a_client_that_is_there_is_woken() -> None:
     sys.platform != "linux", reason="only Linux counts what a thread does"
 )
 def test_a_fetch_without_a_partition_waits() -> None:
-    """It looked again and again: a consumer whose group has no range for it took a whole core."""
+    """It looked again and again: a consumer whose group has no range for it took a
+    whole core.
+    """
     _, native, _ = lone()
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     assert native.fetch(10, 200) == ([], [])
@@ -332,7 +336,9 @@ def test_nothing_but_wake_ends_the_wait_of_a_fetch(
 def test_a_consumer_that_has_read_everything_asks_less_often(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times a second at most, and hundreds of times if ends are awaited; what is written comes in both cases."""
+    """Ten times a second at most, and hundreds of times if ends are awaited; what is
+    written comes in both cases.
+    """
     monkeypatch.setenv(SETTING, "1")
     totals = [0]
 

@@ -1,4 +1,6 @@
-"""Log lines during an outage of brokers: few, however many clients report it, and one at its end."""
+"""Log lines during an outage of brokers: few, however many clients report it, and one
+at its end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Both data planes read the same from the same topics: odd records, transactions, key ranges, held partitions."""
+"""Both data planes read the same from the same topics: odd records, transactions, key
+ranges, held partitions.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def columns(random: Random, *, marks: bool) -> Columns:
 def fill(
     log: KafkaLog, partitions: list[TopicPartition], transactional_id: str, seed: int
 ) -> None:
-    """Write committed and aborted transactions, which leave holes, into the partitions in turn."""
+    """Write committed and aborted transactions, which leave holes, into the partitions
+    in turn.
+    """
     random, writer = Random(seed), log.writer(transactional_id)
     for transaction in range(TRANSACTIONS):
         writer.begin()
@@ -84,10 +88,12 @@ def fill(
 def read(
     log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committed_only: bool
 ) -> Slots:
-    """Return all records by partition and slot, read in odd portions, with each partition held sometimes; and the
-    advances of stream time, by partition, in place of slot -2.
+    """Return all records by partition and slot, read in odd portions, with each
+    partition held sometimes; and the advances of stream time, by partition, in place of
+    slot -2.
 
-    Checks that positions and stream times never go back, and that the end comes with the last record.
+    Checks that positions and stream times never go back, and that the end comes with
+    the last record.
     """
     random, reader = Random(seed), log.reader(committed_only=committed_only)
     found = defaultdict[tuple[TopicPartition, int], list[Seen]](list)

@@ -1,4 +1,6 @@
-"""Time marks in a partition: no task gets one, and they advance time for all key ranges at the same record."""
+"""Time marks in a partition: no task gets one, and they advance time for all key ranges
+at the same record.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Rows = list[tuple[bool, tuple[bytes | None, int]]]
 
 
 def columns_of(some: Rows, start: int = 0, *, native: bool = False) -> Columns:
-    """Return the columns of records and marks. `native`: with the stream times of the extension, which count all."""
+    """Return the columns of records and marks. `native`: with the stream times of the
+    extension, which count all.
+    """
     columns = raw_columns(
         [None if marked else key for marked, (key, _) in some],
         [None if marked else b"v" for marked, _ in some],
@@ -121,7 +125,9 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
 
 
 def test_a_mark_far_in_the_future_counts_up_to_its_own_timestamp_only() -> None:
-    """It may belong to another application, which takes other timestamps from the records."""
+    """It may belong to another application, which takes other timestamps from the
+    records.
+    """
     columns = raw_columns(
         [b"a", None, b"b"],
         [b"v", None, b"v"],

@@ -1,4 +1,6 @@
-"""Errors of a writer on a real Kafka after a failure in the background: the next call raises the cause."""
+"""Errors of a writer on a real Kafka after a failure in the background: the next call
+raises the cause.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(
     lost: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`lost`: confluent-kafka may lose the error (seen on a busy machine, twice in a row)."""
+    """`lost`: confluent-kafka may lose the error (seen on a busy machine, twice in a
+    row).
+    """
     if lost:
         monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Losing)
     topic, name = kafka.topic(), kafka.unique("fenced")
@@ -188,8 +192,8 @@ def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(
 def test_an_error_that_the_client_lost_on_the_way_ends_the_client_not_the_work() -> (
     None
 ):
-    """Seen under kills: "flush returned NULL without setting an exception", when a fatal error hit one of our
-    callbacks.
+    """Seen under kills: "flush returned NULL without setting an exception", when a
+    fatal error hit one of our callbacks.
     """
     lost = error_of(
         SystemError(
@@ -242,8 +246,9 @@ class Counted(Producer):
 def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(
     broker_to_break: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client continues the commit, and refuses an abort beside it. A second call without time left ended the
-    process when the broker answered (seen on a busy machine).
+    """The client continues the commit, and refuses an abort beside it. A second call
+    without time left ended the process when the broker answered (seen on a busy
+    machine).
     """
     monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Counted)
     cluster = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})

@@ -1,4 +1,6 @@
-"""Lost positions, told apart from a first start: two sub-topologies on a log whose offsets the test sets."""
+"""Lost positions, told apart from a first start: two sub-topologies on a log whose
+offsets the test sets.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ CHANGELOG = "app-counts-changelog"
 
 
 class Application:
-    """A stateless stage that repartitions, and a count behind it. It is its own group coordinator."""
+    """A stateless stage that repartitions, and a count behind it. It is its own group
+    coordinator.
+    """
 
     def __init__(self, *, counts: bool = True) -> None:
         """`counts`: whether there is a count, or only a look at what was repartitioned."""
@@ -134,7 +138,9 @@ def test_a_stage_without_state_does_not_write_again_into_one_whose_state_is_ther
 
 
 def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
-    """The other process committed its first position before it wrote; this one fetches the ends before the offsets."""
+    """The other process committed its first position before it wrote; this one fetches
+    the ends before the offsets.
+    """
     app = Application()
     app.write(CHANGELOG, 1)
     app.offsets[TopicPartition(REPARTITION.topic, 1)] = 0, "ic -1 0"
@@ -147,7 +153,8 @@ def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
 def test_a_repartition_topic_whose_records_nobody_here_has_written_is_not_read_beside_its_sources(
     counts: bool, first: int
 ) -> None:
-    """Sources and repartition topics were copied from another cluster, changelogs were not: each order counted twice.
+    """Sources and repartition topics were copied from another cluster, changelogs were
+    not: each order counted twice.
 
     Whichever opens first: the stage in front would write again what is there.
     """
@@ -206,7 +213,9 @@ def test_individual_commits_that_tile_are_a_position() -> None:
 def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(
     first: int,
 ) -> None:
-    """Whichever opens first: a stateless stage would write again into one that continues at its position."""
+    """Whichever opens first: a stateless stage would write again into one that
+    continues at its position.
+    """
     app = Application()
     tiled(app, REPARTITION, 7)
     for partition in (
@@ -277,7 +286,9 @@ def reset(app: Application, source: TopicPartition) -> None:
 
 
 def test_a_repartition_topic_that_has_grown_with_a_reset_has_lost_no_position() -> None:
-    """The reset knew the partitions of before; Kafka has deleted their plain offsets with the topic."""
+    """The reset knew the partitions of before; Kafka has deleted their plain offsets
+    with the topic.
+    """
     app = Application()
     reset(app, REPARTITION)
     app.offsets |= {
@@ -302,7 +313,9 @@ def test_a_position_that_is_lost_after_a_reset_is_missed() -> None:
 
 
 def test_a_partition_begins_once_after_a_reset_had_its_topic_made_anew() -> None:
-    """Its first position becomes durable before it processes anything, as that of a partition without commits."""
+    """Its first position becomes durable before it processes anything, as that of a
+    partition without commits.
+    """
     app, task = Application(), TaskId(1, 0, WHOLE)
     reset(app, REPARTITION)
 
@@ -391,7 +404,9 @@ def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened()
 def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
     rows: int, metadata: str, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After `kafka-consumer-groups --reset-offsets` records were counted twice, and nothing said so."""
+    """After `kafka-consumer-groups --reset-offsets` records were counted twice, and
+    nothing said so.
+    """
     app = Application()
     for _ in range(rows):
         app.write(CHANGELOG, 0)
@@ -406,10 +421,12 @@ def test_a_position_that_another_tool_has_set_is_told_where_there_is_state(
 def test_an_application_with_state_does_not_begin_from_nothing_at_the_offsets_of_another(
     metadata: str,
 ) -> None:
-    """A group of Quix Streams was taken over: all counts began at its offsets, in silence. Its changelogs have other
-    names; so may have those of Faust and Kafka Streams, whose stores have other names.
+    """A group of Quix Streams was taken over: all counts began at its offsets, in
+    silence. Its changelogs have other names; so may have those of Faust and Kafka
+    Streams, whose stores have other names.
 
-    The stage in front of the count is refused, too: it would count from nothing as well.
+    The stage in front of the count is refused, too: it would count from nothing as
+    well.
     """
     app = Application()
     app.offsets = {ORDERS: (3, metadata), TopicPartition("orders", 1): (4, metadata)}
@@ -437,7 +454,8 @@ OF_KAFKA_STREAMS = "AgAAAaIft6SK"
 def test_the_state_of_an_application_of_kafka_streams_is_no_state_of_ours(
     opened: tuple[int, int],
 ) -> None:
-    """Its changelogs have the names of ours: a join by foreign keys went on, and did not find its rows.
+    """Its changelogs have the names of ours: a join by foreign keys went on, and did
+    not find its rows.
 
     The partitions without an offset and the tasks without state are refused, too.
     """

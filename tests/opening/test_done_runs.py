@@ -1,4 +1,6 @@
-"""Done runs that are found in the source topic of a table: dropped where no record of the task lies in them."""
+"""Done runs that are found in the source topic of a table: dropped where no record of
+the task lies in them.
+"""
 
 from __future__ import annotations
 

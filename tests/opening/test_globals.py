@@ -1,4 +1,6 @@
-"""Global tables: read completely before the first look-up, then followed. Unreadable records go to the handler."""
+"""Global tables: read completely before the first look-up, then followed. Unreadable
+records go to the handler.
+"""
 
 import sys
 import time
@@ -90,7 +92,9 @@ def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
 
 
 def test_a_value_that_is_read_as_none_deletes_the_row_as_a_tombstone_does() -> None:
-    """As in other tables; a row without a value would be found by queries, and by no inner join."""
+    """As in other tables; a row without a value would be found by queries, and by no
+    inner join.
+    """
     log = written((b"a", b"1"), (b"a", b"null"), (b"b", b"null"), (b"c", b"2"))
     spec = StoreSpec("all-names", "key_value", serdes.text, serdes.json, logged=False)
     table = tables_of(log, tables=[GlobalTable("names", spec)])
@@ -294,7 +298,9 @@ def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_th
 
 
 class Moving(Processor[str, str, Any, Any]):
-    """Keeps the results of its scans; puts two rows for a record and deletes a third, then refuses some records."""
+    """Keeps the results of its scans; puts two rows for a record and deletes a third,
+    then refuses some records.
+    """
 
     seen: ClassVar[list[list[tuple[str, str]]]] = []
 

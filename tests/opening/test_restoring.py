@@ -1,5 +1,5 @@
-"""Stores of opening tasks are restored to the end of their changelogs, or to their tasks' positions in the source
-topic.
+"""Stores of opening tasks are restored to the end of their changelogs, or to their
+tasks' positions in the source topic.
 """
 
 from __future__ import annotations
@@ -312,7 +312,9 @@ def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_wa
 
 
 def test_nothing_is_restored_from_a_changelog_from_which_rows_are_deleted() -> None:
-    """A range moves here after somebody has changed the policy. Source topics and windows are the users' to keep."""
+    """A range moves here after somebody has changed the policy. Source topics and
+    windows are the users' to keep.
+    """
     deleting = {"cleanup.policy": "delete", "retention.ms": "1000"}
     log, windows = MemoryLog(), replace(OF_EACH_KIND[1], name="windows")
     log.create_topics(
@@ -402,7 +404,9 @@ ENGINES: Mapping[str, Callable[[Path], tuple[Engine, Mapping[str, Engine]]]] = {
 def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_its_beginning(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A changelog, and a source topic that is a changelog. A sibling's state stays until the sibling opens."""
+    """A changelog, and a source topic that is a changelog. A sibling's state stays
+    until the sibling opens.
+    """
     engine_of, apart = ENGINES[engine](tmp_path)
     log, database, (one, two) = (
         cluster(100),
@@ -435,8 +439,8 @@ def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_it
 def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the_new_one(
     before: int, after: int, steps: int, spec: StoreSpec
 ) -> None:
-    """Batches of ten, so that a restore is at any point: at the start, half-way, past the end of the new topic,
-    complete.
+    """Batches of ten, so that a restore is at any point: at the start, half-way, past
+    the end of the new topic, complete.
     """
     log, database = cluster(before), Database(Memory(), [spec])
     reading, task = restoring(log), TaskId(0, 0, WHOLE)

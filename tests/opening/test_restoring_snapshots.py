@@ -1,5 +1,5 @@
-"""Stores are restored from a snapshot and the changelog after it, without delaying others. The changelog's settings
-decide how old a snapshot may be.
+"""Stores are restored from a snapshot and the changelog after it, without delaying
+others. The changelog's settings decide how old a snapshot may be.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class World:
         )
 
     def publish(self, age_ms: int = 0) -> int:
-        """Publish a snapshot of the changelog as it is now, dated back; return its size in bytes."""
+        """Publish a snapshot of the changelog as it is now, dated back; return its size
+        in bytes.
+        """
         origin = Database(Memory(), [COUNTS])
         plain = Restoring(self.log, self.changelog)
         plain.add(BIG, [COUNTS], origin, {})
@@ -376,7 +378,9 @@ def test_brokers_that_are_away_when_a_snapshot_has_come_are_asked_again(
 
 
 class Behind(MemoryLog):
-    """A cluster with a broker that does not know the topics, when it should be behind the others."""
+    """A cluster with a broker that does not know the topics, when it should be behind
+    the others.
+    """
 
     behind = False
 

@@ -1,4 +1,6 @@
-"""Sessions of external sinks are opened beside everything else, and closed if nobody takes them."""
+"""Sessions of external sinks are opened beside everything else, and closed if nobody
+takes them.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from coopstreams.topology.errors import DevError
 from examples.demo.browser import Browser
 
 WAIT_S = 120
-"""The longest wait for an element of the page: long, because a busy machine may pause; no test depends on it."""
+"""The longest wait for an element of the page: long, because a busy machine may pause;
+no test depends on it.
+"""
 KEYS = {"ArrowRight": 39, "ArrowDown": 40}
 COMPLAINTS = ("Log.entryAdded", "Runtime.exceptionThrown")
 
@@ -65,7 +67,9 @@ class Page(Browser):
                 )
 
     def complaints(self) -> list[str]:
-        """Return the errors and warnings in the console since the last call: refused by the policy, or raised."""
+        """Return the errors and warnings in the console since the last call: refused by
+        the policy, or raised.
+        """
         self.run("0")  # earlier messages have been read when this returns
         told, self._complaints = self._complaints, []
         return told

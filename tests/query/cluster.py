@@ -1,10 +1,13 @@
-"""A group of instances for the query tests: real databases, real servers on loopback, a placement chosen by the test.
+"""A group of instances for the query tests: real databases, real servers on loopback, a
+placement chosen by the test.
 
-`Node` implements `Backend` as the runtime does: databases shared by siblings, changing openings, reads that detect a
-lost opening. The test takes the place of the group: `locate` sets the placement, `open` and `close` carry it out.
+`Node` implements `Backend` as the runtime does: databases shared by siblings, changing
+openings, reads that detect a lost opening. The test takes the place of the group:
+`locate` sets the placement, `open` and `close` carry it out.
 
-It models no group: these tests check the HTTP answers for each kind of store, key, error and placement, and the node
-that answers. The simulated group (`tests.simulation.queries`) checks answers while owners change.
+It models no group: these tests check the HTTP answers for each kind of store, key,
+error and placement, and the node that answers. The simulated group
+(`tests.simulation.queries`) checks answers while owners change.
 """
 
 from __future__ import annotations
@@ -120,8 +123,9 @@ GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
 
 Key = Any
 Data = dict[str, dict[Key, tuple[Any, int]]]
-"""Store -> key -> (value, timestamp). Keys of window stores are (key, start), of session stores (key, start, end); a
-value of a versioned store is a list of (timestamp, bytes).
+"""Store -> key -> (value, timestamp). Keys of window stores are (key, start), of
+session stores (key, start, end); a value of a versioned store is a list of (timestamp,
+bytes).
 """
 
 
@@ -145,7 +149,9 @@ def stored_key(store: str, key: Key) -> bytes:
 
 
 def _bytes(spec: StoreSpec, key: Key) -> bytes:
-    """Return the bytes of a key, which may be given as bytes that its serde cannot read."""
+    """Return the bytes of a key, which may be given as bytes that its serde cannot
+    read.
+    """
     return key if isinstance(key, bytes) else spec.key.serialize(key)
 
 
@@ -297,7 +303,9 @@ class Node:
         self.openings[task] = opening
 
     def close(self, task: TaskId) -> None:
-        """Close a task, and drop its state; the last task of a partition closes its database, even during a read."""
+        """Close a task, and drop its state; the last task of a partition closes its
+        database, even during a read.
+        """
         del self.openings[task]
         self._databases[task.partition].drop(task.key_range.groups)
         if not any(other.partition == task.partition for other in self.openings):
@@ -430,7 +438,8 @@ class Node:
 
 
 LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
-"""Time limits for other tests: a machine that pauses for some seconds causes no error."""
+"""Time limits for other tests: a machine that pauses for some seconds causes no error.
+"""
 
 
 class Cluster:
@@ -470,7 +479,9 @@ class Cluster:
     def locate(
         self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()
     ) -> None:
-        """Give all nodes a new placement, as a new generation; no task is opened or closed."""
+        """Give all nodes a new placement, as a new generation; no task is opened or
+        closed.
+        """
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
         for node in self.nodes:

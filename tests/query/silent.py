@@ -1,4 +1,6 @@
-"""A server that accepts connections, reads, and never answers: a schema registry that hangs."""
+"""A server that accepts connections, reads, and never answers: a schema registry that
+hangs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Access control: tokens of two roles, also between instances and in a rotation; warnings about open servers."""
+"""Access control: tokens of two roles, also between instances and in a rotation;
+warnings about open servers.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def test_what_is_not_the_token_is_none(
 
 
 def test_a_request_shows_a_few_tokens_at_most(cluster: Cluster) -> None:
-    """Each is compared with each: a header with 30,000 took a part of a second, without a valid one among them."""
+    """Each is compared with each: a header with 30,000 took a part of a second, without
+    a valid one among them.
+    """
     right = ",".join([*(7 * ["guess"]), READ])
     assert ask(cluster["a"], "/v1/stores", right).status_code == httpx.codes.OK
     refused = ask(cluster["a"], "/v1/stores", f"guess,{right}")

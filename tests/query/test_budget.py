@@ -1,4 +1,6 @@
-"""While records wait, queries get a share of the CPU time; health and status are answered in any case."""
+"""While records wait, queries get a share of the CPU time; health and status are
+answered in any case.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""HTTPS: between instances, with and without certificates of clients, and while certificates are renewed."""
+"""HTTPS: between instances, with and without certificates of clients, and while
+certificates are renewed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def office(tmp_path: Path) -> Office:
 
 
 def trusting(office: Office, own: Files | None = None) -> ssl.SSLContext:
-    """Return the context of a client that trusts the office, and shows its own certificate."""
+    """Return the context of a client that trusts the office, and shows its own
+    certificate.
+    """
     return (own or Files(None, None, None, str(office.authorities))).client()
 
 

@@ -38,7 +38,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Awaited:
-    """An `AsyncQueryClient` with the methods of a `QueryClient`, each of which runs the event loop."""
+    """An `AsyncQueryClient` with the methods of a `QueryClient`, each of which runs the
+    event loop.
+    """
 
     def __init__(self, url: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -326,7 +328,9 @@ def test_both_clients_have_the_same_methods() -> None:
 
 
 def test_a_pause_of_one_query_holds_up_no_other_of_the_loop() -> None:
-    """While one query waits for a moving task, the loop answers others, and the request that ends the wait."""
+    """While one query waits for a moving task, the loop answers others, and the request
+    that ends the wait.
+    """
 
     async def both(cluster: Cluster) -> tuple[Any, Any]:
         task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")

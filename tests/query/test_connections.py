@@ -1,6 +1,8 @@
-"""Clients that are slow, silent, never read, or too many: none holds a connection for ever, and others are answered.
+"""Clients that are slow, silent, never read, or too many: none holds a connection for
+ever, and others are answered.
 
-Deadlines that a test waits for are short; none limits the test's own steps, because a busy machine may pause.
+Deadlines that a test waits for are short; none limits the test's own steps, because a
+busy machine may pause.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def connection(cluster: Cluster) -> socket.socket:
 
 
 def answered(cluster: Cluster, request: bytes) -> socket.socket:
-    """Return a connection that was answered, at least in part; connect again if it was too slow."""
+    """Return a connection that was answered, at least in part; connect again if it was
+    too slow.
+    """
     while True:
         client = connection(cluster)
         with suppress(OSError):
@@ -157,7 +161,9 @@ def test_who_reads_slowly_gets_all_of_a_long_answer(
 
 
 def read_slowly(cluster: Cluster, request: bytes) -> tuple[bytes, float]:
-    """Return an answer as far as it comes, and the longest time between two of its pieces."""
+    """Return an answer as far as it comes, and the longest time between two of its
+    pieces.
+    """
     received, longest_s = bytearray(), 0.0
     with connection(cluster) as client, suppress(ConnectionResetError):
         client.sendall(request)
@@ -241,7 +247,9 @@ LINES = b"".join(b"x-%d: y\r\n" % number for number in range(101))
 def test_a_head_that_is_too_long_is_refused_before_it_is_read(
     cluster: Cluster, head: bytes, at_once: bool
 ) -> None:
-    """The parser took a third of a second for such a head, and the comparison of its tokens a second."""
+    """The parser took a third of a second for such a head, and the comparison of its
+    tokens a second.
+    """
     request = b"GET /v1/stores HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\n"
     pieces = [request] if at_once else [request[:40], request[40:5000], request[5000:]]
     with connection(cluster) as client:

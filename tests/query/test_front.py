@@ -1,4 +1,6 @@
-"""The native front gives the same answers as the server without it, for any client and any split of the bytes."""
+"""The native front gives the same answers as the server without it, for any client and
+any split of the bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ DATA: Data = {
 }
 ACCESS = Access({"read": ["secret"], "operate": ["other"]})
 HOP = (b"date", b"transfer-encoding")
-"""Headers that depend on the time or the connection: an error after another answer is chunked."""
+"""Headers that depend on the time or the connection: an error after another answer is
+chunked.
+"""
 MOST = 80
 Answers = list[tuple[int, list[tuple[bytes, bytes]], bytes]]
 
@@ -60,7 +64,9 @@ def both() -> Iterator[tuple[Cluster, Cluster]]:
 
 
 def ask(cluster: Cluster, node: str, requests: list[tuple[bytes, ...]]) -> Answers:
-    """Send requests over one connection, in pieces; return status, headers and body of each answer."""
+    """Send requests over one connection, in pieces; return status, headers and body of
+    each answer.
+    """
     found: Answers = []
     parser = h11.Connection(h11.CLIENT)
     with socket.create_connection(
@@ -269,7 +275,9 @@ def test_heads_that_are_wrong_or_long_are_answered_alike(
 def test_a_client_that_still_sends_gets_the_answer_that_ends_its_connection(
     both: tuple[Cluster, Cluster],
 ) -> None:
-    """The front may notice first that it can send no more to the server behind, which has answered and closed."""
+    """The front may notice first that it can send no more to the server behind, which
+    has answered and closed.
+    """
     refused = b"POST /v1/pause HTTP/1.1\r\nhost: a\r\nbroken\r\n\r\n" + 5_000_000 * b"x"
     for _ in range(12):
         with socket.create_connection(
@@ -283,7 +291,9 @@ def test_a_client_that_still_sends_gets_the_answer_that_ends_its_connection(
 def test_a_connection_is_used_again_after_any_answer(
     both: tuple[Cluster, Cluster],
 ) -> None:
-    """A connection that stayed a tunnel would keep later requests for keys from the front."""
+    """A connection that stayed a tunnel would keep later requests for keys from the
+    front.
+    """
     node = both[0]["a"]
     taken: list[int] = []
     of = KeyAnswers.of
@@ -362,7 +372,9 @@ def test_an_error_in_a_batch_is_told_and_the_others_are_answered() -> None:
 
 
 def test_a_read_that_waits_for_a_disk_keeps_no_other_request_waiting() -> None:
-    """All keys that are asked for at a time are one batch of one thread: it ended with the slowest read."""
+    """All keys that are asked for at a time are one batch of one thread: it ended with
+    the slowest read.
+    """
     asked, healed = threading.Event(), threading.Event()
 
     class Slow(Node):

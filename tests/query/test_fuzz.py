@@ -1,5 +1,5 @@
-"""All requests that the description allows, many that it forbids, and headers that only instances send: no 500, and
-answers as described.
+"""All requests that the description allows, many that it forbids, and headers that only
+instances send: no 500, and answers as described.
 
 schemathesis makes the requests from the description with the stores' names.
 """
@@ -54,14 +54,17 @@ fuzzed = settings(
 
 
 def named_stores() -> dict[str, Any]:
-    """Return the description with the names of the cluster's stores, and an unknown one."""
+    """Return the description with the names of the cluster's stores, and an unknown
+    one.
+    """
     document = copy.deepcopy(description(LIMITS))
     for path in document["paths"].values():
         for parameter in path.get("get", {}).get("parameters", ()):
             if parameter["name"] == "store":
                 parameter["schema"] = {"type": "string", "enum": [*INFOS, "nope"]}
             if parameter["name"] == "key" and parameter["in"] == "path":
-                # Any text in a path is a string: without this type, an array counts as an invalid key.
+                # Any text in a path is a string: without this type, an array counts as
+                # an invalid key.
                 parameter["schema"] = {
                     "type": "string",
                     "anyOf": [{"enum": ["w1", "k", "3", '[1,"a"]', "base64:AA=="]}, {}],
@@ -73,7 +76,9 @@ DOCUMENT = named_stores()
 
 
 def requests() -> Iterator[tuple[str, str, GenerationMode]]:
-    """Yield each path with valid requests, and with invalid ones if a parameter can be invalid."""
+    """Yield each path with valid requests, and with invalid ones if a parameter can be
+    invalid.
+    """
     for path, item in DOCUMENT["paths"].items():
         for method, operation in item.items():
             yield path, method, GenerationMode.POSITIVE

@@ -1,4 +1,6 @@
-"""Who needs no token must call the server by a name of its own: a web page's name may point here (DNS rebinding)."""
+"""Who needs no token must call the server by a name of its own: a web page's name may
+point here (DNS rebinding).
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ def test_a_task_that_closes_takes_its_gauges_along_and_no_count() -> None:
 def test_a_gauge_that_is_set_while_its_task_closes_is_shown_when_it_is_set_again() -> (
     None
 ):
-    """The watcher may set a lag while the control thread closes the task, and the task may be opened again."""
+    """The watcher may set a lag while the control thread closes the task, and the task
+    may be opened again.
+    """
     metrics = Metrics("words", "i-1")
 
     class Closing(TaskId):

@@ -81,7 +81,9 @@ class Asked(Node):
 
 
 def test_requests_that_are_under_way_when_the_instance_ends_may_be_repeated() -> None:
-    """Of six for a key, four are being read, and two wait for a thread; so it is with those for a range."""
+    """Of six for a key, four are being read, and two wait for a thread; so it is with
+    those for a range.
+    """
 
     async def answers(node: Asked) -> list[httpx.Response]:
         mounted = MountedApp()

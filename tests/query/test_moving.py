@@ -1,4 +1,6 @@
-"""While tasks move: never a wrong "not found", never a gap in a range, never an entry twice."""
+"""While tasks move: never a wrong "not found", never a gap in a range, never an entry
+twice.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ DATA: Data = {
 
 
 def hand_over(cluster: Cluster, rng: random.Random) -> None:
-    """Move a task or cut a partition again as a group does: closed, without an owner, assigned, open."""
+    """Move a task or cut a partition again as a group does: closed, without an owner,
+    assigned, open.
+    """
     placed = {name: list(owned) for name, owned in cluster.placed.items()}
     if rng.random() < 0.3:
         partition = rng.randrange(2)
@@ -71,7 +75,9 @@ def keep_asking(
     stop: threading.Event,
     check: Callable[[httpx.Client, Node, random.Random], str | None],
 ) -> list[str]:
-    """Query random instances until `stop`; return the wrong answers. Retryable errors are right."""
+    """Query random instances until `stop`; return the wrong answers. Retryable errors
+    are right.
+    """
     rng, wrong, answered = random.Random(seed), [], 0
     with httpx.Client(trust_env=False, timeout=60) as client:
         while not stop.is_set() or answered < LEAST_ANSWERS:
@@ -224,8 +230,8 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(
     monkeypatch.setenv("COOPSTREAMS_NATIVE", chosen)
 
     class Hasty(Node):
-        """Closes a task, and drops its state, between the opening of a view and its read; siblings keep the database
-        open.
+        """Closes a task, and drops its state, between the opening of a view and its
+        read; siblings keep the database open.
         """
 
         def view(self, store: str, partition: int, hash_: int) -> Any:
@@ -252,7 +258,9 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(
 def test_a_range_of_which_an_instance_does_not_answer_is_not_read_for_nothing_again_and_again() -> (
     None
 ):
-    """Each attempt fails at once at the other instance, while this one still reads its part of the first."""
+    """Each attempt fails at once at the other instance, while this one still reads its
+    part of the first.
+    """
     goes_on, asked = threading.Event(), list[str]()
 
     class Slow(Node):

@@ -1,4 +1,6 @@
-"""The page of an instance in a real Chromium: it shows the HTTP interface's data, and its server keeps to limits."""
+"""The page of an instance in a real Chromium: it shows the HTTP interface's data, and
+its server keeps to limits.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def placed(url: str) -> dict[str, tuple[str, float, float]]:
 
 
 def same_as_metadata(page: Page, url: str) -> bool:
-    """Whether exactly the ranges of `/v1/metadata` are drawn, at their bounds and with their owners."""
+    """Whether exactly the ranges of `/v1/metadata` are drawn, at their bounds and with
+    their owners.
+    """
     drawn, expected = page.ranges(), placed(url)
     return drawn.keys() == expected.keys() and all(
         drawn[task][0] == owner and drawn[task][1:] == pytest.approx(ends, abs=0.002)
@@ -176,7 +180,9 @@ def test_instances_that_are_started_again_at_their_addresses_keep_their_letters(
 
 @pytest.mark.ci
 def test_a_status_that_cannot_be_shown_holds_no_stream(page: Page) -> None:
-    """The page asks for a stream again after each error, and a browser has six connections to a host."""
+    """The page asks for a stream again after each error, and a browser has six
+    connections to a host.
+    """
     with Cluster(1, dataclasses.replace(AGAIN, streams=4)) as cluster:
         cluster.deal(1, DATA)
         page.open(cluster["a"].url + "/")

@@ -1,4 +1,6 @@
-"""Instances that answer anything: it costs a bounded part of memory, is no error of this one, and no token goes astray."""
+"""Instances that answer anything: it costs a bounded part of memory, is no error of
+this one, and no token goes astray.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Topics whose producers choose other partitions than murmur2 are found, and reported once."""
+"""Topics whose producers choose other partitions than murmur2 are found, and reported
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Range and window queries: all ranges of all instances, merged in key order, page by page."""
+"""Range and window queries: all ranges of all instances, merged in key order, page by
+page.
+"""
 
 from __future__ import annotations
 

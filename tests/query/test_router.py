@@ -50,7 +50,9 @@ def tilings(draw: st.DrawFn) -> list[KeyRange]:
 
 @st.composite
 def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
-    """Tasks of two partitions on three instances; unless `whole`, some have no owner, two, or one without a url."""
+    """Tasks of two partitions on three instances; unless `whole`, some have no owner,
+    two, or one without a url.
+    """
     hands: dict[str, list[TaskId]] = {"a": [], "b": [], "c": []}
     for partition in (0, 1):
         for piece in draw(tilings()):

@@ -274,7 +274,9 @@ def test_metrics_count_requests_by_route_not_by_key(cluster: Cluster) -> None:
 def check(
     schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "answer"
 ) -> None:
-    """Assert that a value matches one of our schemas, by the part of JSON Schema that the description uses."""
+    """Assert that a value matches one of our schemas, by the part of JSON Schema that
+    the description uses.
+    """
     if "$ref" in schema:
         check(
             root["components"]["schemas"][schema["$ref"].rpartition("/")[2]],
@@ -459,7 +461,9 @@ def test_an_address_that_cannot_be_is_an_error_at_once(listen: str) -> None:
 def test_a_server_that_takes_long_to_come_up_comes_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker that was paused for 12 s during its start reported an error of its settings, which ended all workers."""
+    """A worker that was paused for 12 s during its start reported an error of its
+    settings, which ended all workers.
+    """
     startup = uvicorn.Server.startup
 
     async def late(

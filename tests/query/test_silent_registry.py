@@ -1,4 +1,6 @@
-"""While a schema registry hangs, everything that needs none is answered: health, other stores, also of the same kind."""
+"""While a schema registry hangs, everything that needs none is answered: health, other
+stores, also of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ ASKING = [
     "/v1/stores/blobs/keys?key=k",
     "/v1/stores/blobs/range",
 ]
-"""Requests for which the registry must be asked: about the key of the request, or about the value of a row."""
+"""Requests for which the registry must be asked: about the key of the request, or about
+the value of a row.
+"""
 ANSWERED = [
     "/health/live",
     "/health/ready",
@@ -101,7 +105,9 @@ def test_others_are_answered_while_a_registry_is_asked(
 
 
 def test_what_a_registry_has_said_once_is_known_to_the_thread_for_keys() -> None:
-    """Once a schema is known, the batch reads its values, without a detour by the server behind the front."""
+    """Once a schema is known, the batch reads its values, without a detour by the
+    server behind the front.
+    """
     known = serdes.avro({"type": "long", "of": "values of a schema that is known"})
     data = known.serialize(3)
 

@@ -1,5 +1,5 @@
-"""Stores with several values for a key: windows of any length, sessions, versions; and global tables, which all
-instances have.
+"""Stores with several values for a key: windows of any length, sessions, versions; and
+global tables, which all instances have.
 """
 
 from __future__ import annotations
@@ -274,7 +274,9 @@ def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(
 
 
 def test_of_a_past_that_is_ahead_of_its_row_only_what_the_row_knows_is_shown() -> None:
-    """A commit between the reads of both, or at-least-once a crash in its middle, brought 10 and 20 into the past."""
+    """A commit between the reads of both, or at-least-once a crash in its middle,
+    brought 10 and 20 into the past.
+    """
     with Cluster(1) as cluster:
         cluster.deal(
             1,

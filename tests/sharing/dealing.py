@@ -1,5 +1,5 @@
-"""A share group in memory, as a broker's (KIP-932): locks that end, counted deliveries; and share threads on it, over a
-log in memory.
+"""A share group in memory, as a broker's (KIP-932): locks that end, counted deliveries;
+and share threads on it, over a log in memory.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Member:
         self._open: set[tuple[str, int, int]] = set()
         self._answers: dict[tuple[str, int, int], bool] = {}
         self.breaks_at: int | None = None
-        """The request at which the member's broker fails, for ever or (`heals`) for a moment; None: never."""
+        """The request at which the member's broker fails, for ever or (`heals`) for a
+        moment; None: never.
+        """
         self.heals = False
 
     def subscribe(self, topics: Sequence[str]) -> None:
@@ -174,10 +176,12 @@ class Member:
 
 
 class LateWriter(MemoryWriter):
-    """A writer whose records are in the log once it has flushed them, as those of Kafka's client.
+    """A writer whose records are in the log once it has flushed them, as those of
+    Kafka's client.
 
-    `flushes`: whether each flush succeeds, or the error that it raises; afterwards all succeed. One that fails has some
-    of its records in the log, and the others never will be: Kafka's client reports a record that it has given up once.
+    `flushes`: whether each flush succeeds, or the error that it raises; afterwards all
+    succeed. One that fails has some of its records in the log, and the others never
+    will be: Kafka's client reports a record that it has given up once.
     """
 
     def __init__(self, log: MemoryLog, flushes: Iterator[bool | LogError]) -> None:

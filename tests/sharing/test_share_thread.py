@@ -1,5 +1,5 @@
-"""Share threads: each record is acknowledged after its results are in the log, whatever its function and its members
-do.
+"""Share threads: each record is acknowledged after its results are in the log, whatever
+its function and its members do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.common.host import System
 from coopstreams.log import time_marks
-from coopstreams.sharing import group as sharing_group
+from coopstreams.sharing import share_group as sharing_group
 from coopstreams.tasks import repeats
 from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
@@ -76,7 +76,9 @@ def settled(group: ShareGroup) -> bool:
 def test_nothing_is_lost_whenever_members_break(
     breaks: list[int], waits: bool, threads: int
 ) -> None:
-    """Instances lose their broker in turn, with all their records, as often as a record may be delivered."""
+    """Instances lose their broker in turn, with all their records, as often as a record
+    may be delivered.
+    """
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
 
@@ -192,7 +194,9 @@ def test_it_joins_again_when_the_brokers_are_back() -> None:
 
 
 def test_it_joins_again_once_a_file_for_its_client_has_been_exchanged() -> None:
-    """The settings of a client that was there before are good: the process ended, for good."""
+    """The settings of a client that was there before are good: the process ended, for
+    good.
+    """
     group = ShareGroup()
     group.write("in", *encoded(*range(3)))
     refused = [ConfigError("the TLS settings cannot be used")]
@@ -326,7 +330,9 @@ def test_a_failure_that_ends_the_thread_lets_it_finish_what_else_it_has(
 def test_a_bad_record_uses_up_no_deliveries_but_its_own_however_often_the_process_is_started_again() -> (
     None
 ):
-    """A broker deals a producer's whole batch, and divides it only when it was delivered in vain more than once."""
+    """A broker deals a producer's whole batch, and divides it only when it was
+    delivered in vain more than once.
+    """
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
 
@@ -426,7 +432,9 @@ def test_records_that_fail_together_are_released_and_logged_together(
     failed, began = list[int](), time.monotonic()
 
     class Clock(System):
-        """It stands still until all have failed: the first are not due before the last, however slow the machine is."""
+        """It stands still until all have failed: the first are not due before the last,
+        however slow the machine is.
+        """
 
         def now(self) -> float:
             return began if len(failed) < 30 else super().now()
@@ -516,7 +524,9 @@ def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_lo
 def test_a_thread_is_live_while_the_log_takes_its_results_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The brokers may be away, which a new process would not heal; a flush ends by itself."""
+    """The brokers may be away, which a new process would not heal; a flush ends by
+    itself.
+    """
     monkeypatch.setattr(sharing_group, "SLOW_S", 0.0)
     monkeypatch.setattr(sharing_group, "STALLED_S", 0.0)
     group = ShareGroup()

@@ -1,5 +1,5 @@
-"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000 [--minutes M] [--jobs N] [--replay
-SEED] [--shrink SEED]`.
+"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000
+[--minutes M] [--jobs N] [--replay SEED] [--shrink SEED]`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def _end(interrupted: Event, *_: object) -> None:
 
 
 def _find_again(name: str, planted: Planted) -> int:
-    """Plant a bug; return 0 if its seed, or one of the next, finds it again by its oracle."""
+    """Plant a bug; return 0 if its seed, or one of the next, finds it again by its
+    oracle.
+    """
     assert planted.seed is not None
     with planted.put_in():
         for history in histories(
@@ -207,7 +209,9 @@ def _replay(history: History, only: Sequence[int] | None, steps: int) -> int:
 
 
 def _shrink(history: History, steps: int) -> int:
-    """Print a shorter history that fails as well, if this one fails; return whether it does."""
+    """Print a shorter history that fails as well, if this one fails; return whether it
+    does.
+    """
     world, violation = play(history, steps=steps)
     if violation is None:
         print(f"{history}: right")

@@ -1,5 +1,5 @@
-"""The oracle of results: those of one task in the test driver over the same records, compared as strictly as each
-program allows.
+"""The oracle of results: those of one task in the test driver over the same records,
+compared as strictly as each program allows.
 
     Counted    counts: exactly the driver's, in order for each key; at least once: no smaller ones
     Sessions   likewise; at least once: maybe of a session that contains the driver's
@@ -13,7 +13,8 @@ program allows.
     Latest     counts: some of the driver's, in its order, and the last one
     Final      counts, each emitted once, perhaps earlier than by the driver
 
-Invariant: a result is judged by the records written before it; a missing one is found at the end.
+Invariant: a result is judged by the records written before it; a missing one is found
+at the end.
 Source: docs/semantics.md.
 """
 
@@ -158,7 +159,8 @@ class Counted(Answer):
     def _lack(self, key: Key) -> str:
         if self.exactly_once:
             return self._short(key)
-        # a session may have been merged with one of uncommitted records, which are processed again
+        # a session may have been merged with one of uncommitted records, which are
+        # processed again
         told, last = (
             [value for value in self.told[key] if value is not None],
             self.expected[key][-1],
@@ -174,8 +176,8 @@ class Counted(Answer):
 
 
 class Sessions(Counted):
-    """Results are counts of the records of sessions. Under at-least-once, a repeated record may merge with a session
-    that would have been closed at its first processing.
+    """Results are counts of the records of sessions. Under at-least-once, a repeated
+    record may merge with a session that would have been closed at its first processing.
     """
 
     def _lack(self, key: Key) -> str:
@@ -238,7 +240,9 @@ class Paired(Answer):
 
 
 class Alone(Paired):
-    """Results are `n:m`, two records, or `n:`, a record of the left stream without a match, or without one in time."""
+    """Results are `n:m`, two records, or `n:`, a record of the left stream without a
+    match, or without one in time.
+    """
 
     def _problem(self, key: Key, value: Value) -> str:
         assert value is not None
@@ -254,7 +258,9 @@ class Alone(Paired):
 
 
 class Either(Alone):
-    """As `Alone`, and also `:m`: a record of the right stream without a match, or without one in time."""
+    """As `Alone`, and also `:m`: a record of the right stream without a match, or
+    without one in time.
+    """
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None or not value.startswith(b":"):
@@ -298,7 +304,9 @@ class Matched(Answer):
 
 
 class Settled(Answer):
-    """Results are `n:m`, the latest of two rows, or `n:None`. They follow two topics, read in no fixed order."""
+    """Results are `n:m`, the latest of two rows, or `n:None`. They follow two topics,
+    read in no fixed order.
+    """
 
     right_alone = False
     """Whether results may be `None:m`."""
@@ -330,7 +338,9 @@ class SettledOuter(Settled):
 
 
 class SettledInCache(Settled):
-    """As `Settled`, with a record cache: no result of a row that comes and goes between two commits."""
+    """As `Settled`, with a record cache: no result of a row that comes and goes between
+    two commits.
+    """
 
     def _lack(self, key: Key) -> str:
         gone = (
@@ -346,7 +356,9 @@ class SettledOuterInCache(SettledInCache):
 
 
 class Stepwise(Counted):
-    """Results are counts of rows. Each record removes a row, adds one or both, in any order."""
+    """Results are counts of rows. Each record removes a row, adds one or both, in any
+    order.
+    """
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None or len(value) != 8:
@@ -369,8 +381,8 @@ class Stepwise(Counted):
 
 
 class LastCounts(Stepwise):
-    """As `Stepwise`, where updates of rows are left out: a count may change by more, and a group may never be told of
-    whose rows none is left.
+    """As `Stepwise`, where updates of rows are left out: a count may change by more,
+    and a group may never be told of whose rows none is left.
     """
 
     def _problem(self, key: Key, value: Value) -> str:
@@ -388,7 +400,9 @@ class LastCounts(Stepwise):
 
 
 class LastRows(Ordered):
-    """As `Ordered`, where some updates of a row are left out: the others in order, and the last one."""
+    """As `Ordered`, where some updates of a row are left out: the others in order, and
+    the last one.
+    """
 
     def _problem(self, key: Key, value: Value) -> str:
         if self.exactly_once and not _in_order(

@@ -1,12 +1,14 @@
-"""The oracle of consumers: which records were handed out, done and committed, and what violates the rules.
+"""The oracle of consumers: which records were handed out, done and committed, and what
+violates the rules.
 
 again    a committed record is not handed out again, to a later owner of its key range or to its committer
 order    records of a key come in order, and no record is skipped that is not done
 owners   once a key range has a new owner, no commit that an earlier owner begins succeeds
 results  a record has at most one committed result
 
-A topic may be deleted and made anew: its records are others then. A consumer that has not noticed reads the new ones
-from its old position on; what it does with them counts for nothing, because they are handed out again.
+A topic may be deleted and made anew: its records are others then. A consumer that has
+not noticed reads the new ones from its old position on; what it does with them counts
+for nothing, because they are handed out again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from coopstreams.topology.columns import Columns, TopicPartition
 
 
 class Place(NamedTuple):
-    """The partition and offset of a record. `made`: which of the topics of that name it is in, from 0 on."""
+    """The partition and offset of a record. `made`: which of the topics of that name it
+    is in, from 0 on.
+    """
 
     at: TopicPartition
     offset: int
@@ -41,7 +45,9 @@ def place(record: ConsumerRecord) -> Place:
 
 @dataclass(eq=False, slots=True)
 class _Owned:
-    """A key range of a partition with one of its owners, which opened it between the moments `after` and `since`."""
+    """A key range of a partition with one of its owners, which opened it between the
+    moments `after` and `since`.
+    """
 
     by: str
     at: TopicPartition
@@ -102,7 +108,9 @@ class Book:
     def opened(
         self, by: str, at: TopicPartition, key_range: KeyRange, after: int
     ) -> None:
-        """Note that a consumer has opened a key range. `after`: the moment before the call, which may have paused."""
+        """Note that a consumer has opened a key range. `after`: the moment before the
+        call, which may have paused.
+        """
         self._opened.append(_Owned(by, at, key_range, after, self.moment()))
 
     def handed(self, by: str, record: ConsumerRecord) -> None:
@@ -185,7 +193,9 @@ class Book:
             self._last_result[series] = here.offset
 
     def lacking(self, *, results: bool) -> list[str]:
-        """Return the records of the latest topics that are not done, or are done without a result."""
+        """Return the records of the latest topics that are not done, or are done
+        without a result.
+        """
         every = {
             Place(at, offset, made)
             for (at, made, _), offsets in self._written.items()
@@ -205,7 +215,9 @@ class Book:
         return self._topics[topic].index(share.progress.topic_ids[topic])
 
     def _of(self, by: str, share: Share) -> _Owned:
-        """Return the entry of an open key range: the latest opening of which the owner was informed."""
+        """Return the entry of an open key range: the latest opening of which the owner
+        was informed.
+        """
         if share not in self._owned:
             self._owned[share] = next(
                 one

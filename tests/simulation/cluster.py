@@ -1,4 +1,6 @@
-"""The simulated cluster for fibers: requests take time, and a process that a fault kills gets no further turn."""
+"""The simulated cluster for fibers: requests take time, and a process that a fault
+kills gets no further turn.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 """How long a client waits for an answer before it retries or reports a time-out."""
 KEPT_S = 10.0
-"""`message.timeout.ms`: under at-least-once the session time-out, so that a paused process does not overwrite its
-successor's records with old ones.
+"""`message.timeout.ms`: under at-least-once the session time-out, so that a paused
+process does not overwrite its successor's records with old ones.
 """
 MIN_ISR = 2
 """`min.insync.replicas` of all topics; each broker has a replica of each."""
@@ -50,7 +52,9 @@ class _Unlocked(Changed):
 
 
 class MachineCluster(Cluster):
-    """A cluster in the time of a scheduler: due work is done at its time, whichever client waits."""
+    """A cluster in the time of a scheduler: due work is done at its time, whichever
+    client waits.
+    """
 
     changed = _Unlocked
 
@@ -97,7 +101,8 @@ class _Request(Generic[T]):
 class MachineClient(Client):
     """A machine's connection to the brokers. Units: `latency_s`, the mean of one way.
 
-    A request without a fault, and its answer, arrive even while the requesting machine is paused.
+    A request without a fault, and its answer, arrive even while the requesting machine
+    is paused.
     """
 
     cluster: MachineCluster
@@ -110,7 +115,9 @@ class MachineClient(Client):
         latency_s: float,
         killed: Callable[[Machine, str], None],
     ) -> None:
-        """`killed`: called with the machine and the request at which its process has ended."""
+        """`killed`: called with the machine and the request at which its process has
+        ended.
+        """
         super().__init__(cluster, machine.name, machine)
         self.machine = machine
         self.random, self._mean_s = random, latency_s
@@ -270,7 +277,9 @@ class MachineLog(SimulatedLog):
         )
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end: the brokers' views give the leader, as in `Ends`, and it is asked with its epoch."""
+        """Return the true end: the brokers' views give the leader, as in `Ends`, and it
+        is asked with its epoch.
+        """
         return self._patient(lambda: self._true_end(partition))
 
     def reported_end(self, partition: TopicPartition) -> int:

@@ -1,5 +1,5 @@
-"""A group of cooperative consumers without a broker: the public `CooperativeConsumer` in users' programs, with faults
-of its own besides those of `stage`.
+"""A group of cooperative consumers without a broker: the public `CooperativeConsumer`
+in users' programs, with faults of its own besides those of `stage`.
 
     programs    finish records in any order, also on other threads; commit all, ranges, or leave it to the consumer;
                 delay revocations; work for longer than the group waits; under exactly-once, write in transactions
@@ -179,7 +179,9 @@ class Consumers(Stage[User]):
             )
 
     def _not_committed(self) -> list[str]:
-        """Return the partitions in which the group has not reached the end, by its plain offsets."""
+        """Return the partitions in which the group has not reached the end, by its
+        plain offsets.
+        """
         committed = self.cluster.state.group(GROUP).committed
         ends = {
             at.where: at.end

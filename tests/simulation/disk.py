@@ -1,4 +1,6 @@
-"""The disks of simulated machines: engines whose rows outlive the process that wrote them."""
+"""The disks of simulated machines: engines whose rows outlive the process that wrote
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ _FULL: set[Path] = set()
 
 
 class Disk(Memory):
-    """A store type, `tests.simulation.disk:Disk`: the rows in a folder outlive the process."""
+    """A store type, `tests.simulation.disk:Disk`: the rows in a folder outlive the
+    process.
+    """
 
     contents: int
     """The version of the folder's content, which differs after each change."""
 
     def __new__(cls, folder: Path) -> Disk:
-        """Return the engine of a folder with the rows of its last user; a new folder has an empty one."""
+        """Return the engine of a folder with the rows of its last user; a new folder
+        has an empty one.
+        """
         mark = folder / MARK
         if mark.exists():
             return _DISKS[mark.read_text()]

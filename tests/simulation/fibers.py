@@ -1,14 +1,15 @@
 """Deterministic threads in virtual time: a seed chooses which one runs.
 
-A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is its `Host`). Then the scheduler
-picks a ready one at random; if there is none, it advances the time to the first time-out.
+A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is
+its `Host`). Then the scheduler picks a ready one at random; if there is none, it
+advances the time to the first time-out.
 
     machine    one process: its threads, its clocks, whether it is paused or dead
     fiber      one thread
     scheduler  chooses the next fiber, and keeps the time
 
-Invariant: the same seed gives the same schedule: nothing here or above uses time, threads or randomness of the
-operating system.
+Invariant: the same seed gives the same schedule: nothing here or above uses time,
+threads or randomness of the operating system.
 Source: the idea is FoundationDB's simulation (Zhou et al., SIGMOD 2021).
 """
 
@@ -164,7 +165,9 @@ class Scheduler:
         heapq.heappush(self._timers, (seconds, next(self._numbers), None, 0, then))
 
     def wait(self, timeout: float | None, among: set[Fiber] | None = None) -> bool:
-        """Block the calling fiber until it is woken, or for this long; return whether it was woken."""
+        """Block the calling fiber until it is woken, or for this long; return whether
+        it was woken.
+        """
         if self._closed:
             raise GreenletExit
         fiber = getcurrent()
@@ -245,7 +248,9 @@ class Machine:
     # --- what happens to it ---
 
     def pause(self, *, suspended: bool = False) -> None:
-        """Pause, as by SIGSTOP; `suspended`: the whole machine, which its `elapsed` clock counts."""
+        """Pause, as by SIGSTOP; `suspended`: the whole machine, which its `elapsed`
+        clock counts.
+        """
         self.paused = True
         self._suspended_at = self.scheduler.now if suspended else None
 

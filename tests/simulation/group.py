@@ -1,10 +1,12 @@
-"""A group coordinator, and the client side of a member: the classic protocol, as members observe it.
+"""A group coordinator, and the client side of a member: the classic protocol, as
+members observe it.
 
     join       each member sends its subscription; when all have, or at the time-out, a generation begins
     sync       the leader sends the assignments
     heartbeat  a member without one for a session time-out is removed, and the group rebalances
 
-Invariant: a request that Kafka's coordinator would refuse (another generation, an unknown member) is refused here.
+Invariant: a request that Kafka's coordinator would refuse (another generation, an
+unknown member) is refused here.
 Source: Kafka `GroupCoordinator` (classic groups), KIP-394 for member ids.
 """
 
@@ -61,7 +63,9 @@ class _Member:
     joined: bool = True
     assignment: bytes = b""
     request: int = 0
-    """The request to join that the broker answers: the latest, as in Kafka; 0: none is known."""
+    """The request to join that the broker answers: the latest, as in Kafka; 0: none is
+    known.
+    """
 
 
 @dataclass
@@ -105,7 +109,9 @@ class Group:
         self._settled[machine] = settled_in
 
     def ends_transaction(self, owner: Machine | None, by: Machine) -> None:
-        """Note a member that ends another one's transaction: the other one must have left."""
+        """Note a member that ends another one's transaction: the other one must have
+        left.
+        """
         if (
             owner in (None, by)
             or owner.dead
@@ -121,8 +127,8 @@ class Group:
     def join(
         self, member: str, subscription: bytes, session_s: float
     ) -> tuple[str, int]:
-        """Take a request to join; return the ids of the member and of the request. The answer comes when
-        `in_generation`.
+        """Take a request to join; return the ids of the member and of the request. The
+        answer comes when `in_generation`.
         """
         if member and member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
@@ -153,7 +159,9 @@ class Group:
         return member, known.request
 
     def in_generation(self, member: str, request: int) -> tuple[int, dict[str, bytes]]:
-        """Wait for the answer to a request to join; return the generation, and for the leader all subscriptions."""
+        """Wait for the answer to a request to join; return the generation, and for the
+        leader all subscriptions.
+        """
         self._await(
             lambda: member not in self.members or self.phase is not Phase.PREPARING
         )
@@ -175,8 +183,8 @@ class Group:
         return self.generation, told
 
     def sync(self, member: str, generation: int, given: Mapping[str, bytes]) -> None:
-        """Take a request for the member's assignment; the leader's has all of them. The answer comes when it is
-        `assigned`.
+        """Take a request for the member's assignment; the leader's has all of them. The
+        answer comes when it is `assigned`.
         """
         self._check(member, generation)
         if self.phase is Phase.COMPLETING and member == self.leader:
@@ -214,7 +222,9 @@ class Group:
             self._without(member)
 
     def load(self) -> None:
-        """Load the group from the log: another broker coordinates it, or this one has restarted."""
+        """Load the group from the log: another broker coordinates it, or this one has
+        restarted.
+        """
         self.generation, self.leader, kept = self._kept
         self.members = {
             id_: replace(each, heard=self.scheduler.now, joined=True, request=0)

@@ -1,4 +1,6 @@
-"""The histories of a seed, under each guarantee: of one of the programs of instances, or of a group of consumers."""
+"""The histories of a seed, under each guarantee: of one of the programs of instances,
+or of a group of consumers.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class History(NamedTuple):
 def histories(
     seeds: Iterable[int], guarantee: str | None = None, program: str | None = None
 ) -> Iterator[History]:
-    """Yield the histories of these seeds: the programs in turn, and sometimes consumers; or always the same one."""
+    """Yield the histories of these seeds: the programs in turn, and sometimes
+    consumers; or always the same one.
+    """
     names = list(PROGRAMS)
     for seed in seeds:
         played = [names[seed % len(names)], *([CONSUMERS] if seed % EVERY == 0 else [])]
@@ -94,7 +98,9 @@ MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (deployed, "outline", id),
     (operator_time, "Analysis", id),
 ]
-"""Functions whose results are equal in all processes of a topology, which has no patterns: cached."""
+"""Functions whose results are equal in all processes of a topology, which has no
+patterns: cached.
+"""
 _MADE = [
     (where, name, _once(getattr(where, name), about))
     for where, name, about in MADE_ONCE
@@ -104,7 +110,9 @@ _MADE = [
 def play(
     history: History, only: Collection[int] | None = None, steps: int = STEPS
 ) -> tuple[Stage[Any], ViolationError | None]:
-    """Return the stage of a history of this many steps at its end, and its violation. `only`: see `Stage.run`."""
+    """Return the stage of a history of this many steps at its end, and its violation.
+    `only`: see `Stage.run`.
+    """
     gc.disable()  # otherwise each garbage collection would traverse all modules
     if next(_NUMBERS) % COLLECTED == 0:
         gc.collect()

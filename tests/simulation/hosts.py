@@ -1,5 +1,5 @@
-"""Faults of machines, other than their death: disks that are lost, full, or from an earlier time; clocks that jump;
-changed settings.
+"""Faults of machines, other than their death: disks that are lost, full, or from an
+earlier time; clocks that jump; changed settings.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 
 
 class Hosts:
-    """The hosts of processes, by number, and the settings with which processes start. `folder_of`: the state folder of
-    a process.
+    """The hosts of processes, by number, and the settings with which processes start.
+    `folder_of`: the state folder of a process.
     """
 
     def __init__(

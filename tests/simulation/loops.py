@@ -13,7 +13,9 @@ from coopstreams.common.host import Host
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the asynchronous functions of users, of one process. `host`: its clock, its fiber and its name."""
+    """Runs the asynchronous functions of users, of one process. `host`: its clock, its
+    fiber and its name.
+    """
 
     _run_once: Callable[[], None]
     """One pass of callbacks: `BaseEventLoop` has it, but not its type stub."""

@@ -1,5 +1,5 @@
-"""Another application whose commits are in the same partition of the commit topic: its records, and transactions that
-it leaves open for a while.
+"""Another application whose commits are in the same partition of the commit topic: its
+records, and transactions that it leaves open for a while.
 
 Invariant (its oracle): the group under test ends none of its transactions.
 """
@@ -29,11 +29,15 @@ from tests.simulation.kafka.cluster import Cluster
 EVERY_S = 3.0
 """Mean time between two commits."""
 OPEN_S = (0.1, 2.0, 10.0, None)
-"""How long a transaction stays open; None: its writer dies, and the coordinator ends it at its time limit."""
+"""How long a transaction stays open; None: its writer dies, and the coordinator ends it
+at its time limit.
+"""
 
 
 class Neighbour:
-    """Commits at random times. `opens`: its transactions stay open, up to the time limit of the coordinator."""
+    """Commits at random times. `opens`: its transactions stay open, up to the time
+    limit of the coordinator.
+    """
 
     def __init__(
         self,

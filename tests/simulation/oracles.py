@@ -88,10 +88,14 @@ class Changelogs:
         self._answered: dict[TopicPartition, dict[bytes, int]] = defaultdict(dict)
         """The number of the row of each key that was answered last."""
         self._right: dict[tuple[str, str, str], object] = {}
-        """The content of each part that was found right: it is not checked again while it is unchanged."""
+        """The content of each part that was found right: it is not checked again while
+        it is unchanged.
+        """
 
     def read(self, topic: str, *, made_anew: bool = False) -> None:
-        """Read a changelog while it has everything; `made_anew`: its offsets will change."""
+        """Read a changelog while it has everything; `made_anew`: its offsets will
+        change.
+        """
         changelogs = [
             TopicPartition(topic, number)
             for number in range(len(self._state.topic(topic).partitions))
@@ -103,7 +107,9 @@ class Changelogs:
             self._reader.assign(self._read)
 
     def begin_anew(self) -> None:
-        """Take it that the application was reset: its changelogs are deleted, and answers begin anew."""
+        """Take it that the application was reset: its changelogs are deleted, and
+        answers begin anew.
+        """
         for changelog in list(self._read):
             self._look(changelog)
         for memory in (self._read, self._answered, self._right):
@@ -118,9 +124,11 @@ class Changelogs:
         return self._asked("rows", part, disk.contents(part.database), self._wrong_rows)
 
     def wrong_answers(self, part: Part) -> list[str]:
-        """Return the violations of a sequential history in this answer: all rows of owned ranges.
+        """Return the violations of a sequential history in this answer: all rows of
+        owned ranges.
 
-        Windows that expire soon are ignored: a new owner may show some that the earlier one has dropped.
+        Windows that expire soon are ignored: a new owner may show some that the earlier
+        one has dropped.
         """
         if _soon_over(part.spec):
             return []
@@ -143,7 +151,9 @@ class Changelogs:
     def some_key(
         self, specs: Sequence[StoreSpec], random: Random
     ) -> tuple[StoreSpec, bytes, bytes] | None:
-        """Return a key that a store has had, as its plain and its store key; None: there is none."""
+        """Return a key that a store has had, as its plain and its store key; None:
+        there is none.
+        """
         known = [
             (spec, rows)
             for spec in specs
@@ -158,7 +168,9 @@ class Changelogs:
         return spec, layout.plain_key(spec, key), key
 
     def floor(self, spec: StoreSpec, partition: int, key: bytes) -> int:
-        """Return the number of the row of a store key that was answered last: none may be older from now on."""
+        """Return the number of the row of a store key that was answered last: none may
+        be older from now on.
+        """
         known = self._answered.get(TopicPartition(self._topic(spec), partition), {})
         return known.get(layout.changelog_key(spec.kind, key), -1)
 
@@ -171,7 +183,9 @@ class Changelogs:
         row: Told | None,
         floor: int,
     ) -> list[str]:
-        """Return the violation of a sequential history in the answer to a query that began at a `floor`."""
+        """Return the violation of a sequential history in the answer to a query that
+        began at a `floor`.
+        """
         changelog = TopicPartition(self._topic(spec), partition)
         decided, name = self._look(changelog), layout.changelog_key(spec.kind, key)
         return list(self._forbidden(who, changelog, name, row, floor, decided=decided))
@@ -183,7 +197,9 @@ class Changelogs:
         about: object,
         wrong: Callable[[Part], Iterator[str]],
     ) -> list[str]:
-        """Return the violations; none if everything relevant is unchanged since it was right."""
+        """Return the violations; none if everything relevant is unchanged since it was
+        right.
+        """
         name = what, part.where, part.spec.name
         if self._right.get(name) == about:
             return []
@@ -232,7 +248,9 @@ class Changelogs:
         *,
         decided: bool,
     ) -> Iterator[str]:
-        """Yield the violation if the row must not be answered for the key after row `last`; otherwise note the row."""
+        """Yield the violation if the row must not be answered for the key after row
+        `last`; otherwise note the row.
+        """
         if row is None and last < 0:
             return  # in the answering instance's view, the key has not been written yet
         had, answered = self._rows[changelog][key], self._answered[changelog]
@@ -255,7 +273,9 @@ class Changelogs:
     def _may_come(
         self, changelog: TopicPartition, key: bytes, row: Told | None
     ) -> bool:
-        """Return whether a transaction without a marker yet has written this row, like an earlier one."""
+        """Return whether a transaction without a marker yet has written this row, like
+        an earlier one.
+        """
         stored = self._state.partition(changelog)
         columns, _, _ = stored.read(
             self._read[changelog].offset, stored.end, committed_only=False

@@ -1,4 +1,6 @@
-"""Faults of brokers: they end, pause, resume with outdated leaderships, and give up leaderships."""
+"""Faults of brokers: they end, pause, resume with outdated leaderships, and give up
+leaderships.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from tests.simulation.kafka.plan import Where
 class Outages:
     """Causes faults at random, of one broker at a time.
 
-    `name`: the group's. `stir`: moves tasks; called when a broker is back, because its outdated view matters only to
-    opening tasks.
+    `name`: the group's. `stir`: moves tasks; called when a broker is back, because its
+    outdated view matters only to opening tasks.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Outages:
         self._troubled: int | None = None
         """The broker with a fault."""
         self._stopped = False
-        """Whether the broker was stopped: when it returns, it has to load its groups and transactional ids."""
+        """Whether the broker was stopped: when it returns, it has to load its groups
+        and transactional ids.
+        """
         self._number = 0
 
     def happen(self) -> None:

@@ -115,7 +115,9 @@ def _short_restore() -> AbstractContextManager[Any]:
 
 
 def _gaps_are_done() -> AbstractContextManager[Any]:
-    """A task whose records are one line commits the gaps between those that wait as done."""
+    """A task whose records are one line commits the gaps between those that wait as
+    done.
+    """
     begin = InFlight.__init__
 
     def in_any_order(self: InFlight, *given: Any, **_: Any) -> None:
@@ -187,7 +189,9 @@ def _silent_opener() -> AbstractContextManager[Any]:
 
 
 def _one_version() -> AbstractContextManager[Any]:
-    """Members do not announce their version of the topology: the leader assumes one for all."""
+    """Members do not announce their version of the topology: the leader assumes one for
+    all.
+    """
 
     def assign(members: Members, *, ranges: int) -> dict[str, Assignment]:
         one = next(iter(members.values())).info.topology
@@ -218,8 +222,8 @@ def _unreadable_skipped() -> AbstractContextManager[Any]:
 
 
 def _back_to_life() -> AbstractContextManager[Any]:
-    """A task of a whole partition writes only its plain offset beside older commits of ranges: if it expires, they
-    count again. Offsets expire and ranges change often.
+    """A task of a whole partition writes only its plain offset beside older commits of
+    ranges: if it expires, they count again. Offsets expire and ranges change often.
     """
     records = Progress.records
 
@@ -249,7 +253,9 @@ def _back_to_life() -> AbstractContextManager[Any]:
 
 
 def _any_changelog() -> AbstractContextManager[Any]:
-    """A restore continues from a checkpoint in any topic with the name of its changelog."""
+    """A restore continues from a checkpoint in any topic with the name of its
+    changelog.
+    """
     refusal = Bounds.refusal
     return patch.object(
         Bounds,
@@ -279,7 +285,9 @@ def _no_lines() -> AbstractContextManager[Any]:
 
 
 def _called_again() -> AbstractContextManager[Any]:
-    """A task calls and processes again what an earlier owner has done above the position."""
+    """A task calls and processes again what an earlier owner has done above the
+    position.
+    """
 
     def everything(
         self: InFlight, keys: Sequence[bytes | None], offsets: Sequence[int], end: int
@@ -292,7 +300,9 @@ def _called_again() -> AbstractContextManager[Any]:
 
 
 def _rows_of_before() -> AbstractContextManager[Any]:
-    """A call gets the rows as of the arrival of its record, without the changes of earlier calls of its key."""
+    """A call gets the rows as of the arrival of its record, without the changes of
+    earlier calls of its key.
+    """
     add = Turns.add
 
     def early(self: Turns, calls: Sequence[NodeCall]) -> NodeCall | None:
@@ -307,7 +317,9 @@ def _rows_of_before() -> AbstractContextManager[Any]:
 
 
 def _any_slice() -> AbstractContextManager[Any]:
-    """Slices of snapshots are used with any changelog of the name. Every history has snapshots."""
+    """Slices of snapshots are used with any changelog of the name. Every history has
+    snapshots.
+    """
     choose = snapshot_restore.choose
 
     def chosen(
@@ -355,7 +367,9 @@ def _unchecked_file() -> AbstractContextManager[Any]:
 
 
 def _found_before() -> AbstractContextManager[Any]:
-    """An answer counts although the key moved during the read; reads are frequent and slow, so that it happens."""
+    """An answer counts although the key moved during the read; reads are frequent and
+    slow, so that it happens.
+    """
     return _both(
         patch.object(local, "_owned_throughout", lambda _: nullcontext()),
         patch.multiple(queries, EVERY_S=0.3, READ_S=2.0),
@@ -400,7 +414,9 @@ def _any_range() -> Iterator[None]:
 
 
 def _fragile() -> AbstractContextManager[Any]:
-    """A stream thread does not handle a commit that fails because the group has a new generation."""
+    """A stream thread does not handle a commit that fails because the group has a new
+    generation.
+    """
 
     def abort(_: StreamThread, error: Exception) -> None:
         raise error
@@ -418,7 +434,9 @@ def _no_turn() -> AbstractContextManager[Any]:
 
 
 def _purged_whatever_it_is() -> AbstractContextManager[Any]:
-    """A process that wakes deletes repartition records without asking whose topic it is, and whether it is a member."""
+    """A process that wakes deletes repartition records without asking whose topic it
+    is, and whether it is a member.
+    """
     return patch.object(Watcher, "_may_purge", lambda *_: None)
 
 
@@ -433,8 +451,8 @@ def _restless() -> AbstractContextManager[Any]:
 
 
 class Planted(NamedTuple):
-    """A bug, and the program that finds it. `seed`: one of the next `WITHIN` histories finds it; None: one of hundreds
-    does, or of many thousands (`once`).
+    """A bug, and the program that finds it. `seed`: one of the next `WITHIN` histories
+    finds it; None: one of hundreds does, or of many thousands (`once`).
     """
 
     put_in: Callable[[], AbstractContextManager[Any]]
@@ -444,7 +462,9 @@ class Planted(NamedTuple):
     oracle: str = ""
     """The oracle that finds the bug (`oracles.ORACLES`)."""
     once: str = ""
-    """The commit and the seed that have found it, where nobody can wait for it: seeds are others after most changes."""
+    """The commit and the seed that have found it, where nobody can wait for it: seeds
+    are others after most changes.
+    """
 
 
 PLANTED: dict[str, Planted] = {
@@ -662,6 +682,6 @@ PLANTED: dict[str, Planted] = {
 }
 """The planted bugs by name."""
 WITHIN = 30
-"""A change of the product changes the schedule, and so the history, of a seed. So one of this many seeds must find the
-bug.
+"""A change of the product changes the schedule, and so the history, of a seed. So one
+of this many seeds must find the bug.
 """

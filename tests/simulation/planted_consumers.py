@@ -22,7 +22,9 @@ def done_before() -> AbstractContextManager[Any]:
 
 
 def no_way_back() -> AbstractContextManager[Any]:
-    """Waiting records of a revoked key range are not read again when it is kept after all."""
+    """Waiting records of a revoked key range are not read again when it is kept after
+    all.
+    """
     return patch.object(Share, "_forget_waiting", lambda self: self.waiting.clear())
 
 

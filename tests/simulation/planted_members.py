@@ -39,7 +39,9 @@ def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
 
 @contextmanager
 def any_epoch() -> Iterator[None]:
-    """Work of an earlier membership is committed under the present identity. Members are suspended and wake often."""
+    """Work of an earlier membership is committed under the present identity. Members
+    are suspended and wake often.
+    """
     suspended = patch.object(
         World,
         "events_that_happen",
@@ -62,8 +64,8 @@ def given_away() -> Iterator[None]:
 
 @contextmanager
 def kept_without_answer() -> Iterator[None]:
-    """A member keeps its tasks when a generation has begun with its old request and without an answer. Requests to join
-    are often late.
+    """A member keeps its tasks when a generation has begun with its old request and
+    without an answer. Requests to join are often late.
     """
     late = patch.dict(stage.RATES, {"join": [(0.2, Late(2.0)), (0.1, Late(7.0))]})
     with late, patch.object(Holdings, "answered", lambda *_: None):
@@ -72,8 +74,8 @@ def kept_without_answer() -> Iterator[None]:
 
 @contextmanager
 def rows_of_who_closes() -> Iterator[None]:
-    """A promised task that is given up deletes rows of one that still closes. One in a hundred cases is found, so tasks
-    move often.
+    """A promised task that is given up deletes rows of one that still closes. One in a
+    hundred cases is found, so tasks move often.
     """
     with (
         _tasks_move_often(),
@@ -89,8 +91,9 @@ def hasty() -> AbstractContextManager[Any]:
 
 @contextmanager
 def hunt_of_before() -> Iterator[None]:
-    """Transactions of non-members are ended by a member list from before the transactions were listed. Lists are slow
-    and tasks move often, so that a member joins and begins a transaction meanwhile.
+    """Transactions of non-members are ended by a member list from before the
+    transactions were listed. Lists are slow and tasks move often, so that a member
+    joins and begins a transaction meanwhile.
     """
 
     def hunt(self: Barrier) -> None:

@@ -26,7 +26,9 @@ from tests.simulation import world
 
 
 def behind_siblings() -> AbstractContextManager[Any]:
-    """The position of a step that ends within a batch is behind siblings' records whose time is unknown."""
+    """The position of a step that ends within a batch is behind siblings' records whose
+    time is unknown.
+    """
     take = SourceQueues._take
 
     def far(name: Any, source: Any, *given: Any, **ties: Any) -> Any:
@@ -43,7 +45,9 @@ def behind_siblings() -> AbstractContextManager[Any]:
 
 
 def at_who_waits() -> AbstractContextManager[Any]:
-    """The position of a commit is that of the waiting record, with the time of the one before it."""
+    """The position of a commit is that of the waiting record, with the time of the one
+    before it.
+    """
 
     def waiting(
         taken: Any, row: int, offset: int, waits_for: int, before: Position, calls: Any
@@ -61,7 +65,9 @@ def own_time() -> AbstractContextManager[Any]:
 
 
 def times_of_the_reader() -> AbstractContextManager[Any]:
-    """Below a call, records are late by the reader's operator times, which start again with each owner."""
+    """Below a call, records are late by the reader's operator times, which start again
+    with each owner.
+    """
     return patch.object(
         SourceInFlight,
         "operator_times_of",
@@ -70,7 +76,9 @@ def times_of_the_reader() -> AbstractContextManager[Any]:
 
 
 def newest_of_all_rows() -> AbstractContextManager[Any]:
-    """Records of a join expire by all rows of the task, also by those of an earlier owner of other keys."""
+    """Records of a join expire by all rows of the task, also by those of an earlier
+    owner of other keys.
+    """
     init = _Side.__init__
 
     def newest(self: _Side, store: Any, retention_ms: int) -> None:
@@ -81,15 +89,19 @@ def newest_of_all_rows() -> AbstractContextManager[Any]:
 
 
 def begun_with_the_partition() -> AbstractContextManager[Any]:
-    """Windows below a filter expire by the stream time of their partition when a task begins."""
+    """Windows below a filter expire by the stream time of their partition when a task
+    begins.
+    """
     return patch.object(tasks_at_work, "operators_of", lambda _: {})
 
 
 @contextmanager
 def observed_by_restored() -> Iterator[None]:
-    """Key groups with no restored window get the observed window start of those restored with them.
+    """Key groups with no restored window get the observed window start of those
+    restored with them.
 
-    The seed was found when tasks did not tell what stores without changes have observed.
+    The seed was found when tasks did not tell what stores without changes have
+    observed.
     """
     checkpoints = Restore._checkpoints
 
@@ -112,8 +124,8 @@ def observed_by_restored() -> Iterator[None]:
 
 @contextmanager
 def expired_in_a_snapshot() -> Iterator[None]:
-    """A snapshot tells the smallest window start of its key groups, although windows are missing by the largest one.
-    Every history has snapshots.
+    """A snapshot tells the smallest window start of its key groups, although windows
+    are missing by the largest one. Every history has snapshots.
     """
 
     def smallest(self: Restore, run: Checkpoint) -> Iterator[Checkpoint]:
@@ -141,12 +153,16 @@ def gate_of_siblings() -> AbstractContextManager[Any]:
 
 
 def search_of_siblings() -> AbstractContextManager[Any]:
-    """Unmatched records wait for those that a sibling's search has seen last, which may be ahead."""
+    """Unmatched records wait for those that a sibling's search has seen last, which may
+    be ahead.
+    """
     return patch.object(EmissionGate, "open", lambda self, now: self.look(now, 0))
 
 
 def closed_by_others() -> AbstractContextManager[Any]:
-    """Windows of a task count as forwarded up to the time of the part of its range that is furthest ahead."""
+    """Windows of a task count as forwarded up to the time of the part of its range that
+    is furthest ahead.
+    """
     return patch.object(Closing, "_part_of", lambda *_: ())
 
 
@@ -156,7 +172,9 @@ def no_operator_times() -> AbstractContextManager[Any]:
 
 
 def behind_its_commit() -> AbstractContextManager[Any]:
-    """A commit has the time before the first waiting record, which the program has not reached."""
+    """A commit has the time before the first waiting record, which the program has not
+    reached.
+    """
     reached = PendingCalls.reached
 
     def untold(self: PendingCalls) -> Iterator[Any]:
@@ -167,7 +185,9 @@ def behind_its_commit() -> AbstractContextManager[Any]:
 
 
 def one_for_all_owners() -> AbstractContextManager[Any]:
-    """Under at-least-once, too, key groups whose commits are at one position count as one part."""
+    """Under at-least-once, too, key groups whose commits are at one position count as
+    one part.
+    """
     parts = tasks_at_work._parts
     return patch.object(
         tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False)

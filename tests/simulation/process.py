@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LOST_ROW = "compaction may have removed the row"
-"""The reason to refuse a table whose topic was compacted ahead of the group: nothing has the row any more."""
+"""The reason to refuse a table whose topic was compacted ahead of the group: nothing
+has the row any more.
+"""
 
 
 AFTER_A_RESET = (
     "deleted and made anew",
-    # the woken process has written into the new changelog, in a transaction that never counts
+    # the woken process has written into the new changelog, in a transaction that never
+    # counts
     "has records, and coopstreams has not written them",
 )
-"""Errors with which a process may end when an application was reset while another one was suspended: their starts are
-repeated.
+"""Errors with which a process may end when an application was reset while another one
+was suspended: their starts are repeated.
 """
 
 
@@ -100,7 +103,8 @@ class Process(Life):
                 finally:
                     self._serve_no_more(self.serving)
         except LogError as error:
-            # a start that was suspended over a reset may find a topic gone between two requests
+            # a start that was suspended over a reset may find a topic gone between two
+            # requests
             gone = world.is_reset and isinstance(error, UnknownTopicError)
             if not (error.retryable or gone) or (
                 self.instance is not None and self.instance.begun
@@ -122,7 +126,8 @@ class Process(Life):
             ) or not world.restore_positions(self):
                 raise
         self.ended = True
-        self.machine.kill()  # other threads, such as an opener that waits for brokers, end with the process
+        # other threads, such as an opener that waits for brokers, end with the process
+        self.machine.kill()
 
     def specs(self) -> list[StoreSpec]:
         """Return the process's stores that can be queried."""

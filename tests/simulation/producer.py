@@ -1,8 +1,9 @@
-"""A user's transactional producer on the simulated cluster: the part of `confluent_kafka.Producer` that
-`CooperativeConsumer.transaction` and its users call, with librdkafka's rules.
+"""A user's transactional producer on the simulated cluster: the part of
+`confluent_kafka.Producer` that `CooperativeConsumer.transaction` and its users call,
+with librdkafka's rules.
 
-A commit without an answer can only be retried, not aborted: its user makes another producer, whose `init_transactions`
-waits until the commit is decided.
+A commit without an answer can only be retried, not aborted: its user makes another
+producer, whose `init_transactions` waits until the commit is decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The simulated programs: topologies with their settings, the records written for them, and the known results."""
+"""The simulated programs: topologies with their settings, the records written for them,
+and the known results.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ Writes = Callable[[Random, int, int], Written]
 class Program:
     """A topology that writes to `out`.
 
-    `calls`: the ways in which its calls can be made, each of which is given to `build` first; then `at_once`, too, is
-    given to it, which is the same without calls, or else `at_once_alone` is built.
+    `calls`: the ways in which its calls can be made, each of which is given to `build`
+    first; then `at_once`, too, is given to it, which is the same without calls, or else
+    `at_once_alone` is built.
     """
 
     build: Callable[..., None]
@@ -63,22 +66,23 @@ class Program:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that its answer needs, which are not drawn."""
     loose: type[Answer] | None = None
-    """The class where some updates of a row are not forwarded: with a record cache, or where its topic is compacted
-    ahead of the group; None: the same.
+    """The class where some updates of a row are not forwarded: with a record cache, or
+    where its topic is compacted ahead of the group; None: the same.
     """
     tables: tuple[str, ...] = ()
     """The source topics that are read as tables."""
     gone: tuple[str, ...] = ()
     """The stores whose rows are unknown then: every update counts in them."""
     untimed: bool = False
-    """Whether the timestamps in its stores depend on which of two topics is read first."""
+    """Whether the timestamps in its stores depend on which of two topics is read first.
+    """
     calls: Mapping[str, Any] = field(default_factory=dict)
     at_once: Callable[..., Any] | None = None
     at_once_alone: Callable[[StreamsBuilder], None] | None = None
 
     def topology(self, calls: str = "", *, newer: bool = False) -> Topology:
-        """Return the topology, its calls made in a way of `calls`. A newer version reads one more topic, which
-        renumbers the other sub-topologies.
+        """Return the topology, its calls made in a way of `calls`. A newer version
+        reads one more topic, which renumbers the other sub-topologies.
         """
         builder = StreamsBuilder(APPLICATION)
         if newer:
@@ -102,8 +106,8 @@ class Program:
 
     @property
     def driven(self) -> Mapping[str, Any]:
-        """The settings of the one task that gives the expected results: it has all records in order, and forwards every
-        update.
+        """The settings of the one task that gives the expected results: it has all
+        records in order, and forwards every update.
         """
         return {
             name: value
@@ -126,8 +130,8 @@ _UNCACHED = {CACHE: 0}
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
 _IN_TURN = {IDLE: 60_000}
-"""A paused process may get one topic long before the other. Where pairs are kept only for seconds, it must wait for
-both topics, or their order is undefined.
+"""A paused process may get one topic long before the other. Where pairs are kept only
+for seconds, it must wait for both topics, or their order is undefined.
 """
 _CALLS: Mapping[str, topologies.Asked] = {
     "in order": topologies.in_order,

@@ -1,12 +1,13 @@
-"""Queries by key in a history: any running process is asked, finds the owner as its query server would, and reads there
-or asks the owner.
+"""Queries by key in a history: any running process is asked, finds the owner as its
+query server would, and reads there or asks the owner.
 
-Real are the backend of an instance (`Serving`), the router, the check of a forwarded request, and the reader, which
-checks after the read that the range was owned all the time. HTTP is not: requests between processes take time, and a
-process that has ended, or is paused or suspended, does not answer.
+Real are the backend of an instance (`Serving`), the router, the check of a forwarded
+request, and the reader, which checks after the read that the range was owned all the
+time. HTTP is not: requests between processes take time, and a process that has ended,
+or is paused or suspended, does not answer.
 
-Invariant (the oracle): no answer has an older row than an answer that had come before its query began. Another error
-than `TASK_MOVING` is wrong, too.
+Invariant (the oracle): no answer has an older row than an answer that had come before
+its query began. Another error than `TASK_MOVING` is wrong, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""`coopstreams reset` of a simulated application, as an operator types it who does not know of a suspended machine.
+"""`coopstreams reset` of a simulated application, as an operator types it who does not
+know of a suspended machine.
 
-The group has removed the suspended process: a reset looks at the group's members, and there are none. The application
-begins anew from the first record of its sources, and then the machine wakes.
+The group has removed the suspended process: a reset looks at the group's members, and
+there are none. The application begins anew from the first record of its sources, and
+then the machine wakes.
 
-The reset is `admin.application_reset` itself, on the log without faults: it takes no time.
+The reset is `admin.application_reset` itself, on the log without faults: it takes no
+time.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class Operator:
 def reset(
     state: MemoryState, group: Group, name: str, versions: Sequence[Topology]
 ) -> None:
-    """Reset an application to the beginning of its sources: its state and internal topics are deleted."""
+    """Reset an application to the beginning of its sources: its state and internal
+    topics are deleted.
+    """
     log = MemoryLog()
     log._state = state
     operator = cast(GroupAdmin, Operator(state, group, name))

@@ -1,9 +1,10 @@
-"""A service that asynchronous functions of programs call: it is slow, fails and hangs, and checks the order of calls.
+"""A service that asynchronous functions of programs call: it is slow, fails and hangs,
+and checks the order of calls.
 
 All processes of a history share it.
 
-Invariant (its oracle): a record is queried only after every earlier one of its key has had an answer, in any process;
-and no process has two calls of one key under way.
+Invariant (its oracle): a record is queried only after every earlier one of its key has
+had an answer, in any process; and no process has two calls of one key under way.
 """
 
 from __future__ import annotations

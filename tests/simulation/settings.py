@@ -1,11 +1,13 @@
-"""The settings of a history that its seed draws, beside its events: where state comes from, and how records wait.
+"""The settings of a history that its seed draws, beside its events: where state comes
+from, and how records wait.
 
-Each program is played under all values of the settings that mean something to it, and so under all pairs of them; the
-pairs outside are in docs/architecture.md. A setting is drawn by a generator of its own, from the seed and its name, so
-that a new setting leaves the values of the others alone.
+Each program is played under all values of the settings that mean something to it, and
+so under all pairs of them; the pairs outside are in docs/architecture.md. A setting is
+drawn by a generator of its own, from the seed and its name, so that a new setting
+leaves the values of the others alone.
 
-Invariant: seed, program and guarantee give the same settings.
-Turned down: a list of pairs (those that nobody thought of were the ones that went wrong).
+Invariant: seed, program and guarantee give the same settings. Turned down: a list of
+pairs (those that nobody thought of were the ones that went wrong).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ Drawn = Mapping[str, Any]
 
 
 class Setting(NamedTuple):
-    """A setting. `values`: those that mean something to a program, the usual one first; none: the setting does not."""
+    """A setting. `values`: those that mean something to a program, the usual one first;
+    none: the setting does not.
+    """
 
     name: str
     values: Callable[[Program], Sequence[Any]]
@@ -143,7 +147,9 @@ def drawn_settings(seed: int, program: Program) -> Drawn:
 
 
 def unusual(seed: int, program: Program) -> str:
-    """Return the settings of a history that are not the usual ones, in words; empty: there are none."""
+    """Return the settings of a history that are not the usual ones, in words; empty:
+    there are none.
+    """
     chosen = drawn_settings(seed, program)
     return ", ".join(
         f"{name}={chosen[name]}"

@@ -1,9 +1,10 @@
-"""Snapshots in a history: operators rebuild them with the real `Rebuilder` while the group runs, and die half-way;
-files are damaged or deleted, an older run is published again, a newer coopstreams publishes, the storage is slow, hangs
-or fails.
+"""Snapshots in a history: operators rebuild them with the real `Rebuilder` while the
+group runs, and die half-way; files are damaged or deleted, an older run is published
+again, a newer coopstreams publishes, the storage is slow, hangs or fails.
 
-Whether a task restores from a snapshot or not, the oracles are the same: a snapshot is a cache. Its files are not
-RocksDB's here (`tests/state` asks about those), but rows with the same checks around them.
+Whether a task restores from a snapshot or not, the oracles are the same: a snapshot is
+a cache. Its files are not RocksDB's here (`tests/state` asks about those), but rows
+with the same checks around them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ HANGS_S = 90.0
 
 
 class Shelf:
-    """The storage of a history's snapshots, and its faults. `log_of`: returns a machine's client of the cluster."""
+    """The storage of a history's snapshots, and its faults. `log_of`: returns a
+    machine's client of the cluster.
+    """
 
     def __init__(
         self,
@@ -163,7 +166,9 @@ class Shelf:
         where.write_text(text.replace(told, f'"format": {FORMAT + 1}'))
 
     def _spoil(self, machine: Machine) -> None:
-        """Damage or delete a file of a slice, a manifest, or the name of the published run."""
+        """Damage or delete a file of a slice, a manifest, or the name of the published
+        run.
+        """
         files: dict[str, list[Path]] = {}
         for path in sorted(self._folder.rglob("*")):
             if path.is_file():

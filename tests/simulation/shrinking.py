@@ -1,7 +1,7 @@
 """Shrinks a failing list to the items needed for the failure.
 
-Source: Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input" (ddmin, by complements only), IEEE TSE
-28(2), 2002.
+Source: Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input" (ddmin,
+by complements only), IEEE TSE 28(2), 2002.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 def shrunk(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return a failing sublist, in order, that does not fail without any one of its items."""
+    """Return a failing sublist, in order, that does not fail without any one of its
+    items.
+    """
     kept, size = list(items), len(items)
     while size:
         at, before = 0, len(kept)

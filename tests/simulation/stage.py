@@ -1,5 +1,5 @@
-"""The common part of all histories: time, randomness, a cluster with its group, processes, and their faults, all from
-one seed.
+"""The common part of all histories: time, randomness, a cluster with its group,
+processes, and their faults, all from one seed.
 
     processes   are killed, stopped, paused and resumed, and started again
     network     requests and answers are late or lost
@@ -154,8 +154,9 @@ class Stage(ABC, Generic[P]):
     def run(self, steps: int, only: Collection[int] | None = None) -> None:
         """Cause this many events, then let everything end.
 
-        Each step has a random generator of its own, so that others can be left out. `only`: the steps that are taken,
-        by number from 1 on; 0: requests meet faults from the beginning. None: all.
+        Each step has a random generator of its own, so that others can be left out.
+        `only`: the steps that are taken, by number from 1 on; 0: requests meet faults
+        from the beginning. None: all.
 
         Raises:
             ViolationError: an oracle is violated.
@@ -250,7 +251,8 @@ class Stage(ABC, Generic[P]):
                 self._strike(
                     "stands still",
                     self.random.choice(awake),
-                    # a resumed client sends its pending records: only transactions refuse them
+                    # a resumed client sends its pending records: only transactions
+                    # refuse them
                     lambda process: process.machine.pause(
                         suspended=self.random.random() < 0.5 and self.exactly_once
                     ),
@@ -305,7 +307,8 @@ class Stage(ABC, Generic[P]):
             self._let_go_on(process)
         if not self.living:
             self.start(0)
-        # write the last records after the others are processed: joins emit unmatched ones once a second
+        # write the last records after the others are processed: joins emit unmatched
+        # ones once a second
         self._let(20.0 if self.stalls is None else 20.0 + self.stalls.left_s)
         self.produce(5)
         give_up = self.scheduler.now + CALM_S

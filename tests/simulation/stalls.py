@@ -1,4 +1,6 @@
-"""Paused threads in running processes: a disk that hangs, a held lock, a system call that does not return."""
+"""Paused threads in running processes: a disk that hangs, a held lock, a system call
+that does not return.
+"""
 
 from __future__ import annotations
 

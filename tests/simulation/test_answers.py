@@ -1,4 +1,6 @@
-"""The oracles of results accept those of one task, and reject a repeated, missing or invented one."""
+"""The oracles of results accept those of one task, and reject a repeated, missing or
+invented one.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Histories of a whole group: those of a few seeds are right, and planted bugs are found. More: `python -m
-tests.simulation --help`.
+"""Histories of a whole group: those of a few seeds are right, and planted bugs are
+found. More: `python -m tests.simulation --help`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,25 @@ from tests.simulation.planted import PLANTED
 from tests.simulation.world import SHELVES, World
 
 LATE_JOIN = 40_021_793
-"""A seed whose group begins a generation with an old claim of a member that has released its tasks since."""
+"""A seed whose group begins a generation with an old claim of a member that has
+released its tasks since.
+"""
 CROSSED = 94_001_136
-"""A seed whose consumers, with `commit.order=offset`, each take back a transaction that the other one waits for."""
+"""A seed whose consumers, with `commit.order=offset`, each take back a transaction that
+the other one waits for.
+"""
 HELD = 95_050_008
-"""A seed whose consumers, with `commit.order=offset` and small caches, each hold the next record of one partition."""
+"""A seed whose consumers, with `commit.order=offset` and small caches, each hold the
+next record of one partition.
+"""
 DROPPED = 96_050_192
-"""A seed whose consumer, with `commit.order=offset` and no cache, has two partitions whose records it drops in turn."""
+"""A seed whose consumer, with `commit.order=offset` and no cache, has two partitions
+whose records it drops in turn.
+"""
 PURGED = 98_076_904
-"""A seed with an offset commit under at-least-once that arrives late, when a repartition topic is purged above it."""
+"""A seed with an offset commit under at-least-once that arrives late, when a
+repartition topic is purged above it.
+"""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
@@ -39,11 +49,15 @@ PARTS = [
     (DROPPED, DROPPED + 1, 30),
     (PURGED, PURGED + 1, 30),
 ]
-"""Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
+"""Bounds of seeds, and steps: many short histories, in one part for each test process,
+and a few long ones.
+"""
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, because histories depend on the order of sets."""
+    """Run the command in a process of its own, because histories depend on the order of
+    sets.
+    """
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(
         command,

@@ -94,7 +94,9 @@ def _is_odd(_key: str, value: str | bytes) -> bool:
 def filtered(
     below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder
 ) -> None:
-    """Keep every second record, so that the stream time of the operators below is not that of the partition."""
+    """Keep every second record, so that the stream time of the operators below is not
+    that of the partition.
+    """
     below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(_is_odd))
 
 
@@ -166,7 +168,8 @@ def foreign(builder: StreamsBuilder) -> None:
         builder.table(topic, key=serdes.text, value=serdes.text, store=topic)
         for topic in ("left", "right")
     )
-    # An inner join: there an answer that is overtaken may be the only one that deletes a result.
+    # An inner join: there an answer that is overtaken may be the only one that deletes
+    # a result.
     joined = left.join(
         right,
         lambda one, other: f"{one}:{other}",
@@ -333,7 +336,9 @@ def pairs_or_either(builder: StreamsBuilder) -> None:
 
 
 def looked_up_elsewhere(builder: StreamsBuilder) -> None:
-    """Repartition a stream before its join. The keys stay, so the records of a key keep their order."""
+    """Repartition a stream before its join. The keys stay, so the records of a key keep
+    their order.
+    """
     stream = builder.stream("in", key=serdes.text, value=serdes.text).select_key(
         lambda key, _: key, name="same", key=serdes.text
     )
@@ -388,7 +393,9 @@ def passed_on(builder: StreamsBuilder) -> None:
 
 
 def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
-    """Call once for records of several keys; each takes its answer from the common list."""
+    """Call once for records of several keys; each takes its answer from the common
+    list.
+    """
     return _in_batches(stream, service.ask_together)
 
 
@@ -446,8 +453,8 @@ async def _any_answer(key: str, value: str) -> str:
 
 
 def whatever(stream: KStream[str, str], most: int = 8) -> KStream[str, str]:
-    """Give each record an answer: a record without one would advance the time of windows, unlike one that fails at
-    once.
+    """Give each record an answer: a record without one would advance the time of
+    windows, unlike one that fails at once.
     """
     return stream.map_values_with_key_async(
         _any_answer, value=serdes.text, max_in_flight=most, timeout=TIMEOUT, retry=AGAIN

@@ -1,8 +1,9 @@
-"""Events of topics and offsets: topics are compacted, a newer version writes to the commit topic, offsets expire,
-changelogs are recreated from their last rows.
+"""Events of topics and offsets: topics are compacted, a newer version writes to the
+commit topic, offsets expire, changelogs are recreated from their last rows.
 
-Offsets expire and topics are recreated only while no process runs, and when all transactions have ended. A process that
-then reports lost positions gets them back, as from an operator who has noted them.
+Offsets expire and topics are recreated only while no process runs, and when all
+transactions have ended. A process that then reports lost positions gets them back, as
+from an operator who has noted them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ STRANGE = bytes([VERSION + 1])
 
 
 class Upkeep:
-    """Causes events at random. `changelogs`: the oracle, which reads a topic before it is deleted."""
+    """Causes events at random. `changelogs`: the oracle, which reads a topic before it
+    is deleted.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,8 @@ class Upkeep:
         return {at: told for at, told in self._lost.items() if at not in committed}
 
     def give_back(self) -> bool:
-        """Restore the expired offsets, as an operator does after a report of lost positions.
+        """Restore the expired offsets, as an operator does after a report of lost
+        positions.
 
         Return whether there were any.
         """
@@ -122,7 +126,9 @@ class Upkeep:
             self._take_back(key)
 
     def compact_sources(self, names: Collection[str], *, ahead: bool) -> None:
-        """Compact source topics. `ahead`: also what the group has not processed, because no lag keeps it."""
+        """Compact source topics. `ahead`: also what the group has not processed,
+        because no lag keeps it.
+        """
         self._say(
             f"{', '.join(names)} compacted {'ahead of' if ahead else 'behind'} us"
         )
@@ -142,7 +148,9 @@ class Upkeep:
                 self._cluster.compact(name)
 
     def _make_anew(self, name: str) -> None:
-        """Delete a changelog, and recreate it with the last row of each key, as a rebuild or a cluster's copy does."""
+        """Delete a changelog, and recreate it with the last row of each key, as a
+        rebuild or a cluster's copy does.
+        """
         self._say(f"{name} is made anew")
         self._changelogs.read(name, made_anew=True)
         reader = MemoryReader(self._state, committed_only=True)

@@ -143,7 +143,9 @@ class User(Life):
             self._commit(consumer, consumer.commit, list(self._done))
 
     def _work_for(self, seconds: float) -> None:
-        """Work; in the end no longer than the group waits: members that it removes again and again get nothing done."""
+        """Work; in the end no longer than the group waits: members that it removes
+        again and again get nothing done.
+        """
         self.machine.sleep(min(seconds, CALM_WORK_S) if self._stage.calm else seconds)
 
     def _finish(self, record: ConsumerRecord) -> None:

@@ -1,5 +1,5 @@
-"""A whole group of instances without a broker: real instances on simulated machines, with faults of their own besides
-those of `stage`.
+"""A whole group of instances without a broker: real instances on simulated machines,
+with faults of their own besides those of `stage`.
 
     processes   each a real `Instance` with its threads; started again on the same disk
     hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
@@ -67,7 +67,9 @@ OUT = TopicPartition("out", 0)
 SHELVES = 0.25
 """The share of histories with snapshots."""
 SMALL_STEPS = 0.25
-"""The share of histories whose tasks take `SMALL` records at a time: only then there are more, and they take turns."""
+"""The share of histories whose tasks take `SMALL` records at a time: only then there
+are more, and they take turns.
+"""
 SMALL = 2
 ABORTED = 0.3
 """The share of transactions of records with an aborted one in front."""
@@ -82,9 +84,13 @@ AWAKE_S = (0.5, 3.0, 10.0)
 REMOVED_S = 60.0
 """After this long a suspended process is in the group no more."""
 LAG_MS = 10 * 365 * 86_400_000
-"""`min.compaction.lag.ms` where it keeps what the group has not processed: no clock jumps that far."""
+"""`min.compaction.lag.ms` where it keeps what the group has not processed: no clock
+jumps that far.
+"""
 DECIDED_S = 16.0
-"""After this long without a process, its late requests have arrived, and its transactions have timed out."""
+"""After this long without a process, its late requests have arrived, and its
+transactions have timed out.
+"""
 EVENTS = (
     "produce",
     "produce",
@@ -218,7 +224,9 @@ class World(Stage[Process]):
             )
         self._transactions = 0
         self.lost_row = False
-        """Whether a process was refused because of a row that compaction has taken: then nobody may go on."""
+        """Whether a process was refused because of a row that compaction has taken:
+        then nobody may go on.
+        """
         self._small_steps = Random(f"{seed} steps").random() < SMALL_STEPS
         self._begin_stalls()
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
@@ -331,7 +339,9 @@ class World(Stage[Process]):
             writer.append(topic, [key], [value], [timestamp])
 
     def _append_in_transactions(self, records: Sequence[Written]) -> None:
-        """Append them in a transaction, maybe behind some that an aborted one has; it may stay open for a while."""
+        """Append them in a transaction, maybe behind some that an aborted one has; it
+        may stay open for a while.
+        """
         if self.random.random() < ABORTED:
             writer = self._transaction()
             never = [one._replace(value=NEVER) for one in records[:3]]
@@ -348,7 +358,9 @@ class World(Stage[Process]):
             writer.commit(0.0)
 
     def _transaction(self) -> MemoryWriter:
-        """Return a writer of its own, whose transaction has begun: it waits for no marker of another one."""
+        """Return a writer of its own, whose transaction has begun: it waits for no
+        marker of another one.
+        """
         self._transactions += 1
         writer = MemoryWriter(self.cluster.state, f"writer-{self._transactions}")
         writer.begin()
@@ -386,8 +398,8 @@ class World(Stage[Process]):
         self._check("answers", self._wrong_answers())
 
     def restore_positions(self, told: Process) -> bool:
-        """Have an operator stop all processes but the reporting one, and restore the offsets: brokers refuse that while
-        there are members.
+        """Have an operator stop all processes but the reporting one, and restore the
+        offsets: brokers refuse that while there are members.
         """
         for process in self.living if self.upkeep.missing else ():
             if process is not told:
@@ -409,7 +421,9 @@ class World(Stage[Process]):
         self.start(self.random.choice(self._down()))
 
     def _reset_while_one_is_suspended(self, asleep: Process) -> None:
-        """Suspend a machine, end all other processes, reset the application, start it, and have the machine wake."""
+        """Suspend a machine, end all other processes, reset the application, start it,
+        and have the machine wake.
+        """
         self._strike("stands still", asleep, lambda process: process.machine.pause())
         for process in self.living:
             if process is not asleep:
@@ -427,7 +441,9 @@ class World(Stage[Process]):
             self._strike("goes on", asleep, lambda process: process.machine.resume())
 
     def _reset(self) -> None:
-        """Reset the application: its results are told once more, from the first record on."""
+        """Reset the application: its results are told once more, from the first record
+        on.
+        """
         self._check("results", self.answer.tell(self._told()))
         self.say("the application is reset")
         self.changelogs.begin_anew()
@@ -500,7 +516,9 @@ class World(Stage[Process]):
         ]
 
     def _wrong_rows(self) -> list[str]:
-        """Return the violations in the stores of running tasks: at the end they have the rows of one task."""
+        """Return the violations in the stores of running tasks: at the end they have
+        the rows of one task.
+        """
         known = set(self.program.stores)
         if self._is_loose:
             known.difference_update(self.program.gone)
@@ -525,8 +543,8 @@ class World(Stage[Process]):
         return wrong
 
     def _components(self, *, running: bool, owned: bool = False) -> Iterator[Part]:
-        """Yield each store in a database. `running`: only of running tasks; `owned`: only of ranges that answer
-        queries.
+        """Yield each store in a database. `running`: only of running tasks; `owned`:
+        only of ranges that answer queries.
         """
         for process in self.living:
             if (

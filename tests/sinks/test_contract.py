@@ -33,7 +33,9 @@ class Picky(MemorySink):
 
 @pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.slow)])
 def sink(request: pytest.FixtureRequest) -> Iterator[tuple[ExternalSink, Rows]]:
-    """Return a sink that appends records, whose values are numbers, and a function that returns its rows in order."""
+    """Return a sink that appends records, whose values are numbers, and a function that
+    returns its rows in order.
+    """
     if request.param == "memory":
         made = Picky()
         yield made, lambda: [(record.key, record.value) for _, record in made.records]

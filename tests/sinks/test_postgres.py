@@ -142,7 +142,9 @@ JSON_VALUES = [
 def test_each_json_value_is_written_to_a_column_of_json(
     postgres: PostgresServer, type_: str
 ) -> None:
-    """Lists, texts, numbers and true were refused, and an empty list became an empty object."""
+    """Lists, texts, numbers and true were refused, and an empty list became an empty
+    object.
+    """
     postgres.run("DROP DOMAIN IF EXISTS document CASCADE")
     postgres.run("CREATE DOMAIN document AS jsonb")
     name = table(postgres, f"n int PRIMARY KEY, of {type_}, tags int[]")
@@ -172,7 +174,9 @@ def test_each_json_value_is_written_to_a_column_of_json(
 def test_a_refused_row_logs_nothing_of_the_client(
     postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client said "error ignored terminating" for each step of the search for the bad row."""
+    """The client said "error ignored terminating" for each step of the search for the
+    bad row.
+    """
     name = table(postgres, "n int CHECK (n <> 3)")
     sink = PostgresSink(postgres.dsn, name, columns=lambda _, value: {"n": value})
     (said,) = applied(sink, *((None, n) for n in range(500)))
@@ -288,7 +292,9 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(
 def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(
     postgres: PostgresServer,
 ) -> None:
-    """A handler would have been asked for each of them. The next session says what is missing."""
+    """A handler would have been asked for each of them. The next session says what is
+    missing.
+    """
     name = table(postgres, "guest text CONSTRAINT only_one UNIQUE, nights int")
     sink = PostgresSink(postgres.dsn, name, key="guest")
     session = sink.open(partition(), 0)

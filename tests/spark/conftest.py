@@ -12,8 +12,9 @@ from coopstreams.spark.session import local_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # A test ends before the JVM's second compiler pays off. Without it the JVM reserves 48 MB for code, not 240, which
-    # the queries of a process with many tests fill: then tasks fail.
+    # A test ends before the JVM's second compiler pays off. Without it the JVM reserves
+    # 48 MB for code, not 240, which the queries of a process with many tests fill: then
+    # tasks fail.
     settings = {
         "spark.sql.shuffle.partitions": "4",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",

@@ -1,4 +1,5 @@
-"""A backfill in a remote session, in a process of its own: `python -m tests.spark.elsewhere SESSION JSON`.
+"""A backfill in a remote session, in a process of its own: `python -m
+tests.spark.elsewhere SESSION JSON`.
 
 Prints the outcome as the last line.
 """
@@ -30,7 +31,9 @@ SETTINGS = {
 
 
 def session(kind: str) -> SparkSession:
-    """Return a session of Spark Connect, or of a cluster whose executors are processes of their own."""
+    """Return a session of Spark Connect, or of a cluster whose executors are processes
+    of their own.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     how, where = SESSIONS[kind]
     builder: Any = SparkSession.builder

@@ -1,4 +1,6 @@
-"""A backfill of records from a table, by Spark SQL and by Python; and its results, for comparison."""
+"""A backfill of records from a table, by Spark SQL and by Python; and its results, for
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ GRACE = timedelta(milliseconds=700)
 
 @dataclass(frozen=True)
 class Ran:
-    """The results of a backfill for a live application: slices and their rows, stream times; and the counts."""
+    """The results of a backfill for a live application: slices and their rows, stream
+    times; and the counts.
+    """
 
     done: Backfilled
     slices: set[tuple[object, ...]]
@@ -72,7 +76,9 @@ def backfilled(
     partitions: int = 2,
     ties: int = 1,
 ) -> Ran:
-    """Run a backfill. `ties`: how many neighbours among the rows have the same place in the order of the table."""
+    """Run a backfill. `ties`: how many neighbours among the rows have the same place in
+    the order of the table.
+    """
     numbered = [(*row, number // ties) for number, row in enumerate(rows)]
     table = spark.createDataFrame(
         numbered,
@@ -109,7 +115,9 @@ def left_behind(
 ) -> tuple[
     set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]
 ]:
-    """Return the slices of a run, without the names of their files, and the rows in these."""
+    """Return the slices of a run, without the names of their files, and the rows in
+    these.
+    """
     files: dict[tuple[str, int, str], list[Path]] = defaultdict(list)
     slices = set[tuple[object, ...]]()
     for store, each in (

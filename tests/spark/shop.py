@@ -1,5 +1,5 @@
-"""An application whose state depends on time and on two topics, the results of one thread, and a reset of its
-positions.
+"""An application whose state depends on time and on two topics, the results of one
+thread, and a reset of its positions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ Done = Callable[[law.Input, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Orders counted by customer, in windows with late ones, and by the customer's city at the time of the order."""
+    """Orders counted by customer, in windows with late ones, and by the customer's city
+    at the time of the order.
+    """
 
     kafka: Kafka
     topology: Topology
@@ -157,7 +159,9 @@ class Shop:
         position: int,
         stream_time: int,
     ) -> None:
-        """Move the position of a key range back: write a commit in the name of its next owner."""
+        """Move the position of a key range back: write a commit in the name of its next
+        owner.
+        """
         application, settings = (
             self.topology.application_id,
             {"bootstrap.servers": self.kafka.bootstrap},
@@ -222,7 +226,9 @@ def produce(
 def fold(
     records: Sequence[law.Input], done: Done = lambda _record, _offset: True
 ) -> dict[str, dict[Any, Any]]:
-    """Return the tables of the done records, by dictionaries and a merge by stream time, which all records advance."""
+    """Return the tables of the done records, by dictionaries and a merge by stream
+    time, which all records advance.
+    """
     tables: dict[str, dict[Any, Any]] = {name: {} for name in STORES}
     for partition in range(PARTITIONS):
         for offset, record, clock in law.by_stream_time(records, partition):

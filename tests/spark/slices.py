@@ -16,7 +16,9 @@ from coopstreams.topology.stores import StoreSpec
 def changelogs_of(
     topology: Topology, folder: Path, results: Iterable[TaskResult]
 ) -> dict[str, dict[bytes, tuple[bytes, int]]]:
-    """Return, for each store, value and timestamp by changelog key. No key may occur twice."""
+    """Return, for each store, value and timestamp by changelog key. No key may occur
+    twice.
+    """
     specs = {spec.name: spec for part in topology.subtopologies for spec in part.stores}
     found: dict[str, dict[bytes, tuple[bytes, int]]] = {name: {} for name in specs}
     for result in results:

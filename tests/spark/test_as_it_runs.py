@@ -1,5 +1,5 @@
-"""A backfill runs the same topology as the live application: with `topology.optimization`, names of internal topics,
-and a rebuild of them.
+"""A backfill runs the same topology as the live application: with
+`topology.optimization`, names of internal topics, and a rebuild of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ Event = tuple[str, str, str]
 
 
 class Shop:
-    """A table equal to its topic, orders that look it up, and pairs of a person's orders: optimised, it stores less."""
+    """A table equal to its topic, orders that look it up, and pairs of a person's
+    orders: optimised, it stores less.
+    """
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka, self.application = kafka, kafka.unique("shop")
@@ -89,7 +91,9 @@ class Shop:
         ]
 
     def write(self, events: Iterable[Event]) -> None:
-        """Write records, a tenth of a second apart, to the topics, and note them for the expected results."""
+        """Write records, a tenth of a second apart, to the topics, and note them for
+        the expected results.
+        """
         producer = Producer(
             {"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"}
         )

@@ -1,4 +1,6 @@
-"""A backfill makes the calls of a program as a live application does: many at a time, with the same results."""
+"""A backfill makes the calls of a program as a live application does: many at a time,
+with the same results.
+"""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def run(
 
 
 def exchanging() -> Topology:
-    """Each of two streams is counted together with the other one, by the other one's values."""
+    """Each of two streams is counted together with the other one, by the other one's
+    values.
+    """
     builder = StreamsBuilder("exchanging")
     streams = {
         topic: builder.stream(topic, key=serdes.text, value=serdes.text)
@@ -423,7 +425,9 @@ def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record
 def test_a_table_whose_order_is_not_total_is_numbered_in_the_same_way_each_time(
     spark: SparkSession,
 ) -> None:
-    """Spark may send rows in another order to a task that is tried again, or to a run that is resumed."""
+    """Spark may send rows in another order to a task that is tried again, or to a run
+    that is resumed.
+    """
     rows = [
         (key, f"{number}".encode(), 1000)
         for number in range(20)

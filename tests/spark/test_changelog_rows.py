@@ -19,7 +19,9 @@ SESSIONS = replace(ROWS, kind="session", retention_ms=100, step_ms=1)
 
 
 def row(spec: StoreSpec, time: int) -> tuple[bytes, bytes]:
-    """Return a row of a window that starts at this time, or of a session that ends at it."""
+    """Return a row of a window that starts at this time, or of a session that ends at
+    it.
+    """
     pack = layout.TIMESTAMP.pack
     start = pack(time) if spec.kind == "session" else b""
     return b"key" + pack(time) + start, pack(time + 5) + b"value"

@@ -1,4 +1,6 @@
-"""`coopstreams backfill` from the command line: dry run, run, publish later; and its refusals."""
+"""`coopstreams backfill` from the command line: dry run, run, publish later; and its
+refusals.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The decisions of a rebuild, without Kafka and Spark: the records of each task, the number of key ranges, and the
-differences of tables.
+"""The decisions of a rebuild, without Kafka and Spark: the records of each task, the
+number of key ranges, and the differences of tables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ RECORDS = 60
 
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
-    """Return key ranges cut at key groups, each at a position of its own, with runs above it."""
+    """Return key ranges cut at key groups, each at a position of its own, with runs
+    above it.
+    """
     cuts = sorted({0, GROUPS, *draw(st.sets(st.integers(1, GROUPS - 1), max_size=4))})
     made = []
     for first, end in pairwise(cuts):

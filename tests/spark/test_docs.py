@@ -1,4 +1,6 @@
-"""The programs of the page about backfills run in order, on a Kafka of their own and with a small archive."""
+"""The programs of the page about backfills run in order, on a Kafka of their own and
+with a small archive.
+"""
 
 from __future__ import annotations
 

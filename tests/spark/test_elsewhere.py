@@ -1,4 +1,5 @@
-"""A backfill where this machine is only the driver: Spark Connect, and executors that are processes of their own.
+"""A backfill where this machine is only the driver: Spark Connect, and executors that
+are processes of their own.
 
 The application lies in a folder that no worker knows.
 """
@@ -48,7 +49,9 @@ def first_letter(word):
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """An application that counts words by their first letter, behind a repartition, and its words."""
+    """An application that counts words by their first letter, behind a repartition, and
+    its words.
+    """
 
     application: str
     source: str
@@ -93,7 +96,9 @@ def words(count: int) -> list[str]:
 def run(
     kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path
 ) -> dict[str, Any]:
-    """Return the outcomes of backfills of these programs, one after the other in one session."""
+    """Return the outcomes of backfills of these programs, one after the other in one
+    session.
+    """
     asked = {
         "settings": {"bootstrap.servers": kafka.bootstrap},
         "programs": [str(program.path) for program in programs],

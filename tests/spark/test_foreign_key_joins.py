@@ -1,5 +1,5 @@
-"""Foreign-key joins in a backfill: tables, and each update of them, equal those of a test driver; and a live
-application continues.
+"""Foreign-key joins in a backfill: tables, and each update of them, equal those of a
+test driver; and a live application continues.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ BEGIN_MS = 1_700_000_000_000
 def topology_of(
     *, left: bool, application: str = "foreign", topics: Mapping[str, str] = HERE
 ) -> Topology:
-    """Orders are joined with their person, then with the person's country; clicks look up the result, and names are
-    counted.
+    """Orders are joined with their person, then with the person's country; clicks look
+    up the result, and names are counted.
     """
     builder = StreamsBuilder(application)
     orders, people, countries = (
@@ -93,7 +93,9 @@ def topology_of(
 
 
 def events_of(seed: int, count: int, *, late: bool) -> list[Event]:
-    """Changes and deletions on all sides, at distinct times. `late`: some have older timestamps than earlier ones."""
+    """Changes and deletions on all sides, at distinct times. `late`: some have older
+    timestamps than earlier ones.
+    """
     generator, found = random.Random(seed), list[Event]()
     people, countries = [f"p{n}" for n in range(12)], [f"c{n}" for n in range(4)]
     for number in range(count):

@@ -1,4 +1,6 @@
-"""A backfill joins a stream with a global table as of the cut, and a live application with the current table."""
+"""A backfill joins a stream with a global table as of the cut, and a live application
+with the current table.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The law of the hand-over, on a real Kafka: a backfill up to a cut, then a live application, give the results of one
-run.
+"""The law of the hand-over, on a real Kafka: a backfill up to a cut, then a live
+application, give the results of one run.
 """
 
 from __future__ import annotations
@@ -237,7 +237,9 @@ def test_a_cut_by_time_without_a_zone_is_utc_wherever_the_driver_is(
 
 
 def rare_sliding(application: str, source: str) -> Topology:
-    """Windows of rare records: those of the source, and those behind a repartition topic."""
+    """Windows of rare records: those of the source, and those behind a repartition
+    topic.
+    """
     builder = StreamsBuilder(application)
     stream = builder.stream(source, key=serdes.text, value=serdes.text)
     stream.group_by_key().count(store="all")
@@ -256,8 +258,8 @@ def rare_sliding(application: str, source: str) -> Topology:
 def test_rows_that_have_expired_by_the_time_of_the_run_are_left_out_and_counted(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The time of an operator below a filter is that of the last record that passed. A row of 20 days ended a run whose
-    store keeps 7.
+    """The time of an operator below a filter is that of the last record that passed. A
+    row of 20 days ended a run whose store keeps 7.
     """
     source, day_ms = kafka.topic("in", retention_ms="-1"), 86_400_000
     now_ms = time.time_ns() // 1_000_000
@@ -324,7 +326,8 @@ def test_stream_time_and_timers_go_on_over_the_cut(
         int(time.time()) // 10 * 10_000 - 200_000
     )  # punctuations are due at multiples of their interval
     before = [begin + at for at in (1_000, 9_000, 11_500, 24_000, 23_000, 57_000)]
-    # The first is late by the clock of the backfill, and no punctuation may be called for a past time.
+    # The first is late by the clock of the backfill, and no punctuation may be called
+    # for a past time.
     behind = [begin + at for at in (5_000, 57_100, 58_000, 61_000, 60_000, 83_000)]
     expected: dict[str, list[tuple[str, int, int]]] = {ticks: [], windows: []}
     with TopologyTestDriver(topology) as driver:
@@ -373,13 +376,16 @@ def test_stream_time_and_timers_go_on_over_the_cut(
         [row for row in expected[ticks] if row[2] <= max(before)],
     )
     assert told[: len(by_backfill)] == by_backfill
-    # As after any restart, the first record behind the cut triggers the punctuations, with the current time.
+    # As after any restart, the first record behind the cut triggers the punctuations,
+    # with the current time.
     assert [at for _, _, at in told[len(by_backfill) :] if at < max(before)] == []
     assert sum(count for _, count, _ in told) == len(before) + len(behind)
 
 
 def clean_cut(records: Sequence[law.Input]) -> int:
-    """Return an index near the middle of the input such that no later record belongs before it, in any partition."""
+    """Return an index near the middle of the input such that no later record belongs
+    before it, in any partition.
+    """
     times = [0] * len(records)
     for at in {(record.topic, record.partition) for record in records}:
         mine = [

@@ -1,4 +1,6 @@
-"""Spark's own connector instead of our data source: the same rows in the same order, and the same refusals."""
+"""Spark's own connector instead of our data source: the same rows in the same order,
+and the same refusals.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.conftest import Kafka
 from tests.spark.test_kafka_source import transactions, write
 
 CONNECTOR = [
-    # The newest version of which Maven Central has every jar; users get `--packages` of their version of Spark.
+    # The newest version of which Maven Central has every jar; users get `--packages` of
+    # their version of Spark.
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -34,7 +37,9 @@ CONNECTOR = [
 ]
 
 FAILED = (PySparkException, Py4JJavaError)
-"""An error of the connector in a task has no class here, because the driver got the jar later."""
+"""An error of the connector in a task has no class here, because the driver got the jar
+later.
+"""
 
 
 def test_a_session_without_the_connector_is_told_what_to_install(
@@ -98,7 +103,9 @@ def test_what_the_java_client_cannot_be_told_is_refused(
 def test_spark_shows_no_secret_among_the_options_of_its_connector(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The key of a certificate was shown: neither `ssl.keystore.key` nor a key matches Spark's redaction."""
+    """The key of a certificate was shown: neither `ssl.keystore.key` nor a key matches
+    Spark's redaction.
+    """
     (tmp_path / "cert.pem").write_text(CERTIFICATE)
     (tmp_path / "key.pem").write_text(KEY)
     options = kafka_options(

@@ -1,4 +1,6 @@
-"""Kafka for Spark, on a real Kafka: a read ends exactly at the cut, and a write counts once."""
+"""Kafka for Spark, on a real Kafka: a read ends exactly at the cut, and a write counts
+once.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_the_patience_of_a_read_is_with_kafka_and_not_with_what_takes_its_record
 def test_a_write_may_take_as_long_as_brokers_allow_unless_settings_say_otherwise(
     given: dict[str, int], most_ms: int
 ) -> None:
-    """A broker ends a transaction that is open for longer: then no attempt of a large partition could succeed."""
+    """A broker ends a transaction that is open for longer: then no attempt of a large
+    partition could succeed.
+    """
     (shipped,) = (
         value
         for name, value in write_options(given, "copy").items()

@@ -1,4 +1,6 @@
-"""Native plans: Spark SQL folds the same rows as Python; other programs are left to Python, with a reason."""
+"""Native plans: Spark SQL folds the same rows as Python; other programs are left to
+Python, with a reason.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def counted_and_largest() -> Topology:
 
 
 def counted_by_second_and_added() -> Topology:
-    """A count of each second, kept for nine, and the sum and the smallest delay of all time."""
+    """A count of each second, kept for nine, and the sum and the smallest delay of all
+    time.
+    """
     builder = StreamsBuilder("native")
     records = builder.stream("flights", key=serdes.text, value=serdes.json)
     records.group_by_key().windowed_by(

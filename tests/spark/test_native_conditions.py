@@ -1,5 +1,5 @@
-"""Native plans behind filters and in hopping windows: conditions that Spark SQL decides as Python does, or leaves to
-it.
+"""Native plans behind filters and in hopping windows: conditions that Spark SQL decides
+as Python does, or leaves to it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def check(
     values: list[bytes | None],
     told: list[list[bool | None]],
 ) -> dict[str, int]:
-    """Return the number of certain results of each condition, and check that they equal Python's."""
+    """Return the number of certain results of each condition, and check that they equal
+    Python's.
+    """
     certain = dict.fromkeys(map(repr, conditions), 0)
     for value, row in zip(values, told, strict=True):
         for condition, found in zip(conditions, row, strict=True):
@@ -231,7 +233,9 @@ ABROAD = (field("kind") == "order") & ((field("country") != "D\u00fc") | field("
 
 
 def filtered_and_hopping() -> Topology:
-    """Filters before folds of all time, and before unevenly overlapping windows; one filter drops all."""
+    """Filters before folds of all time, and before unevenly overlapping windows; one
+    filter drops all.
+    """
     builder = StreamsBuilder("native")
     records = builder.stream("orders", key=serdes.text, value=serdes.json)
     hopping = TimeWindows(milliseconds=1000, advance=ms(300), grace=GRACE)
@@ -258,8 +262,8 @@ def filtered_and_hopping() -> Topology:
 
 
 def orders(seed: int, records: int) -> list[Row]:
-    """Return orders and notes, some with an amount that is none, without a key or late, with jumps in time that depend
-    on filters.
+    """Return orders and notes, some with an amount that is none, without a key or late,
+    with jumps in time that depend on filters.
     """
     generator, now, rows = random.Random(seed), 0, list[Row]()
     for _ in range(records):

@@ -1,4 +1,6 @@
-"""Native plans of typed JSON and of floats: SQL checks types as msgspec does, and adds in the order of records."""
+"""Native plans of typed JSON and of floats: SQL checks types as msgspec does, and adds
+in the order of records.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ FITTING = {
 
 
 def objects(seed: int, names: list[str]) -> list[bytes | None]:
-    """Return objects of these fields: most are complete and valid, some have one twice, too many or none."""
+    """Return objects of these fields: most are complete and valid, some have one twice,
+    too many or none.
+    """
     generator, found = random.Random(seed), list[bytes | None]()
     for _ in range(2500):
         named = [name for name in names if generator.random() < 0.97]
@@ -231,7 +235,9 @@ RIDES = TimeWindows(milliseconds=800, advance=ms(300), grace=GRACE)
 
 
 def rides() -> Topology:
-    """Sums of floats of all time and in windows, behind filters; smallest and largest values."""
+    """Sums of floats of all time and in windows, behind filters; smallest and largest
+    values.
+    """
     builder = StreamsBuilder("typed")
     records = builder.stream("rides", key=serdes.text, value=serdes.json(Ride))
     records.map_values(field("fare"), value=serdes.float64).group_by_key().reduce(
@@ -258,7 +264,9 @@ def rides() -> Topology:
 
 
 def ridden(seed: int, records: int) -> list[Row]:
-    """Return rides whose fares have another sum in any other order; some late, some without a key."""
+    """Return rides whose fares have another sum in any other order; some late, some
+    without a key.
+    """
     generator, now, rows = random.Random(seed), 0, list[Row]()
     for _ in range(records):
         now += generator.randrange(12)

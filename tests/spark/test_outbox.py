@@ -1,4 +1,6 @@
-"""One transaction for each task, however often it is tried: on a real Kafka, without Spark."""
+"""One transaction for each task, however often it is tried: on a real Kafka, without
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_what_another_task_left_open_keeps_nobody_waiting(kafka: Kafka) -> None:
 def test_a_task_writes_nothing_beside_an_application_that_has_begun_meanwhile(
     kafka: Kafka, *, left: bool
 ) -> None:
-    """An instance that reads its global tables has looked for runs, and is no member of its group yet."""
+    """An instance that reads its global tables has looked for runs, and is no member of
+    its group yet.
+    """
     config, source = config_for(kafka, 1), kafka.topic("in")
     application = config["application.id"]
     builder = StreamsBuilder(application)

@@ -1,4 +1,6 @@
-"""Partitioners in a backfill: each record is in the partition of a live application that read everything."""
+"""Partitioners in a backfill: each record is in the partition of a live application
+that read everything.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ class Where(Processor[str, str, str, str]):
 
 
 class Spread:
-    """An application with partitioners: of a topic, of a topic chosen by the record, and of a repartition topic before
-    a count.
+    """An application with partitioners: of a topic, of a topic chosen by the record,
+    and of a repartition topic before a count.
     """
 
     def __init__(self, kafka: Kafka) -> None:
@@ -88,7 +90,9 @@ class Spread:
         )
 
     def expected(self, count: int) -> Counter[Storage]:
-        """Return the expected results of the first records, and the number of those without a partition."""
+        """Return the expected results of the first records, and the number of those
+        without a partition.
+        """
         with TopologyTestDriver(
             self.topology, config=self.settings, partitions=self.sinks
         ) as driver:

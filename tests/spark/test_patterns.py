@@ -1,5 +1,5 @@
-"""Topics by pattern in a backfill: those that match at the cut are history, later ones are left to the live
-application.
+"""Topics by pattern in a backfill: those that match at the cut are history, later ones
+are left to the live application.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ topology = builder.build()
 
 
 class Shop:
-    """Topics with a common prefix, and an application that reads them by a pattern; another pattern matches nothing
-    yet.
+    """Topics with a common prefix, and an application that reads them by a pattern;
+    another pattern matches nothing yet.
     """
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
@@ -174,7 +174,9 @@ def merged(application: str, prefix: str, sink: str) -> Topology:
 def driven(
     topology: Topology, records: Iterable[tuple[int, str, str, str]]
 ) -> dict[str, list[str]]:
-    """Return the updates of each key by one thread over these records: timestamp, topic, key and value."""
+    """Return the updates of each key by one thread over these records: timestamp,
+    topic, key and value.
+    """
     told: dict[str, list[str]] = {}
     with TopologyTestDriver(topology) as driver:
         for timestamp, topic, key, value in records:

@@ -144,7 +144,9 @@ def test_a_partition_is_not_divided_where_that_would_call_punctuations_late_unle
     stream.process(
         Processor[str, str, str, str], key=serdes.text, value=serdes.text, by_key=True
     ).to("out")
-    if held:  # a punctuation waits for the next record of the task's keys in a live application, too
+    # a punctuation waits for the next record of the task's keys in a live application,
+    # too
+    if held:
         stream.group_by_key().windowed_by(DAY).count().suppress(until_window_closes())
     builder.stream("others", key=serdes.text, value=serdes.text).group_by_key().count()
     topology, counts = builder.build(), {"orders": 2, "others": 2}

@@ -1,5 +1,5 @@
-"""State of a stopped application from its source topics: the fold of the committed records, whatever the changelogs
-contain.
+"""State of a stopped application from its source topics: the fold of the committed
+records, whatever the changelogs contain.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ def test_a_changelog_that_was_deleted_is_written_again(
 
 
 def two_stages(counting: Counting) -> Counting:
-    """Counts by key, and by the last character of the key behind a repartition topic. The first attempt of some tasks
-    fails in Spark.
+    """Counts by key, and by the last character of the key behind a repartition topic.
+    The first attempt of some tasks fails in Spark.
     """
     builder = StreamsBuilder(counting.application)
     stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw).peek(

@@ -1,4 +1,6 @@
-"""Which sub-topologies of a backfill do without the record cache: those in which updates would be late at a flush."""
+"""Which sub-topologies of a backfill do without the record cache: those in which
+updates would be late at a flush.
+"""
 
 from __future__ import annotations
 

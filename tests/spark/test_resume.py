@@ -1,4 +1,6 @@
-"""A backfill whose tasks fail and whose driver dies: on a real Kafka, with sessions and a count."""
+"""A backfill whose tasks fail and whose driver dies: on a real Kafka, with sessions and
+a count.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def stumble(key: Any, _: Any) -> None:
 
 
 def topology_of(application: str, clicks: str, sizes: str, counts: str) -> Topology:
-    """Clicks in sessions, whose sizes go through a repartition topic to be counted; each update of both is written."""
+    """Clicks in sessions, whose sizes go through a repartition topic to be counted;
+    each update of both is written.
+    """
     builder = StreamsBuilder(application)
     stream = builder.stream(clicks, key=serdes.text, value=serdes.text).peek(stumble)
     windows = SessionWindows(
@@ -95,7 +99,9 @@ def write(kafka: Kafka, topic: str, clicks: list[tuple[str, int]]) -> None:
 
 
 def die_at_second_stage() -> None:
-    """The driver of a subprocess: run the backfill, and die when its second stage is about to begin."""
+    """The driver of a subprocess: run the backfill, and die when its second stage is
+    about to begin.
+    """
     bootstrap, application, clicks, sizes, counts, work = sys.argv[1:]
 
     def on_stage(stage: Stage) -> None:
@@ -194,8 +200,8 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(
 def test_two_drivers_of_one_run_at_once_do_not_spoil_it(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A scheduler tries again while the first driver lives. Both wrote into the folder of the stage, and what was left
-    there ended each later attempt.
+    """A scheduler tries again while the first driver lives. Both wrote into the folder
+    of the stage, and what was left there ended each later attempt.
     """
     application = kafka.unique("twice")
     topics = [

@@ -1,4 +1,6 @@
-"""The order of mutually dependent sub-topologies: each topic is written once, before it is read."""
+"""The order of mutually dependent sub-topologies: each topic is written once, before it
+is read.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def joined(one: Any, other: Any, name: str) -> Any:
 
 
 def said(topology: Topology) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Return sub-topology, round, rounds and topics of each round, without the names of the application and the join's
-    topics.
+    """Return sub-topology, round, rounds and topics of each round, without the names of
+    the application and the join's topics.
     """
     return [
         (
@@ -64,8 +66,8 @@ def short(topic: str) -> str:
 
 
 def check_laws(topology: Topology) -> list[Round]:
-    """Check that a topic is read when it is complete and written once, and that the last rounds read and keep
-    everything.
+    """Check that a topic is read when it is complete and written once, and that the
+    last rounds read and keep everything.
     """
     found = rounds_of(topology)
     internal = {topic for part in topology.subtopologies for topic in forwarded(part)}

@@ -1,4 +1,6 @@
-"""A backfill of a topology with Avro, Protobuf and JSON Schema: its workers use the registry of the settings."""
+"""A backfill of a topology with Avro, Protobuf and JSON Schema: its workers use the
+registry of the settings.
+"""
 
 from __future__ import annotations
 

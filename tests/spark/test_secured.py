@@ -1,5 +1,5 @@
-"""A backfill on a broker with TLS, users and ACLs: with the ACLs of the application, and without a secret in its
-output.
+"""A backfill on a broker with TLS, users and ACLs: with the ACLs of the application,
+and without a secret in its output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A topology that was sent to a worker equals the original, for every case of conformance: all operators."""
+"""A topology that was sent to a worker equals the original, for every case of
+conformance: all operators.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ CASES = read_cases(CONFORMANCE / "vectors.jsonl")
 
 
 def texts(topology: Topology) -> list[str]:
-    """Return the generated code of each sub-topology, which shows which serdes are equal."""
+    """Return the generated code of each sub-topology, which shows which serdes are
+    equal.
+    """
     return [
         compile_subtopology(topology, part).compiled(True, True).text
         for part in topology.subtopologies
@@ -138,8 +142,8 @@ def test_what_cannot_travel_is_named() -> None:
 def beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Topology]]:
-    """Return a function that loads a program with this source, beside a module and a package; it is unloaded at the
-    end.
+    """Return a function that loads a program with this source, beside a module and a
+    package; it is unloaded at the end.
     """
     (tmp_path / "sent_package").mkdir()
     (tmp_path / "sent_package" / "__init__.py").write_text("")

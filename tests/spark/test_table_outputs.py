@@ -45,7 +45,9 @@ def good(value: Any) -> bool:
 
 
 def topology() -> Topology:
-    """Counts by key, and by the last digit of the key behind a repartition; each update of both is written."""
+    """Counts by key, and by the last digit of the key behind a repartition; each update
+    of both is written.
+    """
     builder = StreamsBuilder("tables")
     clicks = (
         builder.stream("clicks", key=serdes.text, value=serdes.text)
@@ -93,7 +95,9 @@ def run(
 
 
 def updates(rows: Iterable[Row]) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Return the values and timestamps of each key of a topic, in the order of the table."""
+    """Return the values and timestamps of each key of a topic, in the order of the
+    table.
+    """
     found = defaultdict(list)
     for row in sorted(
         rows, key=lambda row: (row.time, row.subtopology, row.task, row.number)

@@ -1,5 +1,5 @@
-"""A task of a backfill has the same results from its rows as a live task from the records. Without Spark: workers take
-and return Arrow batches.
+"""A task of a backfill has the same results from its rows as a live task from the
+records. Without Spark: workers take and return Arrow batches.
 """
 
 from __future__ import annotations
@@ -250,7 +250,9 @@ def test_only_where_records_may_be_dropped_are_mappers_called_on_the_way_to_task
 def test_a_question_that_is_asked_behind_a_record_has_its_time_and_not_that_of_the_batch() -> (
     None
 ):
-    """A row that comes too late expires behind its record. Its deletion must not pass the row's next update."""
+    """A row that comes too late expires behind its record. Its deletion must not pass
+    the row's next update.
+    """
     builder = StreamsBuilder("app")
     left = builder.table(
         "left",

@@ -1,5 +1,5 @@
-"""Time marks in the history of a source: a backfill closes windows, calls punctuations and lets rows expire where the
-live application did.
+"""Time marks in the history of a source: a backfill closes windows, calls punctuations
+and lets rows expire where the live application did.
 
 Without Spark: workers take and return Arrow batches.
 """
@@ -41,7 +41,9 @@ Found = dict[tuple[str, bytes | None], list[bytes | None]]
 
 
 class Alarms(Processor[bytes, bytes, bytes, bytes]):
-    """Forwards, every four seconds of stream time, the time and the key of the record before."""
+    """Forwards, every four seconds of stream time, the time and the key of the record
+    before.
+    """
 
     def init(self, context: ProcessorContext[bytes, bytes]) -> None:
         super().init(context)
@@ -83,7 +85,9 @@ def windows() -> Topology:
 
 
 def live(topology: Topology, log: Log) -> Found:
-    """Return the test driver's results of the records, where it has marked the silences between them."""
+    """Return the test driver's results of the records, where it has marked the silences
+    between them.
+    """
     found: Found = {}
     with TopologyTestDriver(topology, 1, SETTINGS) as driver:
         stream_time = -1

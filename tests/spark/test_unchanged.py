@@ -1,4 +1,6 @@
-"""An unpublished run prevents others, and is void once the topics of its plan are recreated. Without Spark."""
+"""An unpublished run prevents others, and is void once the topics of its plan are
+recreated. Without Spark.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,9 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(
 def test_no_run_begins_behind_commits_that_outlive_the_offsets_of_the_group(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
-    """A broker deletes the offsets of a group that has no members for a week; a live application has the other ones."""
+    """A broker deletes the offsets of a group that has no members for a week; a live
+    application has the other ones.
+    """
     counting = Counting.make(kafka)
     program = tmp_path / "program.py"
     program.write_text(counting.program)
@@ -312,7 +316,9 @@ def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(
 def test_an_option_that_means_nothing_is_refused_before_a_run_begins(
     given: dict[str, Any], why: str
 ) -> None:
-    """The results of a run with other outputs than these would have been left out in silence."""
+    """The results of a run with other outputs than these would have been left out in
+    silence.
+    """
     with pytest.raises(ConfigError, match=re.escape(why)):
         Options(**given)
 

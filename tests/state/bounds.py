@@ -1,4 +1,6 @@
-"""The bounds of a changelog and the position of the state in it, for tests that restore from lists of records."""
+"""The bounds of a changelog and the position of the state in it, for tests that restore
+from lists of records.
+"""
 
 from __future__ import annotations
 

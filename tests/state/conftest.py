@@ -1,4 +1,6 @@
-"""Engines to test against: each test that takes `new_engine` runs in memory, on RocksDB and on SQLite."""
+"""Engines to test against: each test that takes `new_engine` runs in memory, on RocksDB
+and on SQLite.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NewEngine: TypeAlias = Callable[[], Engine]
 
 @pytest.fixture(params=["memory", "rocks", "sqlite"])
 def new_engine(request: pytest.FixtureRequest, tmp_path: Path) -> NewEngine:
-    """Return a function that makes an empty engine: one of ours, or one of a user's kind."""
+    """Return a function that makes an empty engine: one of ours, or one of a user's
+    kind.
+    """
     numbers = count()
 
     def on_disk() -> Engine:
@@ -47,7 +51,9 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the URL of an existing S3 bucket; drivers find address and credentials in the environment."""
+    """Return the URL of an existing S3 bucket; drivers find address and credentials in
+    the environment.
+    """
     import s3fs
 
     variables = {

@@ -1,4 +1,6 @@
-"""Stores in three engines, and commits to them. A child that is killed imports them: without pytest, sooner."""
+"""Stores in three engines, and commits to them. A child that is killed imports them:
+without pytest, sooner.
+"""
 
 from __future__ import annotations
 

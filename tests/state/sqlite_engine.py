@@ -1,4 +1,6 @@
-"""A user's engine: SQLite, with one table for all families. It is named `tests.state.sqlite_engine:Sqlite`."""
+"""A user's engine: SQLite, with one table for all families. It is named
+`tests.state.sqlite_engine:Sqlite`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NAME = "tests.state.sqlite_engine:Sqlite"
 
 
 class Sqlite:
-    """An `Engine`. With its write-ahead log, no completed write is lost when the process dies."""
+    """An `Engine`. With its write-ahead log, no completed write is lost when the
+    process dies.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "rows.sqlite"

@@ -1,4 +1,6 @@
-"""A process is killed in the middle of its commits: at any moment, state and checkpoints agree."""
+"""A process is killed in the middle of its commits: at any moment, state and
+checkpoints agree.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,11 @@ def kill_midway(folder: Path, after_s: float) -> None:
 
 
 def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
-    """Return the number of each range's commit, and check that all its keys in all its stores have that number.
+    """Return the number of each range's commit, and check that all its keys in all its
+    stores have that number.
 
-    `dropped_since`: segments that were dropped after that commit may be missing. A restore to the end of the changelog
-    passes them.
+    `dropped_since`: segments that were dropped after that commit may be missing. A
+    restore to the end of the changelog passes them.
     """
     database = Database(Rocks(folder), [COUNTS, WINDOWS])
     reached = []
@@ -137,7 +140,9 @@ def test_a_write_ahead_log_that_was_cut_short_is_an_older_moment_in_step(
 
 
 def test_a_folder_that_has_lost_its_write_ahead_log_is_damaged(tmp_path: Path) -> None:
-    """Whoever tidies up may take its files for logs: rows that no file has yet would be missing, in silence."""
+    """Whoever tidies up may take its files for logs: rows that no file has yet would be
+    missing, in silence.
+    """
     kill_midway(tmp_path, 0.05)
     for file in tmp_path.glob("*.log"):
         file.unlink()

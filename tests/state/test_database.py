@@ -159,8 +159,8 @@ def test_segments_go_when_every_group_has_left_them_behind(
         sorted(family for family in engine.families() if family != "meta") == segments
     )  # the sibling lags
     database.write([], {"windows": [Checkpoint(128, 255, 6, 8 * MINUTE)]})
-    # The smallest observed start is minute 8, four minutes are kept: minute 4 is gone, the segment of minutes 4 and 5
-    # is not.
+    # The smallest observed start is minute 8, four minutes are kept: minute 4 is gone,
+    # the segment of minutes 4 and 5 is not.
     assert (
         sorted(family for family in engine.families() if family != "meta")
         == segments[2:]

@@ -208,7 +208,9 @@ def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(
 def test_a_format_that_has_not_reached_the_disk_is_no_reason_to_refuse_each_start(
     tmp_path: Path,
 ) -> None:
-    """A machine that dies soon after the first start may leave the file empty: no file is waited for."""
+    """A machine that dies soon after the first start may leave the file empty: no file
+    is waited for.
+    """
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 0, [SPEC]))
     directory.close()
@@ -396,7 +398,8 @@ def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(
     with pytest.raises(StateCorruptError, match="may be deleted"):
         read_all()
     directory.close()
-    # Opening alone would not find it: without a mark, a restarted process would fail at the same key for ever.
+    # Opening alone would not find it: without a mark, a restarted process would fail at
+    # the same key for ever.
     again = StateDirectory(tmp_path, "app", 0)
     with pytest.raises(StateCorruptError, match="block checksum mismatch"):
         again.open(0, 0, [SPEC])
@@ -431,7 +434,9 @@ def test_damage_among_the_names_of_the_families_is_found_at_the_opening(
 
 
 def test_damage_among_the_checkpoints_is_found_at_the_opening(tmp_path: Path) -> None:
-    """They are scanned there. The error must not keep the iterator: the folder would be locked by this very process."""
+    """They are scanned there. The error must not keep the iterator: the folder would be
+    locked by this very process.
+    """
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 0, [SPEC]))
     directory.close()

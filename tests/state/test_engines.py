@@ -1,4 +1,6 @@
-"""The contract of `coopstreams.state.engine.Engine`, for memory, for disk, and for a user's engine."""
+"""The contract of `coopstreams.state.engine.Engine`, for memory, for disk, and for a
+user's engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows that expire: the table finds them by the listed times of its database, in any history."""
+"""Rows that expire: the table finds them by the listed times of its database, in any
+history.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class Tables:
             self.rows[key] = timestamp
 
     def advance(self, now: int) -> None:
-        """Advance time; check that the rows of the model expire at its times, the earliest first."""
+        """Advance time; check that the rows of the model expire at its times, the
+        earliest first.
+        """
         self.now = now
         gone = []
         for state in self.states:

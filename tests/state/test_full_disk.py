@@ -1,4 +1,6 @@
-"""A full disk: refused writes are not in the database, accepted ones are, and the folder can be opened again."""
+"""A full disk: refused writes are not in the database, accepted ones are, and the
+folder can be opened again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rows of a global store with a processor: the changes of a record are published together, or not at all."""
+"""The rows of a global store with a processor: the changes of a record are published
+together, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WORDS = TopicPartition("words", 0)
 
 
 class Kept(Processor[str, str, str, str]):
-    """Keeps the value of each key; `forget KEY` deletes a key, `twice` writes two rows and fails."""
+    """Keeps the value of each key; `forget KEY` deletes a key, `twice` writes two rows
+    and fails.
+    """
 
     def process(self, record: Record[str, str]) -> None:
         rows: KeyValueStore[str, str] = self.context.store("kept")

@@ -1,4 +1,6 @@
-"""A restart after a commit, from the database or from the changelogs alone, changes no result of windows."""
+"""A restart after a commit, from the database or from the changelogs alone, changes no
+result of windows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The lock of a state folder: one instance has it, and nothing of it outlives its process."""
+"""The lock of a state folder: one instance has it, and nothing of it outlives its
+process.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_the_same_process_cannot_open_a_folder_twice_either(tmp_path: Path) -> N
 def test_a_forked_child_does_not_keep_the_lock_of_a_killed_process(
     tmp_path: Path,
 ) -> None:
-    """The worker of a `multiprocessing.Pool` outlives a killed parent, and so may a child that a library forked."""
+    """The worker of a `multiprocessing.Pool` outlives a killed parent, and so may a
+    child that a library forked.
+    """
     holder, told, tells = started(HOLD_AND_FORK, tmp_path)
     assert {tells.readline(), tells.readline()} == {"forked\n", "held\n"}
     with pytest.raises(StateLockedError, match=f"in use by process {holder.pid}:"):

@@ -1,5 +1,5 @@
-"""A database whose stores are in several engines: RocksDB, memory, and a user's. Each store has the checkpoint of its
-own engine.
+"""A database whose stores are in several engines: RocksDB, memory, and a user's. Each
+store has the checkpoint of its own engine.
 """
 
 from __future__ import annotations

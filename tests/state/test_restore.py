@@ -45,7 +45,9 @@ def columns(records: Iterable[Record]) -> Columns:
 
 
 def feed(restore: Restore, log: Sequence[Record], upto: int, batch: int = 7) -> None:
-    """Read the log as a caller does: from the position, in batches, to an offset that need not have a record."""
+    """Read the log as a caller does: from the position, in batches, to an offset that
+    need not have a record.
+    """
     while restore.position < upto:
         found = [record for record in log if restore.position <= record[0] < upto][
             :batch
@@ -249,7 +251,9 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
 def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(
     ahead_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A host's clock was ahead for a moment: its state would count as recent for as long as it was ahead."""
+    """A host's clock was ahead for a moment: its state would count as recent for as
+    long as it was ahead.
+    """
     now, database = 1_000_000, Database(Memory(), [SPEC])
     feed(
         Restore(database, SPEC, [WHOLE], bounds(2, now_s=now + ahead_s)),
@@ -276,8 +280,8 @@ def test_clocks_that_differ_a_little_cost_no_state() -> None:
 def test_state_of_another_topic_of_that_name_is_emptied_and_restored_from_the_new_one(
     new_engine: NewEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new changelog has grown past the checkpoint, so offsets alone do not reveal it. A running sibling keeps its
-    state.
+    """The new changelog has grown past the checkpoint, so offsets alone do not reveal
+    it. A running sibling keeps its state.
     """
     old = [(number, b"%d" % number, b"old") for number in range(100)]
     new = [(number, b"%d" % (number + 50), b"new") for number in range(200)]
@@ -428,7 +432,9 @@ def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_b
 
 
 def test_a_checkpoint_tells_by_which_time_windows_of_a_snapshot_are_missing() -> None:
-    """A snapshot is made without the times of tasks: one of them may begin before what its changelog has seen."""
+    """A snapshot is made without the times of tasks: one of them may begin before what
+    its changelog has seen.
+    """
     database = Database(Memory(), [WINDOWS])
     slow, fast = (
         next(key for key in (b"a", b"b", b"c", b"d") if key_hash(key) in half)
@@ -451,7 +457,9 @@ def test_a_checkpoint_tells_by_which_time_windows_of_a_snapshot_are_missing() ->
 def test_windows_of_a_range_that_had_observed_nothing_have_not_expired_by_those_of_another_one() -> (
     None
 ):
-    """The range was restored before its task had a record: its checkpoint names no observed window, but it has some."""
+    """The range was restored before its task had a record: its checkpoint names no
+    observed window, but it has some.
+    """
     database, (first, second) = Database(Memory(), [WINDOWS]), KeyRange.split(2)
     slow, fast = (
         next(key for key in (b"a", b"b", b"c", b"d", b"e") if key_hash(key) in half)
@@ -498,7 +506,9 @@ def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_pre
     cuts: list[tuple[int, set[int]]],
     again: bool,
 ) -> None:
-    """The ranges change at arbitrary offsets, by retarget or by a new restore over the old one's state."""
+    """The ranges change at arbitrary offsets, by retarget or by a new restore over the
+    old one's state.
+    """
     log: list[Record] = []
     offset = 0
     for key, value, hole in records:

@@ -1,4 +1,6 @@
-"""A table that is restored from its source topic has the rows that its tasks had read, and no later ones."""
+"""A table that is restored from its source topic has the rows that its tasks had read,
+and no later ones.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_a_key_that_the_task_refused_is_refused_again() -> None:
 def test_each_range_holds_what_its_task_had_read(
     records: list[tuple[int, bytes | None, bytes | None]], stands: list[list[int]]
 ) -> None:
-    """Tasks open repeatedly, each range at another position, even at a lower one: offsets of a group can be reset."""
+    """Tasks open repeatedly, each range at another position, even at a lower one:
+    offsets of a group can be reset.
+    """
     log, end = with_offsets(records)
     database = Database(Memory(), [SPEC])
     for stand in stands:

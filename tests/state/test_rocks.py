@@ -1,4 +1,6 @@
-"""The families of RocksDB: a new family reuses the column family of a dropped one, also after a restart."""
+"""The families of RocksDB: a new family reuses the column family of a dropped one, also
+after a restart.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def columns(folder: Path) -> set[str]:
 
 
 def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -> None:
-    """A hundred segments come and go, as when an application catches up: RocksDB creates one column family."""
+    """A hundred segments come and go, as when an application catches up: RocksDB
+    creates one column family.
+    """
     engine = Rocks(tmp_path)
     for segment in range(100):
         engine.create(f"windows/{segment}")
@@ -122,7 +126,9 @@ def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(
 def test_the_next_family_begins_empty_and_is_itself_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    """Rows of the dropped family would be wrong state; without its name, its own rows would be lost."""
+    """Rows of the dropped family would be wrong state; without its name, its own rows
+    would be lost.
+    """
     engine = Rocks(tmp_path)
     engine.create("one")
     engine.write([Change("one", [b"k"], [b"1"])])
@@ -214,8 +220,8 @@ def test_only_a_folder_that_is_in_use_is_called_so(tmp_path: Path) -> None:
 
 
 def test_a_quiet_family_keeps_no_log_of_long_ago(tmp_path: Path) -> None:
-    """A job that removes old `*.log` leaves the newest. If a quiet family still had its rows in an older one, RocksDB
-    would open without them, and say nothing.
+    """A job that removes old `*.log` leaves the newest. If a quiet family still had its
+    rows in an older one, RocksDB would open without them, and say nothing.
     """
     engine = Rocks(tmp_path)
     engine.create("busy")
@@ -242,7 +248,9 @@ def test_a_quiet_family_keeps_no_log_of_long_ago(tmp_path: Path) -> None:
 def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(
     tmp_path: Path,
 ) -> None:
-    """A filter in one block may be larger than a shard of the cache: each look-up would read it again."""
+    """A filter in one block may be larger than a shard of the cache: each look-up would
+    read it again.
+    """
     engine = Rocks(tmp_path)
     engine.create("a")
     keys = [b"%09d" % number for number in range(20_000)]

@@ -91,7 +91,9 @@ def commit(state: TaskState) -> None:
 def test_a_lookup_reads_one_run_of_each_segment_and_then_what_it_knows(
     keys: int,
 ) -> None:
-    """A second look-up of a key reads nothing, and no look-up reads the rows of other keys."""
+    """A second look-up of a key reads nothing, and no look-up reads the rows of other
+    keys.
+    """
     engine = Counting()
     state = new_state(engine)
     for number in range(keys):
@@ -181,8 +183,8 @@ def test_a_session_table_is_a_dict_that_forgets_old_sessions(
     live: dict[tuple[bytes, int, int], int] = {}
     committed, observed, committed_observed = dict(live), -1, -1
     newest = -1
-    """The largest session of any task over the database. A discarded table finds it again; a new one starts from its
-    own rows.
+    """The largest session of any task over the database. A discarded table finds it
+    again; a new one starts from its own rows.
     """
     for number, (what, key, minute, length) in enumerate(operations):
         table = sessions_of(state)
@@ -249,7 +251,9 @@ def _visible(
 def test_windows_of_a_key_are_found_whoever_has_changed_them(
     operations: list[tuple[str, bytes, int, int]], cache_bytes: int
 ) -> None:
-    """Windows are changed by `put`, or by `load` and `touch` as in an aggregation, while a processor fetches."""
+    """Windows are changed by `put`, or by `load` and `touch` as in an aggregation,
+    while a processor fetches.
+    """
     engine = Memory()
     state = new_state(engine, WINDOWS, cache_bytes)
     live: dict[tuple[bytes, int], int] = {}

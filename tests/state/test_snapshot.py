@@ -35,13 +35,17 @@ WINDOWS = StoreSpec(
     "windows", "window", text, int64, window_ms=60_000, retention_ms=240_000
 )
 PART = KeyRange.of_groups(80, 127)
-"""A few slices of two siblings: verifying a file opens a database, so all slices would take long."""
+"""A few slices of two siblings: verifying a file opens a database, so all slices would
+take long.
+"""
 numbers = count()
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return storages of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
+    """Return storages of three kinds: the file system, fsspec's in memory, and a server
+    that speaks S3 over HTTP.
+    """
     name = f"snapshots-{os.getpid()}-{next(numbers)}"
     match request.param:
         case "folder":

@@ -1,4 +1,6 @@
-"""Downloads of snapshots: each ends in the database or leaves nothing, and no storage blocks a task."""
+"""Downloads of snapshots: each ends in the database or leaves nothing, and no storage
+blocks a task.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,9 @@ def test_a_database_that_does_not_take_it_is_an_error_for_whoever_looks_in(
 def test_files_that_hold_no_state_are_left_to_the_changelog(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The files have the checksums of the manifest, so only the database notices that they are bad."""
+    """The files have the checksums of the manifest, so only the database notices that
+    they are bad.
+    """
     made = publish(url, restored(LOG, 600))
     store = made.stores["counts"]
     spoilt = next(each for each in store.slices if each.files)

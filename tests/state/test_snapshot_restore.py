@@ -1,4 +1,6 @@
-"""A restore from a snapshot has the same result as a full replay; misfits are refused, logged, and replayed."""
+"""A restore from a snapshot has the same result as a full replay; misfits are refused,
+logged, and replayed.
+"""
 
 from __future__ import annotations
 
@@ -262,7 +264,9 @@ def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the log lines of this package: clients left by other tests in this process may log anything."""
+    """Return the log lines of this package: clients left by other tests in this process
+    may log anything.
+    """
     return [
         record.getMessage()
         for record in caplog.records
@@ -554,7 +558,9 @@ def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
 
 
 def visible(database: Database, spec: StoreSpec) -> dict[bytes, tuple[bytes, int]]:
-    """Return the stored windows without expired ones, whose removal depends on the parts of a restore."""
+    """Return the stored windows without expired ones, whose removal depends on the
+    parts of a restore.
+    """
     rows = stored(database, spec.name)
     if spec.kind not in layout.SEGMENTED:
         return rows

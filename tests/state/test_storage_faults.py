@@ -1,5 +1,5 @@
-"""Faults of a storage: transient ones are retried, others leave the restore to the changelog. `s3fs` against a
-server over HTTP.
+"""Faults of a storage: transient ones are retried, others leave the restore to the
+changelog. `s3fs` against a server over HTTP.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ numbers = count()
 
 
 class Flaky(ThreadingHTTPServer):
-    """Forwards requests to a server; the first download of each path fails, and the second one is cut short."""
+    """Forwards requests to a server; the first download of each path fails, and the
+    second one is cut short.
+    """
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
@@ -154,7 +156,9 @@ def published(bucket: str) -> str:
 
 
 def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
-    """Return a database restored from the whole snapshot, and the number of keys from it."""
+    """Return a database restored from the whole snapshot, and the number of keys from
+    it.
+    """
     database, downloads = (
         Database(Memory(), [SPEC]),
         Downloads(lambda: 0.0),

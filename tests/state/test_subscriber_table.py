@@ -1,4 +1,6 @@
-"""A table with many rows for each plain key: in any history, `of` yields those of one key, and only those."""
+"""A table with many rows for each plain key: in any history, `of` yields those of one
+key, and only those.
+"""
 
 from __future__ import annotations
 

@@ -224,8 +224,8 @@ HOUR_S = 3600
 def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(
     new_engine: NewEngine,
 ) -> None:
-    """Confirmed for 30 hours, then closed for one: no other process wrote its keys, so it missed no tombstone. Its
-    sibling is not confirmed.
+    """Confirmed for 30 hours, then closed for one: no other process wrote its keys, so
+    it missed no tombstone. Its sibling is not confirmed.
     """
     began, database, (mine, other) = (
         1_000_000,

@@ -148,7 +148,9 @@ def test_of_rows_with_large_values_only_the_next_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Few rows of a megabyte were read and sorted, all of them, and others a thousand at a time."""
+    """Few rows of a megabyte were read and sorted, all of them, and others a thousand
+    at a time.
+    """
     monkeypatch.setattr(engine_stores, "FEW", few)
     database, large = Database(Rocks(tmp_path), [SPEC]), 1 << 18
     keys = [b"%03d" % number for number in range(100)]
@@ -289,7 +291,9 @@ def test_a_fetch_from_a_store_without_windows_is_refused() -> None:
 
 
 def test_a_scan_sees_one_moment_while_siblings_commit(tmp_path: Path) -> None:
-    """Each task writes one number to all its keys in each commit: a scan must not find two numbers in one range."""
+    """Each task writes one number to all its keys in each commit: a scan must not find
+    two numbers in one range.
+    """
     database = Database(Rocks(tmp_path), [SPEC])
     ranges = KeyRange.split(4)
     keys = [b"%d" % number for number in range(200)]

@@ -1,8 +1,9 @@
 """A law of window stores whose key ranges change owners: no open window is lost.
 
-Law: whatever ranges were cut, restored together, committed and given up on two disks, a task finds each window of its
-keys that has not closed at the operator time to which it has advanced the store, or at which an earlier owner of the
-key has stopped, if that is later. The operator times of other tasks, too, let segments be dropped and rows be left
+Law: whatever ranges were cut, restored together, committed and given up on two disks, a
+task finds each window of its keys that has not closed at the operator time to which it
+has advanced the store, or at which an earlier owner of the key has stopped, if that is
+later. The operator times of other tasks, too, let segments be dropped and rows be left
 out of restores.
 """
 
@@ -39,7 +40,9 @@ CUTS = [KeyRange.split(1), KeyRange.split(2), QUARTERS]
 
 @dataclass(slots=True)
 class Owner:
-    """A task. `quarters`: its quarters of the key space; `time`: its operator time; `advanced`: that of its store."""
+    """A task. `quarters`: its quarters of the key space; `time`: its operator time;
+    `advanced`: that of its store.
+    """
 
     state: TaskState
     quarters: list[int]
@@ -61,7 +64,9 @@ class Group:
         self.owners: list[Owner] = []
 
     def assign(self, cut: int, where: int) -> None:
-        """Close all tasks, and open those of another cut; bit n of `where` is the disk of range n."""
+        """Close all tasks, and open those of another cut; bit n of `where` is the disk
+        of range n.
+        """
         for owner in self.owners:
             owner.state.discard()
         ranges = CUTS[cut % len(CUTS)]
@@ -97,12 +102,16 @@ class Group:
             self.look(owner)
 
     def move(self, owner: Owner, ms: int) -> None:
-        """Advance the store to the operator time, and then the operator time by `ms`, as the next record does."""
+        """Advance the store to the operator time, and then the operator time by `ms`,
+        as the next record does.
+        """
         self.advance(owner)
         owner.time = max(owner.time, 0) + ms
 
     def put(self, owner: Owner, quarter: int) -> None:
-        """Count a record in the current window of a key, unless an earlier owner has processed it."""
+        """Count a record in the current window of a key, unless an earlier owner has
+        processed it.
+        """
         quarter = owner.quarters[quarter % len(owner.quarters)]
         if owner.time < max(self.times[quarter], 0):
             return
@@ -118,7 +127,9 @@ class Group:
             owner.advanced = owner.time
 
     def commit(self, owner: Owner) -> None:
-        """Write the changes to the changelog, commit the operator time, and checkpoint both on the disk."""
+        """Write the changes to the changelog, commit the operator time, and checkpoint
+        both on the disk.
+        """
         self.advance(owner)
         for batch in owner.state.changes():
             self.log += [
@@ -149,7 +160,9 @@ class Group:
 
 
 APART = (0, 5, 20, 61, 130, 200)
-"""Seconds between two records: within a window, in the next, beyond the retention, a segment later."""
+"""Seconds between two records: within a window, in the next, beyond the retention, a
+segment later.
+"""
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)

@@ -47,7 +47,9 @@ def finish(made: Engine, records: int) -> None:
 
 
 def numbered(numbers: Iterable[int], keys: int | None = None) -> Rows:
-    """Return records with these values and timestamps, of one key, or of as many keys in turn."""
+    """Return records with these values and timestamps, of one key, or of as many keys
+    in turn.
+    """
     return [
         (b"k" if keys is None else b"k%d" % (number % keys), b"%d" % number, number)
         for number in numbers
@@ -80,7 +82,9 @@ def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
 
 
 class Gate:
-    """A function that blocks on one value until it is released, and records its arguments."""
+    """A function that blocks on one value until it is released, and records its
+    arguments.
+    """
 
     def __init__(self, stuck: int) -> None:
         self.stuck = stuck
@@ -124,7 +128,9 @@ def played(
     pieces: int,
     **settings: Any,
 ) -> dict[bytes | None, list[Any]]:
-    """Return the outputs of each key, in order. `records`: topic, key, value and timestamp of each."""
+    """Return the outputs of each key, in order. `records`: topic, key, value and
+    timestamp of each.
+    """
     made = Engine(topology, TOPICS, threads=2, **settings)
     ranges = KeyRange.split(pieces)
     for name in (

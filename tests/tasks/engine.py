@@ -1,12 +1,12 @@
-"""An instance in memory: the real dispatcher, stream threads, committers, tasks and stores, on a `MemoryLog` that is
-also the group coordinator.
+"""An instance in memory: the real dispatcher, stream threads, committers, tasks and
+stores, on a `MemoryLog` that is also the group coordinator.
 
-The test takes the place of the group and the opener: it opens and closes tasks. Nothing is restored: the databases stay
-in memory.
+The test takes the place of the group and the opener: it opens and closes tasks. Nothing
+is restored: the databases stay in memory.
 
-It models no group: a test sets the answers of fences, and the generation. Unlike the simulated group
-(tests/simulation), whose seed chooses the schedule of whole instances, a test here controls each step of a task, and
-checks its outputs.
+It models no group: a test sets the answers of fences, and the generation. Unlike the
+simulated group (tests/simulation), whose seed chooses the schedule of whole instances,
+a test here controls each step of a task, and checks its outputs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def counting() -> Topology:
 
 
 def ticking(tick: Callable[[int], None], *every_ms: int) -> Topology:
-    """Call `tick` by the wall clock, with one of these intervals for each task, in the order of the tasks."""
+    """Call `tick` by the wall clock, with one of these intervals for each task, in the
+    order of the tasks.
+    """
     intervals = iter(every_ms)
 
     class Ticking(Processor[bytes, bytes, bytes, bytes]):
@@ -83,7 +85,9 @@ def ticking(tick: Callable[[int], None], *every_ms: int) -> Topology:
 
 
 class Membership:
-    """One member of the group. `generation` is the one it knows; the log's is `Engine.generation`."""
+    """One member of the group. `generation` is the one it knows; the log's is
+    `Engine.generation`.
+    """
 
     def __init__(self, log: MemoryLog, group: str) -> None:
         self.epoch = 1
@@ -177,7 +181,8 @@ class Engine:
         )
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
         self.by_key = True
-        """Whether records of tasks that are opened may pass others that wait for calls."""
+        """Whether records of tasks that are opened may pass others that wait for calls.
+        """
 
     def start(self) -> None:
         """Start the stream threads."""
@@ -259,7 +264,9 @@ class Engine:
         return task
 
     def close(self, task: Task, *, clean: bool = True) -> None:
-        """Close a task, and wait until it is closed; tasks of the same thread that had to be closed with it, too."""
+        """Close a task, and wait until it is closed; tasks of the same thread that had
+        to be closed with it, too.
+        """
         _, thread = self.tasks[task.id]
         self.dispatcher.close(task)
         thread.close((task,), clean=clean)
@@ -281,7 +288,9 @@ class Engine:
                 raise AssertionError(event)
 
     def replace(self, failed: Failed, rests_s: float = 0.0) -> list[KeyRange]:
-        """Replace a dead stream thread, as the control thread does; return the ranges to open again."""
+        """Replace a dead stream thread, as the control thread does; return the ranges
+        to open again.
+        """
         assert failed.thread is not None
         dead = self.threads[failed.thread]
         successor = self.threads[failed.thread] = dead.successor(rests_s)
@@ -293,7 +302,9 @@ class Engine:
         return [task.id.key_range for task in tasks]
 
     def process(self, task: Task) -> None:
-        """Let a task without a thread process all records on this one; its outputs wait for a commit."""
+        """Let a task without a thread process all records on this one; its outputs wait
+        for a commit.
+        """
         reader, at = (
             self.log.reader(),
             {source: task.progress.position(source) for source in task.sources},

@@ -1,5 +1,5 @@
-"""The queue of a thread that is busy for long: it keeps all records, and one position for each partition. A thread of
-many tasks.
+"""The queue of a thread that is busy for long: it keeps all records, and one position
+for each partition. A thread of many tasks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(
 
 @pytest.mark.ci
 def test_a_message_costs_nothing_for_each_of_the_other_tasks_of_its_thread() -> None:
-    """With a thousand tasks on a thread, a look at each of them took fifty times as long as the message (measured)."""
+    """With a thousand tasks on a thread, a look at each of them took fifty times as
+    long as the message (measured).
+    """
     called: Counter[CodeType] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:

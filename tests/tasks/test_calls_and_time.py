@@ -29,7 +29,9 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 
 def closing(called: Gate) -> Topology:
-    """Windows that are emitted on close: at a record's turn, all records before it decide what is due."""
+    """Windows that are emitted on close: at a record's turn, all records before it
+    decide what is due.
+    """
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
         called, value=serdes.json
@@ -84,8 +86,8 @@ def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> N
 
 @pytest.mark.usefixtures("short_drain")
 def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
-    """Between two records of a task is one of a sibling: a new owner of both ranges would count windows that close by
-    its time as emitted.
+    """Between two records of a task is one of a sibling: a new owner of both ranges
+    would count windows that close by its time as emitted.
     """
     gate = Gate(stuck=1)
     part, rest = KeyRange.split(2)
@@ -157,7 +159,9 @@ def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_th
 
 
 def test_a_window_does_not_expire_before_the_records_that_wait_for_it() -> None:
-    """A record of another key is years ahead; the waiting one was in time at its place in the partition."""
+    """A record of another key is years ahead; the waiting one was in time at its place
+    in the partition.
+    """
     gate = Gate(stuck=1)
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(

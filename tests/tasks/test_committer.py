@@ -1,4 +1,6 @@
-"""The order of a commit: records, fence, database; and the state after a refused commit."""
+"""The order of a commit: records, fence, database; and the state after a refused
+commit.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_at_least_once_results_are_in_the_log_before_the_state_that_has_told_the
 def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_that_have_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A record that is repeated finds its own version in the row, and no longer the one that it has ended."""
+    """A record that is repeated finds its own version in the row, and no longer the one
+    that it has ended.
+    """
     builder = StreamsBuilder("app")
     builder.table(
         "in", key=serdes.text, value=serdes.raw, store="rows", history=ms(3_600_000)
@@ -121,7 +125,9 @@ def test_at_least_once_versions_that_have_ended_are_in_the_log_before_the_rows_t
 def test_whatever_a_commit_waits_for_brokers_with_is_named(
     monkeypatch: pytest.MonkeyPatch, guarantee: str
 ) -> None:
-    """While they are away a supervisor restarts no process whose thread says that it waits for them."""
+    """While they are away a supervisor restarts no process whose thread says that it
+    waits for them.
+    """
     made = engine(guarantee, ["a", "b", "a"])
     task = made.task(WHOLE)
     writer, asking, seen = (
@@ -315,7 +321,9 @@ def test_at_least_once_writes_no_result_while_the_group_does_not_answer() -> Non
 def test_at_least_once_no_record_is_waited_for_longer_than_the_tasks_are_certain(
     guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be sent when the brokers can be reached again, and would cover what a successor has written meanwhile."""
+    """It may be sent when the brokers can be reached again, and would cover what a
+    successor has written meanwhile.
+    """
     made = engine(guarantee, ["a", "b"])
     task, waits = made.task(WHOLE), []
     made.process(task)
@@ -470,7 +478,9 @@ def test_a_topic_that_is_gone_is_named() -> None:
 
 
 class Wall(System):
-    """A machine with a wall clock that the test sets, or that advances by a step at each look."""
+    """A machine with a wall clock that the test sets, or that advances by a step at
+    each look.
+    """
 
     def __init__(self, step: int = 0) -> None:
         self.ms, self.step = 1000, step
@@ -488,7 +498,9 @@ def true_ms(made: Engine) -> set[int]:
 def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_stopped_behind_it(
     guarantee: str,
 ) -> None:
-    """The process resumes three days later: other members have written tombstones, and compaction has removed them."""
+    """The process resumes three days later: other members have written tombstones, and
+    compaction has removed them.
+    """
     wall = Wall()
     made = engine(guarantee, ["a"], host=wall)
 

@@ -1,4 +1,6 @@
-"""An error counts only if the process owned its tasks when it happened, in any order of the group's answers."""
+"""An error counts only if the process owned its tasks when it happened, in any order of
+the group's answers.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ happenings = st.lists(
 def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
     happens: list[str],
 ) -> None:
-    """The group removes this member at times (`expire`); an answer informs the member, and later the control thread
-    (`told`).
+    """The group removes this member at times (`expire`); an answer informs the member,
+    and later the control thread (`told`).
     """
     doubts, now = Doubts(), 0.0
     ours, member_epoch, heard_at = True, 0, 0.0
-    """Whether the group still has this member; the member's epoch; the time of its last answered request."""
+    """Whether the group still has this member; the member's epoch; the time of its last
+    answered request.
+    """
     real: dict[str, bool] = {}
     decided: set[str] = set()
     for what in happens:
@@ -31,7 +35,8 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             case "expire":
                 ours = False
             case "error" | "old error":
-                # An error of the control thread's epoch, or of an earlier one: a thread that dies late.
+                # An error of the control thread's epoch, or of an earlier one: a thread
+                # that dies late.
                 epoch = doubts.epoch if what == "error" else max(0, doubts.epoch - 1)
                 name = f"error {now}"
                 real[name] = ours and epoch == member_epoch
@@ -62,7 +67,8 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             for failure in void
             if failure.epoch == member_epoch
         )
-    # The group answers, and the control thread gets the event: no error is held for ever.
+    # The group answers, and the control thread gets the event: no error is held for
+    # ever.
     if not ours:
         member_epoch += 1
     doubts.epoch = member_epoch

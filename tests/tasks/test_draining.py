@@ -61,7 +61,9 @@ def test_a_task_is_closed_when_the_calls_under_way_have_ended(
 
 
 def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
-    """The task is discarded with all others of its thread; it is closed nevertheless, once."""
+    """The task is discarded with all others of its thread; it is closed nevertheless,
+    once.
+    """
     held = Held()
     made = Engine(forwarding(held), TOPICS | {"in": 2})
     task = made.open(WHOLE)
@@ -83,7 +85,9 @@ def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
 def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes no more records: a thread with waiting ones polled them without a pause for three seconds."""
+    """It takes no more records: a thread with waiting ones polled them without a pause
+    for three seconds.
+    """
     held = Held()
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).merge(

@@ -1,4 +1,6 @@
-"""Failure handlers: a failed record stops the instance, is counted, or is written to the dead-letter topic."""
+"""Failure handlers: a failed record stops the instance, is counted, or is written to
+the dead-letter topic.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_each_phase_has_its_own_answer(
 
 
 def letters_of(answer: object, **more: object) -> tuple[list[str], list[Failure]]:
-    """Return the counts and the dead letters of a handler function that gives this answer."""
+    """Return the counts and the dead letters of a handler function that gives this
+    answer.
+    """
     counted: list[str] = []
     dead: list[Failure] = []
     given = {"bootstrap.servers": "x:1", "processing.exception.handler": answer} | more

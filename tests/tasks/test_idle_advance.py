@@ -1,4 +1,6 @@
-"""A source with silent partitions: windows close alike for any key ranges, restarts and replays."""
+"""A source with silent partitions: windows close alike for any key ranges, restarts and
+replays.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ steps = st.lists(
     min_size=10,
     max_size=25,
 )
-"""A record or a mark at this time, the record with this key; or the tasks are closed and the partition cut again."""
+"""A record or a mark at this time, the record with this key; or the tasks are closed
+and the partition cut again.
+"""
 
 
 def topology(seconds: float = 3600) -> Topology:

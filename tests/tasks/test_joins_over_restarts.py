@@ -1,4 +1,6 @@
-"""A stream join whose tasks are reopened, with late records: no pair is missed, none is emitted twice."""
+"""A stream join whose tasks are reopened, with late records: no pair is missed, none is
+emitted twice.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ def two_ranges() -> tuple[Engine, bytes, bytes]:
 
 
 def parts_of(seed: int) -> list[dict[str, Rows]]:
-    """Return the records between two restarts: one in five is up to half a minute late. The last part releases all
-    waiting records.
+    """Return the records between two restarts: one in five is up to half a minute late.
+    The last part releases all waiting records.
     """
     chance = random.Random(seed)
     parts = [{"left": Rows(), "right": Rows()} for _ in range(4)]
@@ -116,7 +118,9 @@ def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
 @pytest.mark.parametrize("ranges", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> None:
-    """With several ranges a task may not know the time of others' keys, and join records later than the grace."""
+    """With several ranges a task may not know the time of others' keys, and join
+    records later than the grace.
+    """
     topology, parts = joined(), parts_of(seed)
     engine = Engine(topology, TOPICS, processing_guarantee=EXACTLY, buffer=1)
     engine.start()
@@ -142,7 +146,9 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
 def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> (
     None
 ):
-    """The rows of the task that was ahead are newer than any row that the remaining records can match."""
+    """The rows of the task that was ahead are newer than any row that the remaining
+    records can match.
+    """
     engine, mine, other = two_ranges()
     for topic in ("left", "right"):
         engine.write(topic, [(mine, b"behind", 0), (other, b"ahead", 100_000)])
@@ -182,7 +188,9 @@ def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it
 def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> (
     None
 ):
-    """The sibling's search ends at a record that is ahead of it: in Kafka Streams, no earlier record would be due."""
+    """The sibling's search ends at a record that is ahead of it: in Kafka Streams, no
+    earlier record would be due.
+    """
     behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in HALVES)
     engine = Engine(joined(), TOPICS, processing_guarantee=EXACTLY)
     engine.start()
@@ -207,7 +215,9 @@ def _settled(engine: Engine, key_range: KeyRange) -> Task:
 
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:
-    """A restored task has rows of its own keys only, but records of other keys had advanced its store's time."""
+    """A restored task has rows of its own keys only, but records of other keys had
+    advanced its store's time.
+    """
     engine, mine, other = two_ranges()
     kept = Memory()
     engine.databases[0] = Database(kept, engine.stores)

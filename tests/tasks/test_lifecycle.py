@@ -1,4 +1,6 @@
-"""The state of an instance: the calls of its listener, and the answers of an error handler."""
+"""The state of an instance: the calls of its listener, and the answers of an error
+handler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A call that is always too slow ends the thread with an error that names it; an occasional one does not."""
+"""A call that is always too slow ends the thread with an error that names it; an
+occasional one does not.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_a_flush_of_record_caches_that_outlasts_the_transaction_each_time_is_nam
 
 
 def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
-    """Sixty-four of them together might exceed the limit that one does not, and would be the same ones each time."""
+    """Sixty-four of them together might exceed the limit that one does not, and would
+    be the same ones each time.
+    """
     builder, source = StreamsBuilder("app"), TopicPartition("in", 0)
     builder.stream("in", key=serdes.raw, value=serdes.raw).foreach(
         lambda *_: time.sleep(1.5 * STEP_S)
@@ -141,7 +145,9 @@ def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
 
 
 def test_commits_get_shorter_until_brokers_that_hold_a_client_back_take_them() -> None:
-    """A quota: the results of a whole backlog never got there in time, and were made again, for ever."""
+    """A quota: the results of a whole backlog never got there in time, and were made
+    again, for ever.
+    """
     scheduler, backlog, seconds_each = Scheduler(Random(1)), 1000, 0.1
     machine = Machine(scheduler, "instance")
     builder = StreamsBuilder("app")

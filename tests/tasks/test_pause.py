@@ -1,4 +1,6 @@
-"""A paused stream thread processes and punctuates nothing; it takes in records, commits, and closes tasks."""
+"""A paused stream thread processes and punctuates nothing; it takes in records,
+commits, and closes tasks.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(
 
 
 class _HandedOver(queue.Queue[Any]):
-    """An inbox whose messages are handled, while `now` is set, before those who put them go on."""
+    """An inbox whose messages are handled, while `now` is set, before those who put
+    them go on.
+    """
 
     now = False
 
@@ -73,7 +77,9 @@ class _Eager(System):
 
 
 def test_records_of_the_pause_are_processed_however_soon_the_thread_goes_on() -> None:
-    """It was told to go on before it was: a thread that was quick waited for the next record."""
+    """It was told to go on before it was: a thread that was quick waited for the next
+    record.
+    """
     engine = Engine(
         counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY, host=_Eager()
     )

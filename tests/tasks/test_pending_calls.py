@@ -1,4 +1,6 @@
-"""Records that wait for calls: results as of a synchronous function, continued commits, no loss."""
+"""Records that wait for calls: results as of a synchronous function, continued commits,
+no loss.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,15 @@ RECORDS = st.lists(
 """Topic, key, value and timestamp of each."""
 PAUSES = st.lists(st.sampled_from([0, 0, 1, 4]), min_size=1, max_size=20)
 NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
-"""Each run is slow, and its threads are not deterministic: examples are shortened by hand."""
+"""Each run is slow, and its threads are not deterministic: examples are shortened by
+hand.
+"""
 
 
 def counted(builder: StreamsBuilder, called: Called) -> KStream[str, int]:
-    """A filter, a branch and a mapper above the call; windows below it. Return the results of the call."""
+    """A filter, a branch and a mapper above the call; windows below it. Return the
+    results of the call.
+    """
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     large = (
         read.filter(lambda _, value: value >= 0)
@@ -146,7 +152,9 @@ def test_what_is_below_is_what_a_function_that_does_not_wait_would_give(
 
 
 def key_program(called: Called) -> Topology:
-    """Operators that need only the order of each key: windows with late records, a table, a join with it, a sink."""
+    """Operators that need only the order of each key: windows with late records, a
+    table, a join with it, a sink.
+    """
     builder = StreamsBuilder("app")
     results = counted(builder, called)
     results.left_join(
@@ -250,7 +258,9 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(
 def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_what_is_done_stays_done() -> (
     None
 ):
-    """The cluster's policy may change after records have passed others: these stay processed."""
+    """The cluster's policy may change after records have passed others: these stay
+    processed.
+    """
     gate = Gate(stuck=20)
     made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=EXACTLY)
     task = made.open(WHOLE)
@@ -305,7 +315,9 @@ def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(
 def test_records_that_pass_one_that_is_stuck_are_let_go(
     each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any number of records pass: none is held in memory, and intake continues. Every n-th record has the stuck key."""
+    """Any number of records pass: none is held in memory, and intake continues. Every
+    n-th record has the stuck key.
+    """
     monkeypatch.setattr("coopstreams.tasks.pending_calls.MOST_RECORDS", 40)
     monkeypatch.setattr("coopstreams.tasks.pending_calls.SPARE_BYTES", 10_000)
     gate = Gate(stuck=0)
@@ -584,7 +596,9 @@ def test_records_whose_calls_fail_go_to_the_topic_of_their_operator() -> None:
 def test_a_table_on_its_source_waits_behind_calls_with_transaction_markers_between_its_records(
     guarantee: str,
 ) -> None:
-    """Its commits say one offset, which is what its state is; done runs said that more was done."""
+    """Its commits say one offset, which is what its state is; done runs said that more
+    was done.
+    """
     gate = Gate(3)
     builder = StreamsBuilder("app")
     table = builder.table("other", key=serdes.text, value=serdes.json, store="rows")

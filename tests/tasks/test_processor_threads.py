@@ -1,4 +1,6 @@
-"""A processor lives on the stream thread of its task, as in Kafka Streams: what it opens may belong to that thread."""
+"""A processor lives on the stream thread of its task, as in Kafka Streams: what it
+opens may belong to that thread.
+"""
 
 from __future__ import annotations
 

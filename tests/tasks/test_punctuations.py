@@ -1,4 +1,6 @@
-"""Wall-clock punctuations of the tasks of one stream thread: in virtual time, and when the wall clock is set back."""
+"""Wall-clock punctuations of the tasks of one stream thread: in virtual time, and when
+the wall clock is set back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_a_thread_wakes_for_the_first_punctuation_of_any_of_its_tasks() -> None:
 
 
 def test_slow_punctuators_of_several_tasks_are_committed_one_by_one() -> None:
-    """Together they would outlast the transaction, and again when their tasks are opened again."""
+    """Together they would outlast the transaction, and again when their tasks are
+    opened again.
+    """
     scheduler = Scheduler(Random(1))
     machine = Machine(scheduler, "instance")
     fences: list[int] = []

@@ -1,4 +1,6 @@
-"""Punctuations by stream time where tasks share a partition: at the records of any range that make them due."""
+"""Punctuations by stream time where tasks share a partition: at the records of any
+range that make them due.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,16 @@ def alarms(*topics: str) -> Topology:
 
 
 def rows(chance: Random, topics: tuple[str, ...]) -> list[tuple[str, str, str, int]]:
-    """Return questions and answers of many keys, each in a topic of its own, about as often in time as too late."""
+    """Return questions and answers of many keys, each in a topic of its own, about as
+    often in time as too late.
+    """
     found, now = [], 0
     for _ in range(400):
         now += chance.choice((0, 1, 7, 60, 350))
         number = chance.randrange(40)
         late_ms = chance.choice((0, 0, 0, 30, 200))
-        # An odd time in one topic and an even one in the other: equal ones are taken in the order of the topics.
+        # An odd time in one topic and an even one in the other: equal ones are taken in
+        # the order of the topics.
         at = max(0, now - late_ms) // 2 * 2 + number % len(topics)
         found.append(
             (topics[number % len(topics)], f"k{number}", chance.choice("?!"), at)
@@ -85,7 +90,9 @@ def rows(chance: Random, topics: tuple[str, ...]) -> list[tuple[str, str, str, i
 def test_alarms_do_not_depend_on_the_number_of_ranges_nor_on_batches(
     topics: tuple[str, ...], seed: int
 ) -> None:
-    """A task called them at its own next record, and after it: an answer came before the alarm that was due."""
+    """A task called them at its own next record, and after it: an answer came before
+    the alarm that was due.
+    """
     topology, written = alarms(*topics), rows(Random(seed), topics)
     if len(topics) == 2:
         written.sort(key=lambda row: row[3])
@@ -117,7 +124,9 @@ def alarmed(engine: Engine) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_alarms_do_not_depend_on_where_a_task_is_opened_again(ranges: int) -> None:
-    """Each opening began with a punctuation at its first record, as Kafka Streams does, between two of the grid."""
+    """Each opening began with a punctuation at its first record, as Kafka Streams does,
+    between two of the grid.
+    """
     topology, written = alarms("in"), rows(Random(1), ("in",))
     expected = sorted((key, value) for key, value, _ in outputs(topology, *written))
     engine = Engine(

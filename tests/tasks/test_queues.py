@@ -220,7 +220,9 @@ def test_a_task_that_may_not_wait_takes_what_is_there() -> None:
 def pieces(
     logs: Mapping[TopicPartition, Sequence[object]], random: Random
 ) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Yield the two logs in pieces of any sizes, in any order: partition, first offset, end of each."""
+    """Yield the two logs in pieces of any sizes, in any order: partition, first offset,
+    end of each.
+    """
     at = dict.fromkeys(logs, 0)
     while at:
         source = random.choice(list(at))
@@ -242,7 +244,9 @@ times = st.lists(st.integers(0, 50), max_size=30)
 def test_the_order_does_not_depend_on_batches(
     left: list[int], right: list[int], random: Random
 ) -> None:
-    """For any batches of the two logs, records come out in the order of (stream time, source)."""
+    """For any batches of the two logs, records come out in the order of (stream time,
+    source).
+    """
     logs = {TABLE: log_of(left), STREAM: log_of(right)}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     seen: list[tuple[str, int]] = []
@@ -271,7 +275,8 @@ def test_the_order_does_not_depend_on_batches(
 def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
     left: list[int], right: list[int], random: Random
 ) -> None:
-    """`PartitionGroup`: the earliest record in front, once each source has one or was read to its end.
+    """`PartitionGroup`: the earliest record in front, once each source has one or was
+    read to its end.
 
     Records come while the task works: a source that was read to its end gets more.
     """
@@ -357,7 +362,9 @@ owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
-    """As long as no source is read to its end before the other: then the order is also one of time."""
+    """As long as no source is read to its end before the other: then the order is also
+    one of time.
+    """
     logs = {
         TABLE: log_of([time for time, _ in left]),
         STREAM: log_of([time for time, _ in right]),
@@ -393,7 +400,8 @@ def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
 def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
-    """Some records are siblings': their times take effect at their place in the queue, or at its end.
+    """Some records are siblings': their times take effect at their place in the queue,
+    or at its end.
 
     Each step has the stream time of all records below its position.
     """
@@ -439,8 +447,8 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
 def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(
     times: list[int], nothings: list[int], ended: bool
 ) -> None:
-    """Fetches without a record come after records; the last one may only report the end of the partition, without
-    operator times.
+    """Fetches without a record come after records; the last one may only report the end
+    of the partition, without operator times.
     """
     queues, log = SourceQueues([(TABLE, START), (STREAM, START)]), log_of(times)
     upto, time = 0, NO_STREAM_TIME
@@ -472,8 +480,8 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:
-    """Found by a simulated history: the thread polled without a pause, because of a past time that it no longer waited
-    for.
+    """Found by a simulated history: the thread polled without a pause, because of a
+    past time that it no longer waited for.
     """
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, [], upto=0, at_end=True)

@@ -1,4 +1,6 @@
-"""Checks of results after a refusal by Kafka: the topic's limits, and the source record of a refused result."""
+"""Checks of results after a refusal by Kafka: the topic's limits, and the source record
+of a refused result.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def doubling() -> Topology:
 
 
 def made(guarantee: str, handler: str) -> tuple[Engine, Task]:
-    """Records of 1 to 9 bytes, and an output topic whose limit is below twice nine bytes, after a refusal."""
+    """Records of 1 to 9 bytes, and an output topic whose limit is below twice nine
+    bytes, after a refusal.
+    """
     engine = Engine(
         doubling(),
         {"in": 1, "dead": 1},
@@ -278,7 +282,9 @@ def test_a_refused_row_of_another_key_names_the_records_since_the_last_commit() 
 
 
 def growing(topology: Topology) -> tuple[Engine, Task]:
-    """Two records of 100 bytes for each of two keys, and a changelog that takes one, after a refusal."""
+    """Two records of 100 bytes for each of two keys, and a changelog that takes one,
+    after a refusal.
+    """
     engine = Engine(topology, {"in": 1}, processing_guarantee=EXACTLY)
     changelog = engine.changelog("rows")
     engine.log.delete_topics([changelog])

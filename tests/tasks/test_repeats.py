@@ -1,4 +1,6 @@
-"""Rate limit of repeated log lines: the first are logged in full, the others counted; none is missing."""
+"""Rate limit of repeated log lines: the first are logged in full, the others counted;
+none is missing.
+"""
 
 from __future__ import annotations
 

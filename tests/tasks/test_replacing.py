@@ -1,4 +1,6 @@
-"""Replacing a dead stream thread: uncommitted work is repeated once, and repeated deaths cause a back-off."""
+"""Replacing a dead stream thread: uncommitted work is repeated once, and repeated
+deaths cause a back-off.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ CONFIG = Config.of({"bootstrap.servers": "in-memory"}, "app")
 
 
 def topology() -> Topology:
-    """Return a topology: sub-topology 0 copies the matching topics, 1 counts another topic."""
+    """Return a topology: sub-topology 0 copies the matching topics, 1 counts another
+    topic.
+    """
     builder = StreamsBuilder("app")
     builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to("out")
     builder.stream("people", key=serdes.text, value=serdes.raw).group_by_key().count(

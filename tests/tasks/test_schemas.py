@@ -1,4 +1,6 @@
-"""Schemas of an application: subjects, the check at start, an unavailable registry; and the driver without set-up."""
+"""Schemas of an application: subjects, the check at start, an unavailable registry; and
+the driver without set-up.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,9 @@ SENT, HELD, LEFT, RIGHT = (
 
 
 def within_others() -> Topology:
-    """Schemas of records in topics that a function chooses, and of values that are written within others."""
+    """Schemas of records in topics that a function chooses, and of values that are
+    written within others.
+    """
     builder = StreamsBuilder("shop")
     builder.stream("sent", key=serdes.text, value=serdes.json).map_values(
         lambda cents: {"cents": cents}, value=serdes.avro(SENT)
@@ -249,7 +253,9 @@ def within_others() -> Topology:
 def test_what_is_written_to_topics_by_a_function_and_within_other_values_has_ids_of_the_registry(
     registry: InMemoryRegistry,
 ) -> None:
-    """Of the registry in memory, they would be ids of other schemas to all who read them."""
+    """Of the registry in memory, they would be ids of other schemas to all who read
+    them.
+    """
     topology = within_others()
     for number in range(7):
         registry.register(f"other-{number}", text_of(record(f"Other{number}", n="int")))
@@ -301,7 +307,9 @@ def test_keys_of_another_schema_are_refused_at_start(
 def test_a_refused_application_has_registered_nothing(
     registry: InMemoryRegistry,
 ) -> None:
-    """It made its schema a version of the keys that were compared next, which then seemed to fit."""
+    """It made its schema a version of the keys that were compared next, which then
+    seemed to fit.
+    """
     key = serdes.avro(KEY)
     builder = StreamsBuilder("shop")
     for topic in ("a", "b"):
@@ -336,7 +344,9 @@ message Depot { message Key { int32 number = 1; } Key key = 1; int64 grams = 2 [
 def test_keys_of_a_file_that_others_have_registered_have_its_id(
     registry: InMemoryRegistry, text: str
 ) -> None:
-    """With comments and options, as a descriptor, or before other messages in it changed, it has the same keys."""
+    """With comments and options, as a descriptor, or before other messages in it
+    changed, it has the same keys.
+    """
     key = serdes.protobuf(Depot.Key)
     assert isinstance(key, SchemaSerde)
     registry.register("other", key.codec.schema)
@@ -461,7 +471,9 @@ def test_credentials_are_not_shown_and_not_taken_from_the_url() -> None:
 
 
 def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
-    """Uses confluent-kafka's registry in memory, through the client for real registries."""
+    """Uses confluent-kafka's registry in memory, through the client for real
+    registries.
+    """
     client = RegistryClient("mock://law", (("url", "mock://law"),), registers=True)
     text = text_of(TOTAL)
     assert client.latest("a-value") is None
@@ -484,8 +496,8 @@ def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
 def answering(
     status: int, body: bytes = b"", schemas: bytes = b""
 ) -> Iterator[tuple[RegistryClient, str, list[str]]]:
-    """Yield a client of a registry that answers everything so, its URL, and the paths that it is asked for. `schemas`:
-    the answer to what is asked by id, if it has one.
+    """Yield a client of a registry that answers everything so, its URL, and the paths
+    that it is asked for. `schemas`: the answer to what is asked by id, if it has one.
     """
     asked: list[str] = []
 

@@ -1,4 +1,6 @@
-"""A sink that takes long for each record: its transactions must end before the broker gives up the task's."""
+"""A sink that takes long for each record: its transactions must end before the broker
+gives up the task's.
+"""
 
 from __future__ import annotations
 

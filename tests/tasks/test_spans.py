@@ -1,4 +1,6 @@
-"""Spans of records: which records are traced, unchanged results, and the parents of results' spans."""
+"""Spans of records: which records are traced, unchanged results, and the parents of
+results' spans.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stream time that advances by records of other processes' key ranges: due results are emitted without own records."""
+"""Stream time that advances by records of other processes' key ranges: due results are
+emitted without own records.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ MADE: dict[str, Callable[[], Topology]] = {
 
 
 def rows_of(topic: str, ours: list[bytes], theirs: list[bytes]) -> Rows:
-    """Return records of our keys, some with a match; six hours later only records of other keys."""
+    """Return records of our keys, some with a match; six hours later only records of
+    other keys.
+    """
     rows: Rows = []
     for number, key in enumerate(ours):
         if number % 3 == 0 or topic == ("left", "right")[number % 3 - 1]:
@@ -207,7 +211,9 @@ def test_what_is_due_goes_by_records_that_another_process_has(
 
 
 def test_what_a_sibling_leaves_to_another_process_moves_time_here() -> None:
-    """Its records have advanced the time here, but it leaves before it processes them, and no task here does."""
+    """Its records have advanced the time here, but it leaves before it processes them,
+    and no task here does.
+    """
     first, rest = KeyRange.split(2)
     topology = MADE["left join"]()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, threads=2)

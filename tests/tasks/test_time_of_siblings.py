@@ -1,4 +1,6 @@
-"""Time by siblings' records, in a task of several sources: it applies as far as the task has read, and no further."""
+"""Time by siblings' records, in a task of several sources: it applies as far as the
+task has read, and no further.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.tasks.engine import EXACTLY, Engine
 FIRST = KeyRange.split(4)[0]
 _KEYS = [b"key-%d" % number for number in range(20)]
 RARE = next(key for key in _KEYS if key_hash(key) in FIRST)
-"""The left source has one early record with it: after that its task gets only siblings' times from there."""
+"""The left source has one early record with it: after that its task gets only siblings'
+times from there.
+"""
 KEYS = [RARE, *(key for key in _KEYS if key_hash(key) not in FIRST)]
 WINDOW = bytes(8)
 """The window start in a window key."""
@@ -30,8 +34,8 @@ Rows = list[tuple[bytes | None, bytes | None, int]]
 
 
 def rows_of(topic: str) -> Rows:
-    """Return one record a second, in order, and a last one that releases all waiting; on the left, the rare key is only
-    first.
+    """Return one record a second, in order, and a last one that releases all waiting;
+    on the left, the rare key is only first.
     """
     keys = [key for key in KEYS if topic == "right" or key != RARE]
     rows: Rows = [(RARE, b"%s at 0" % topic.encode(), 0)]
@@ -91,7 +95,9 @@ def joined() -> Topology:
 def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(
     made: Callable[[], Topology], ranges: int
 ) -> None:
-    """All records are there when a task opens: one fetch returns ten minutes of each topic."""
+    """All records are there when a task opens: one fetch returns ten minutes of each
+    topic.
+    """
     topology = made()
     engine = Engine(
         topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY
@@ -101,7 +107,8 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
     engine.start()
     for piece in reversed(KeyRange.split(ranges)):
         engine.open(piece)
-        engine.settle()  # the rare key's range opens last: its siblings' shared time is far ahead
+        # the rare key's range opens last: its siblings' shared time is far ahead
+        engine.settle()
     engine.stop()
     out = engine.read("out")
     found = Counter(
@@ -113,7 +120,9 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
 
 
 def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> None:
-    """The owner of the whole partition skips these records, but the windows that they have closed stay closed."""
+    """The owner of the whole partition skips these records, but the windows that they
+    have closed stay closed.
+    """
     first, second = KeyRange.split(2)
     done = next(key for key in KEYS if key_hash(key) in first)
     late = next(key for key in KEYS if key_hash(key) in second)

@@ -1,4 +1,6 @@
-"""The stream time of an operator when its task is opened again: exactly where the task stopped."""
+"""The stream time of an operator when its task is opened again: exactly where the task
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TOLD, PASSED_OVER = b"1", b"0"
 
 
 def closing(*, filtered: bool = True) -> Topology:
-    """Count the records, those that pass a filter, in windows of ten milliseconds; emit on close."""
+    """Count the records, those that pass a filter, in windows of ten milliseconds; emit
+    on close.
+    """
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
     if filtered:
@@ -99,7 +103,9 @@ def test_an_operator_behind_a_filter_goes_on_at_its_own_time(
 def test_a_record_that_was_dropped_closes_no_window_over_a_restart(
     ranges: list[KeyRange], first: list[tuple[bytes, bytes, int]]
 ) -> None:
-    """A record without a key is dropped: the partition's time, which it has moved, is not that of the windows."""
+    """A record without a key is dropped: the partition's time, which it has moved, is
+    not that of the windows.
+    """
     engine = Engine(
         closing(filtered=False), {"in": 1, "out": 1}, processing_guarantee=EXACTLY
     )
@@ -116,7 +122,9 @@ def test_a_record_that_was_dropped_closes_no_window_over_a_restart(
 
 
 def test_an_operator_of_two_topics_goes_on_at_the_time_that_each_had_reached() -> None:
-    """The owner of one half has read what the owner of the other has not; of the other topic, neither has read any."""
+    """The owner of one half has read what the owner of the other has not; of the other
+    topic, neither has read any.
+    """
     builder = StreamsBuilder("app")
     one, other = (
         builder.stream(topic, key=serdes.raw, value=serdes.raw)
@@ -165,7 +173,9 @@ def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> Non
 def test_a_store_begins_at_the_time_of_its_operator_where_the_task_is_least_far() -> (
     None
 ):
-    """Below a filter the partition is ahead: an earlier owner's windows would expire before they are emitted."""
+    """Below a filter the partition is ahead: an earlier owner's windows would expire
+    before they are emitted.
+    """
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
     for name, received in (
@@ -226,7 +236,9 @@ def test_a_window_is_closed_by_a_record_before_the_restart_only_if_that_reached_
 def test_streams_that_are_cogrouped_go_on_each_at_its_own_time(
     ranges: list[KeyRange],
 ) -> None:
-    """The second stream is an hour ahead of the first one, for which the window of 5 is still open."""
+    """The second stream is an hour ahead of the first one, for which the window of 5 is
+    still open.
+    """
 
     def counted(_: bytes, _value: bytes, count: int) -> int:
         return count + 1
@@ -281,7 +293,9 @@ def answered(gate: Gate) -> Topology:
 def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_commit_says_so() -> (
     None
 ):
-    """A record of a sibling has closed it, between the last passed record and the waiting one."""
+    """A record of a sibling has closed it, between the last passed record and the
+    waiting one.
+    """
     gate = Gate(stuck=2)
     engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)
     task = engine.open(HALVES[0])
@@ -297,9 +311,10 @@ def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_co
 
 @pytest.mark.usefixtures("short_drain")
 def test_who_takes_over_tells_what_closes_behind_records_that_waited() -> None:
-    """A task knows the time before its newest record only from its own records, so its position is directly after
-    these. After the sibling's record, the next owner would begin at the time of the other range, and drop windows that
-    this one has not emitted.
+    """A task knows the time before its newest record only from its own records, so its
+    position is directly after these. After the sibling's record, the next owner would
+    begin at the time of the other range, and drop windows that this one has not
+    emitted.
     """
     gate = Gate(stuck=2)
     engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)

@@ -1,4 +1,6 @@
-"""Checks of an application's topics before the first task runs: each error names the topic and the cure."""
+"""Checks of an application's topics before the first task runs: each error names the
+topic and the cure.
+"""
 
 from __future__ import annotations
 
@@ -365,7 +367,9 @@ def test_a_repartition_topic_that_is_compacted_is_refused(policy: str) -> None:
 def test_an_internal_topic_whose_records_brokers_date_is_refused(
     write: Write, topic: str, parts: list[str]
 ) -> None:
-    """Made beforehand, or by an earlier version where the brokers' default is that: event times would be gone."""
+    """Made beforehand, or by an earlier version where the brokers' default is that:
+    event times would be gone.
+    """
     log = with_internal_topics_of(write)
     changed(log, topic, message_timestamp_type="LogAppendTime")
     with pytest.raises(ConfigError) as refused:
@@ -386,7 +390,9 @@ def test_an_internal_topic_whose_records_brokers_date_is_refused(
 
 
 def test_internal_topics_take_any_time_whatever_the_brokers_take_by_default() -> None:
-    """With a default of a day, rows of last year's events could not be written, and are never left out."""
+    """With a default of a day, rows of last year's events could not be written, and are
+    never left out.
+    """
     bounds = {
         "message.timestamp.after.max.ms": "3600000",
         "message.timestamp.before.max.ms": "86400000",

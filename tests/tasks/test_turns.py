@@ -1,4 +1,6 @@
-"""`process_async`: state and results equal those of a synchronous processor, and nothing is done twice."""
+"""`process_async`: state and results equal those of a synchronous processor, and
+nothing is done twice.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ STORES = [
 
 
 class Told(Processor[str, int, str, Any]):
-    """Keeps a sum and a list of each key, and forwards both; bad values change the sum only until they fail."""
+    """Keeps a sum and a list of each key, and forwards both; bad values change the sum
+    only until they fail.
+    """
 
     def init(self, context: ProcessorContext[str, Any]) -> None:
         super().init(context)
@@ -73,7 +77,9 @@ class Told(Processor[str, int, str, Any]):
 
 
 def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]], Any]:
-    """Return an asynchronous function that does the same; it sometimes fails after all is recorded."""
+    """Return an asynchronous function that does the same; it sometimes fails after all
+    is recorded.
+    """
     pause = taking(pauses)
     attempts: Counter[tuple[Any, int]] = Counter()
 
@@ -104,7 +110,9 @@ def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]
 def program(
     processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_order: bool
 ) -> Topology:
-    """State below a filter and a flat map. `in_order`: also with windows emitted on close."""
+    """State below a filter and a flat map. `in_order`: also with windows emitted on
+    close.
+    """
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json).merge(
         builder.stream("other", key=serdes.text, value=serdes.json)
@@ -201,7 +209,9 @@ def counting(function: Callable[..., Any], **options: Any) -> Topology:
 
 
 class Counted:
-    """Counts the records of each key in a store; blocks on one value until it is released."""
+    """Counts the records of each key in a store; blocks on one value until it is
+    released.
+    """
 
     def __init__(self, stuck: int = -1) -> None:
         self.stuck = stuck

@@ -1,5 +1,6 @@
-"""Rows that cannot be read. One that its serde could not read again is never committed: the program is mended, and goes
-on. One whose schema the registry does not say now is waited for.
+"""Rows that cannot be read. One that its serde could not read again is never committed:
+the program is mended, and goes on. One whose schema the registry does not say now is
+waited for.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ ORDERS = TopicPartition("orders", 0)
 
 
 class Away(Busy):
-    """A coordinator that is unreachable at first; then an open transaction keeps all offsets unstable."""
+    """A coordinator that is unreachable at first; then an open transaction keeps all
+    offsets unstable.
+    """
 
     away = True
 

@@ -1,7 +1,9 @@
-"""Records that are sent together, and by the short way, give what they give one by one through the log.
+"""Records that are sent together, and by the short way, give what they give one by one
+through the log.
 
-The programs are those of the conformance suite: windows, joins, suppressed results, repartition topics, processors with
-punctuations, handlers; with other inputs than there.
+The programs are those of the conformance suite: windows, joins, suppressed results,
+repartition topics, processors with punctuations, handlers; with other inputs than
+there.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class EitherWay(TopologyTestDriver):
 
 @st.composite
 def steps(draw: st.DrawFn, case: Case) -> list[Any]:
-    """Draw what happens to a driver: records for one topic, "commit", or an advance of the clock."""
+    """Draw what happens to a driver: records for one topic, "commit", or an advance of
+    the clock.
+    """
     inputs = [each for each in case["inputs"] if "topic" in each]
     topics = sorted({each["topic"] for each in inputs})
     times = st.sampled_from([each["timestamp_ms"] for each in inputs])
@@ -80,7 +84,9 @@ def cases(draw: st.DrawFn) -> tuple[Case, list[Any]]:
 def seen(
     driver: TopologyTestDriver, happens: list[Any], *, together: bool
 ) -> list[Any]:
-    """Return what can be seen of a driver after each step, errors included; what fails is left out, the rest goes on."""
+    """Return what can be seen of a driver after each step, errors included; what fails
+    is left out, the rest goes on.
+    """
     found: list[Any] = []
     for step in happens:
         left = list(step[1]) if isinstance(step, tuple) else [step]

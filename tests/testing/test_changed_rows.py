@@ -1,4 +1,6 @@
-"""A row that a function changes in place is an error of the test, not a surprise in production."""
+"""A row that a function changes in place is an error of the test, not a surprise in
+production.
+"""
 
 from __future__ import annotations
 

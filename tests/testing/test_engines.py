@@ -1,4 +1,6 @@
-"""`check_engine` accepts engines that fulfil the contract, and names the fault of others."""
+"""`check_engine` accepts engines that fulfil the contract, and names the fault of
+others.
+"""
 
 from __future__ import annotations
 

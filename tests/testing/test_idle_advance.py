@@ -1,4 +1,6 @@
-"""`idle_advance` in the test driver: windows close when its clock advances, for all keys alike."""
+"""`idle_advance` in the test driver: windows close when its clock advances, for all
+keys alike.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The test driver and an instance take records of two topics in the same order, in any order of arrival."""
+"""The test driver and an instance take records of two topics in the same order, in any
+order of arrival.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
 
 
 class Scattering(Processor[bytes, bytes, bytes, bytes]):
-    """Forwards a record for each word of the value: topic/key@timestamp; without a key it has that of the record."""
+    """Forwards a record for each word of the value: topic/key@timestamp; without a key
+    it has that of the record.
+    """
 
     def init(self, context: ProcessorContext[bytes, bytes]) -> None:
         self.context = context
@@ -165,8 +169,8 @@ def scattered() -> Topology:
 
 
 def test_records_of_two_repartition_topics_are_taken_by_their_timestamps() -> None:
-    """A late record comes right after the one before it, with which it waits; or by its own timestamp, if that is done
-    already.
+    """A late record comes right after the one before it, with which it waits; or by its
+    own timestamp, if that is done already.
     """
     with TopologyTestDriver(scattered()) as driver:
         driver.input("in", serdes.raw, serdes.raw).send(
@@ -210,7 +214,9 @@ word = st.builds(
 def test_late_records_of_two_repartition_topics_are_all_taken_and_for_each_key_in_the_same_order(
     sent: list[bytes],
 ) -> None:
-    """Each task may have a record of one topic, and wait for the other, which is held because of another task."""
+    """Each task may have a record of one topic, and wait for the other, which is held
+    because of another task.
+    """
     found = []
     for ranges in (1, 4):
         with TopologyTestDriver(scattered(), ranges) as driver:

@@ -74,7 +74,9 @@ def stateful() -> Topology:
 def outcome(
     topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1, at: int = 0
 ) -> dict[str, Any]:
-    """Return the results of each topic and key, in order; calls are settled once in between, and at the end."""
+    """Return the results of each topic and key, in order; calls are settled once in
+    between, and at the end.
+    """
     with TopologyTestDriver(topology, ranges=ranges, calls_seed=seed) as driver:
         for number, (key, value, timestamp) in enumerate(sent):
             driver.input("in").send(key, value, timestamp=timestamp)

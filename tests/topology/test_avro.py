@@ -1,4 +1,6 @@
-"""`serdes.avro`: the wire format, canonical bytes, versions of writers, and unreadable records."""
+"""`serdes.avro`: the wire format, canonical bytes, versions of writers, and unreadable
+records.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ TREE = record(
 def test_what_would_be_written_as_another_value_is_refused(
     value: dict[str, Any], why: str
 ) -> None:
-    """The mean of whole numbers is the usual one: fastavro cuts off its fraction, in silence."""
+    """The mean of whole numbers is the usual one: fastavro cuts off its fraction, in
+    silence.
+    """
     with pytest.raises(SerdeError, match=why):
         serdes.avro(TREE).serialize(value)
 

@@ -1,4 +1,6 @@
-"""The same records in the same order give the same results, in any batches, even if windows expire meanwhile."""
+"""The same records in the same order give the same results, in any batches, even if
+windows expire meanwhile.
+"""
 
 from __future__ import annotations
 

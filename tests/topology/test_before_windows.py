@@ -1,4 +1,6 @@
-"""Which sub-topologies feed windows through a topic: their partitions are not cut by key range."""
+"""Which sub-topologies feed windows through a topic: their partitions are not cut by
+key range.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The exact number of calls for a record: a guard of the compiled loop that needs no clock.
+"""The exact number of calls for a record: a guard of the compiled loop that needs no
+clock.
 
 The programs are those that `make bench` measures.
 
-Calls are those of Python and of C functions that `sys.setprofile` sees. The calls for each batch are left out. If a
-figure here grows, the generated code for a record, or a function that it calls, has become longer.
+Calls are those of Python and of C functions that `sys.setprofile` sees. The calls for
+each batch are left out. If a figure here grows, the generated code for a record, or a
+function that it calls, has become longer.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ Work = Callable[[Task, int], Counter[str]]
 
 
 def of_one(make: Callable[[], Task], work: Work) -> dict[str, float]:
-    """Return the calls for one more record: those for a batch are the same for any number of them."""
+    """Return the calls for one more record: those for a batch are the same for any
+    number of them.
+    """
     some, more = work(make(), RECORDS), work(make(), 2 * RECORDS)
     more.subtract(some)
     return {name: calls / RECORDS for name, calls in more.items() if calls}

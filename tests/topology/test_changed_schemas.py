@@ -1,4 +1,6 @@
-"""Two versions of a program with schemas of a registry: which values are read, and which keys are other keys."""
+"""Two versions of a program with schemas of a registry: which values are read, and
+which keys are other keys.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def json_schema(*required: str, title: str = "v", **types: str) -> Any:
 
 
 def another(message: Any, index: int, **field: Any) -> Any:
-    """Return a message in another version of its file, with this field more, or instead of one."""
+    """Return a message in another version of its file, with this field more, or instead
+    of one.
+    """
     file = FileDescriptorProto.FromString(FILE.SerializeToString())
     fields = file.message_type[index].field
     for at, known in enumerate(fields):

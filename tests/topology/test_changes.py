@@ -1,4 +1,6 @@
-"""Compatibility of two versions of a topology: laws over pairs of programs, and each incompatible change."""
+"""Compatibility of two versions of a topology: laws over pairs of programs, and each
+incompatible change.
+"""
 
 from __future__ import annotations
 
@@ -362,7 +364,9 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
 def test_subscribers_that_one_row_had_are_not_read_and_nothing_but_a_new_beginning_makes_them_again() -> (
     None
 ):
-    """Before 27 November 2026 a foreign-key join kept all subscribers of a right row in one row."""
+    """Before 27 November 2026 a foreign-key join kept all subscribers of a right row in
+    one row.
+    """
     builder = StreamsBuilder("app")
     left, right = (
         builder.table(topic, key=serdes.text, value=serdes.text)

@@ -27,7 +27,9 @@ MINUTE = timedelta(minutes=1)
 
 
 def closed(windows: Any, **counted: Any) -> Program:
-    """The final counts of windows, and below them what is made of these: kept, behind a repartition topic, joined."""
+    """The final counts of windows, and below them what is made of these: kept, behind a
+    repartition topic, joined.
+    """
 
     def program(b: StreamsBuilder) -> None:
         grouped = text(b).group_by_key().windowed_by(windows)

@@ -1,4 +1,6 @@
-"""A class that got a required field, or another type for one, cannot read what was written before."""
+"""A class that got a required field, or another type for one, cannot read what was
+written before.
+"""
 
 from __future__ import annotations
 
@@ -330,7 +332,9 @@ def test_a_topology_that_cannot_read_its_rows_any_more_is_refused(way: Way) -> N
 def test_a_topology_whose_keys_have_other_bytes_is_refused(
     what: str, name: str
 ) -> None:
-    """A row of before would never be found again, and the count of its key would begin anew."""
+    """A row of before would never be found again, and the count of its key would begin
+    anew.
+    """
 
     def counts(class_: Any) -> StreamsBuilder:
         builder = StreamsBuilder("app")

@@ -1,4 +1,6 @@
-"""The topology as a picture: invariants of the layers for any graph, and the content of a drawing."""
+"""The topology as a picture: invariants of the layers for any graph, and the content of
+a drawing.
+"""
 
 from __future__ import annotations
 

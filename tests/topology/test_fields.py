@@ -1,4 +1,6 @@
-"""`field("x")` and conditions on fields: they behave as functions of users, and can be inspected."""
+"""`field("x")` and conditions on fields: they behave as functions of users, and can be
+inspected.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fingerprints of sub-topologies: they cover all that changes the meaning of a task, and nothing that differs by
-process.
+"""Fingerprints of sub-topologies: they cover all that changes the meaning of a task,
+and nothing that differs by process.
 """
 
 from __future__ import annotations

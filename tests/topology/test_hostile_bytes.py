@@ -1,5 +1,5 @@
-"""Bytes that somebody else wrote: what is too long, too deep or too many is refused, by its length, as any bytes that
-cannot be read.
+"""Bytes that somebody else wrote: what is too long, too deep or too many is refused, by
+its length, as any bytes that cannot be read.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def test_a_long_decimal_in_a_field_that_is_skipped_is_not_converted() -> None:
 
 
 def test_a_long_fixed_decimal_is_refused_before_it_is_converted() -> None:
-    """Its definition stands in a field that is skipped, and another field repeats its name."""
+    """Its definition stands in a field that is skipped, and another field repeats its
+    name.
+    """
     writer = {**record("Wide"), "fields": []}
     writer["fields"] = [
         {"name": "more", "type": WIDE_CENTS},
@@ -409,7 +411,9 @@ def test_each_format_is_read_with_bytes_of_each_kind() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_hostile_bytes_are_read_or_refused_by_one_error(case: Case) -> None:
-    """Any other error fails, and so does a loop that makes no progress: it would not end."""
+    """Any other error fails, and so does a loop that makes no progress: it would not
+    end.
+    """
     said = ""
     tracemalloc.start()
     try:

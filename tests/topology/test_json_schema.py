@@ -1,4 +1,6 @@
-"""`serdes.json_schema`: the wire format, canonical bytes, versions of writers, and unreadable records."""
+"""`serdes.json_schema`: the wire format, canonical bytes, versions of writers, and
+unreadable records.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def test_a_schema_is_made_from_a_class() -> None:
 
 
 def test_the_schema_of_a_class_is_the_same_in_each_version_of_python() -> None:
-    """3.13 removes the indentation of docstrings. Another text has another id, which is part of each key."""
+    """3.13 removes the indentation of docstrings. Another text has another id, which is
+    part of each key.
+    """
     schema = json.loads(schema_serde(Guest).codec.schema.text)
     assert schema["description"] == "Who stays.\n\n  By number.\nNothing else."
     assert schema["$defs"]["Room"]["description"] == "Where.\n\nThey sleep."

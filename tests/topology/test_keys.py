@@ -1,4 +1,6 @@
-"""Partition, hash and key group of a key. The vectors are frozen: with a changed hash, stores lose their rows."""
+"""Partition, hash and key group of a key. The vectors are frozen: with a changed hash,
+stores lose their rows.
+"""
 
 import pytest
 from hypothesis import given

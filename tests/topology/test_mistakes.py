@@ -1,4 +1,6 @@
-"""Mistakes of users are found while the topology is built, and the message names the place and the cure."""
+"""Mistakes of users are found while the topology is built, and the message names the
+place and the cure.
+"""
 
 import sys
 from collections.abc import Callable

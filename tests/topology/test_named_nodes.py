@@ -38,7 +38,9 @@ class Pass(Processor[Any, Any, Any, Any]):
 
 
 class Sort(Processor[str, str, str, str]):
-    """Shouts go to the sink `loud`, whispers to the processor `again`, the rest everywhere."""
+    """Shouts go to the sink `loud`, whispers to the processor `again`, the rest
+    everywhere.
+    """
 
     def process(self, record: Record[str, str]) -> None:
         to = (

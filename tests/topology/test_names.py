@@ -1,5 +1,5 @@
-"""Names of nodes, stores and topics: those that Kafka Streams generates for the same program, and those that Kafka
-allows.
+"""Names of nodes, stores and topics: those that Kafka Streams generates for the same
+program, and those that Kafka allows.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""Known folds over native rows equal those over live objects: outputs, changelogs, rows, counters, failures."""
+"""Known folds over native rows equal those over live objects: outputs, changelogs,
+rows, counters, failures.
+"""
 
 from __future__ import annotations
 
@@ -387,14 +389,18 @@ FLOATS = (0.0, -0.0, 0.1, 0.2, 0.3, 1e16, -1e16, 1e308, float(1 << 62), 5e-324)
 LARGE = ((1 << 63) - 1, -(1 << 63), 1 << 62, (1 << 64) - 1, 1 << 63)
 NO_NUMBERS = (None, b"null", b'"text"', b"[]", b"{", b"2.5")
 CONVERTED = (b"true", b"3")
-"""Values that change their type in the database: their results depend on how long a row is in memory."""
+"""Values that change their type in the database: their results depend on how long a row
+is in memory.
+"""
 KEYS = (None, b"", b"a", b"b", b"c", b"a much longer key than all of the others have")
 TIGHT, ROOMY = 1500, 1 << 20
 """Bytes of rows in memory: with the first, rows of earlier commits are evicted."""
 
 
 def value_of(dice: Random, flow: str, buffer: int) -> bytes | None:
-    """Return JSON: mostly a valid number, or an object with such a part, sometimes something else."""
+    """Return JSON: mostly a valid number, or an object with such a part, sometimes
+    something else.
+    """
     number = number_of(dice, flow, buffer)
     if "part" not in flow or number is None or dice.random() < 0.05:
         return number
@@ -449,7 +455,9 @@ def test_rows_in_native_memory_give_what_live_objects_give(
     caching: bool,
     shared: bool,
 ) -> None:
-    """The records are drawn from a seed: Hypothesis took four times as long to draw them as the test runs."""
+    """The records are drawn from a seed: Hypothesis took four times as long to draw
+    them as the test runs.
+    """
     dice = Random(seed)
     steps = [step_of(dice, flow, buffer) for _ in range(length)]
     note(f"{steps}")
@@ -462,7 +470,9 @@ def test_rows_in_native_memory_give_what_live_objects_give(
 def test_many_keys_of_any_length_are_found_again_among_those_that_were_evicted(
     flow: str, seed: int
 ) -> None:
-    """Short places lie in their rows, long ones beside; eviction frees places among hundreds."""
+    """Short places lie in their rows, long ones beside; eviction frees places among
+    hundreds.
+    """
     dice = Random(seed)
     keys = [
         dice.randbytes(dice.choice((0, 1, 8, 20, 21, 22, 28, 29, 30, 60)))

@@ -1,4 +1,6 @@
-"""Natively read parts of JSON values equal orjson's, and programs have the same results as with dicts."""
+"""Natively read parts of JSON values equal orjson's, and programs have the same results
+as with dicts.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ SPACES = (
 
 
 def text_of(dice: Random, *, oddness: float) -> bytes:
-    """Return an object of JSON, or, with this probability at each place, something else."""
+    """Return an object of JSON, or, with this probability at each place, something
+    else.
+    """
 
     def one_of(usual: tuple[bytes, ...], odd: tuple[bytes, ...]) -> bytes:
         return dice.choice(odd if dice.random() < oddness else usual)

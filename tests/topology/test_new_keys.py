@@ -1,4 +1,6 @@
-"""Keys that a program makes: equal ones must not be written as different bytes, or they are two keys."""
+"""Keys that a program makes: equal ones must not be written as different bytes, or they
+are two keys.
+"""
 
 from __future__ import annotations
 

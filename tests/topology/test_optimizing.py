@@ -1,4 +1,6 @@
-"""`topology.optimization`: the stores that lose their changelog, and their place in drawings."""
+"""`topology.optimization`: the stores that lose their changelog, and their place in
+drawings.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""What Kafka Streams, Faust and Quix Streams call it: an attribute that is missing says what to write."""
+"""What Kafka Streams, Faust and Quix Streams call it: an attribute that is missing says
+what to write.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def test_other_names_are_told_as_ever_and_similar_ones_by_python() -> None:
 
 
 def test_each_answer_is_one() -> None:
-    """No name that is told is an operator of the class itself, and what is to be written exists."""
+    """No name that is told is an operator of the class itself, and what is to be
+    written exists.
+    """
     known = {name for one in OBJECTS.values() for name in dir(one)} | {
         "count",
         "left_join",

@@ -1,4 +1,6 @@
-"""Partition counts follow from the topology and the existing topics; conflicts are errors before anything runs."""
+"""Partition counts follow from the topology and the existing topics; conflicts are
+errors before anything runs.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta

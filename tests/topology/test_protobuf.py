@@ -1,4 +1,6 @@
-"""`serdes.protobuf`: the wire format, canonical bytes, versions of writers, and unreadable records."""
+"""`serdes.protobuf`: the wire format, canonical bytes, versions of writers, and
+unreadable records.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_record_is_a_zero_byte_the_id_the_messages_index_and_the_message() -> 
 
 
 def test_a_message_within_another_has_the_indexes_that_lead_to_it() -> None:
-    """As Confluent's serializer writes them: the length of the path and the path, as zigzag varints."""
+    """As Confluent's serializer writes them: the length of the path and the path, as
+    zigzag varints.
+    """
     assert schema_serde(Depot).serialize(Depot())[5:] == b"\x02\x02"
     assert schema_serde(Depot.Key).serialize(Depot.Key(number=1))[5:7] == b"\x04\x02"
     assert (
@@ -127,7 +131,9 @@ def test_a_file_that_moved_the_message_is_read_by_its_name() -> None:
 
 
 def test_a_file_that_a_registry_has_as_text_is_read_by_the_names_of_messages() -> None:
-    """Other messages at the same place were read as ours, with whatever their fields hold."""
+    """Other messages at the same place were read as ours, with whatever their fields
+    hold.
+    """
     text = """
         syntax = "proto3"; // message Parcel {}
         package post;
@@ -228,7 +234,9 @@ def test_a_key_with_another_id_is_another_key_and_refused() -> None:
 
 
 def test_a_key_in_another_form_is_another_key_and_refused() -> None:
-    """Java's serializer writes the entries of a map in no order; some clients write the index 0 as a list."""
+    """Java's serializer writes the entries of a map in no order; some clients write the
+    index 0 as a list.
+    """
     serde = schema_serde(Parcel)
     key = serde.serialize(Parcel(fees={"a": 1, "b": 2}))
     assert serde.check_key is not None

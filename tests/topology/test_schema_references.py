@@ -1,4 +1,6 @@
-"""Schemas that name others: Protobuf files with imports, and Avro schemas of a registry with references."""
+"""Schemas that name others: Protobuf files with imports, and Avro schemas of a registry
+with references.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ ORDER_SCHEMA = avro_of(
 
 
 def written(schema: Any, named: Sequence[Any], value: Any) -> bytes:
-    """Return what fastavro writes, which takes the definitions of names beside a schema."""
+    """Return what fastavro writes, which takes the definitions of names beside a
+    schema.
+    """
     known: dict[str, Any] = {}
     for each in named:
         parse_schema(each, named_schemas=known)
@@ -284,7 +288,9 @@ def test_definitions_without_a_namespace_stay_without_one() -> None:
 
 
 def test_a_registry_gets_what_is_named_first_and_gives_it_back() -> None:
-    """Uses confluent-kafka's registry in memory, through the client for real registries."""
+    """Uses confluent-kafka's registry in memory, through the client for real
+    registries.
+    """
     settings = (("url", "mock://references"),)
     client = RegistryClient("mock://references", settings, registers=True)
     schema = order_of().codec.schema

@@ -1,4 +1,6 @@
-"""Serdes follow the types: a sink or a repartition topic has the serde that was named for its records."""
+"""Serdes follow the types: a sink or a repartition topic has the serde that was named
+for its records.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -284,7 +284,9 @@ def test_a_type_that_json_does_not_know_is_an_error_at_once(type_: Any) -> None:
 def test_a_name_in_an_annotation_that_is_not_defined_is_an_error_at_once(
     make: Any,
 ) -> None:
-    """As a class has that is imported for type checkers only: Python does not look it up."""
+    """As a class has that is imported for type checkers only: Python does not look it
+    up.
+    """
     ghost = make_dataclass("Ghost", [("of", "Castle | None")])
     with pytest.raises(
         SerdeError,

@@ -1,4 +1,6 @@
-"""A processor wrapper sees every record at every node, in the order of Kafka Streams, and changes nothing else."""
+"""A processor wrapper sees every record at every node, in the order of Kafka Streams,
+and changes nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
-"""Mistakes that a type checker finds. Read by mypy and pyright, never run: an ignored error that is none is an
-error.
+"""Mistakes that a type checker finds. Read by mypy and pyright, never run: an ignored
+error that is none is an error.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Types reach every operator, and a type checker rejects wrong programs: the files beside this one, read by mypy.
+"""Types reach every operator, and a type checker rejects wrong programs: the files
+beside this one, read by mypy.
 
 `make check` reads them with mypy and pyright, too.
 """

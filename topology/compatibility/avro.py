@@ -1,4 +1,5 @@
-"""Checks whether values written with one Avro schema can be read with another, before the first record.
+"""Checks whether values written with one Avro schema can be read with another, before
+the first record.
 
 Source: Apache Avro 1.12, "Schema Resolution".
 """
@@ -23,7 +24,8 @@ NAMED = ("record", "enum", "fixed")
 
 
 def why_unreadable(reader: Any, writer: Any) -> str:
-    """Return why values of `writer` cannot be read as `reader`, with the path of the field; empty if they can.
+    """Return why values of `writer` cannot be read as `reader`, with the path of the
+    field; empty if they can.
 
     Shape: both are schemas as `fastavro.parse_schema` returns them.
     """
@@ -38,7 +40,8 @@ def _why(
     writers: Named,
     seen: set[tuple[str, str]],
 ) -> str:
-    reader, writer = definition(reader, readers), definition(writer, writers)
+    reader = definition(reader, readers)
+    writer = definition(writer, writers)
     if isinstance(writer, list):
         found = [_why(reader, branch, at, readers, writers, seen) for branch in writer]
         return next(filter(None, found), "")
@@ -49,7 +52,8 @@ def _why(
             if "" in found
             else f"{at or 'the value'}: {_shown(writer)} is no branch of the union"
         )
-    wanted, written = reader["type"], writer["type"]
+    wanted = reader["type"]
+    written = writer["type"]
     if wanted != written:
         fits = written in _PROMOTED.get(wanted, ())
         return (
@@ -95,7 +99,9 @@ def _why(
 
 
 def same_name(reader: Any, writer: Any) -> bool:
-    """Whether a type has the name of the reader's, or is one of its aliases. Namespaces may differ."""
+    """Whether a type has the name of the reader's, or is one of its aliases. Namespaces
+    may differ.
+    """
     name = writer["name"].rpartition(".")[2]
     return name == reader["name"].rpartition(".")[2] or bool(
         {name, writer["name"]} & {*reader.get("aliases", ())}
@@ -108,7 +114,9 @@ def definitions(schema: Any) -> Named:
 
 
 def definition(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return a schema as a dict or a list: names stand for their definitions, and types may be nested."""
+    """Return a schema as a dict or a list: names stand for their definitions, and types
+    may be nested.
+    """
     if isinstance(schema, str):
         return named.get(schema, {"type": schema})
     if isinstance(schema, dict) and not isinstance(schema["type"], str):
@@ -117,7 +125,9 @@ def definition(schema: Any, named: Mapping[str, Any]) -> Any:
 
 
 def parts(schema: Any) -> Iterator[Any]:
-    """Yield the schemas directly within a schema: the branches of a union, or the types of fields and members."""
+    """Yield the schemas directly within a schema: the branches of a union, or the types
+    of fields and members.
+    """
     if isinstance(schema, list):
         yield from schema
     elif isinstance(schema, dict):

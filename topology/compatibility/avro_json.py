@@ -1,4 +1,5 @@
-"""Values of an Avro schema from the JSON in which queries show them: bytes in base64, decimals and times as text.
+"""Values of an Avro schema from the JSON in which queries show them: bytes in base64,
+decimals and times as text.
 
 Source: `query.formats.to_json`, which writes that JSON.
 """
@@ -15,13 +16,16 @@ from uuid import UUID
 from coopstreams.topology.compatibility.avro_logical import BOUNDED_DECIMAL
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Returns the value that a part of the JSON stands for. Raises a ValueError or a TypeError if there is none."""
+"""Returns the value that a part of the JSON stands for. Raises a ValueError or a
+TypeError if there is none.
+"""
 
 
 def from_json(schema: Any, named: dict[str, Read] | None = None) -> Read:
     """Return the reader of the JSON of a schema's values.
 
-    Shape: `schema` is one that `fastavro.parse_schema` returns; `named` are the readers of the names in it.
+    Shape: `schema` is one that `fastavro.parse_schema` returns; `named` are the readers
+    of the names in it.
     """
     named = {} if named is None else named
     if isinstance(schema, list):

@@ -1,10 +1,13 @@
-"""The logical types of values that are read with another schema than they were written with: those of the reader.
+"""The logical types of values that are read with another schema than they were written
+with: those of the reader.
 
-A logical type is not on the wire, and a schema may get one, or lose it: a `long` that becomes a `timestamp-millis` is
-the same long. fastavro reads by the writer's types, so the same field would be an int or a datetime, whoever wrote it.
-Where both have a logical type, the writer's says what the number means.
+A logical type is not on the wire, and a schema may get one, or lose it: a `long` that
+becomes a `timestamp-millis` is the same long. fastavro reads by the writer's types, so
+the same field would be an int or a datetime, whoever wrote it. Where both have a
+logical type, the writer's says what the number means.
 
-Source: Apache Avro 1.12, "Logical Types": implementations use the logical type of the reader's schema.
+Source: Apache Avro 1.12, "Logical Types": implementations use the logical type of the
+reader's schema.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ from coopstreams.topology.compatibility.avro import (
 )
 
 BOUNDED_DECIMAL = "coopstreams-decimal"
-"""The name of the logical type `decimal` in the schemas that fastavro is given: see `topology/avro_decimals.py`."""
+"""The name of the logical type `decimal` in the schemas that fastavro is given: see
+`topology/avro_decimals.py`.
+"""
 _OF_LOGICAL = ("logicalType", "precision", "scale")
 
 
 def as_read(writer: Any, reader: Any) -> Any:
-    """Return the schema `writer`, with a logical type where `reader` has one, and with none where it has none.
+    """Return the schema `writer`, with a logical type where `reader` has one, and with
+    none where it has none.
 
     Shape: `writer` is JSON, `reader` as `fastavro.parse_schema` returns it.
     """

@@ -1,4 +1,5 @@
-"""One Avro schema of one that names others: each definition stands where its name is met first, as Avro wants it.
+"""One Avro schema of one that names others: each definition stands where its name is
+met first, as Avro wants it.
 
 Source: Apache Avro 1.12, "Names"; Confluent, "Schema references".
 """
@@ -15,7 +16,9 @@ from coopstreams.topology.compatibility.schema import Schema
 
 
 def whole(schema: Schema) -> Any:
-    """Return an Avro schema as JSON, with the definitions of the names that its references define."""
+    """Return an Avro schema as JSON, with the definitions of the names that its
+    references define.
+    """
     own = orjson.loads(schema.text)
     if not schema.references:
         return own
@@ -34,7 +37,9 @@ def _texts(schema: Schema) -> Iterator[str]:
 
 
 def _definitions(schema: Any, space: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the definitions within a schema by their full names, each with its namespace."""
+    """Yield the definitions within a schema by their full names, each with its
+    namespace.
+    """
     if isinstance(schema, dict) and schema["type"] in NAMED:
         space, name = _named(schema, space)
         yield name, {**schema, "name": name.rpartition(".")[2], "namespace": space}

@@ -1,10 +1,12 @@
-"""Compares schemas as the description of a topology has them: whether one version reads what the one before wrote.
+"""Compares schemas as the description of a topology has them: whether one version reads
+what the one before wrote.
 
     of a class       the part of its JSON Schema that is compared (`json_schema.compared`), and the text in a registry
     of a registry    its kind, its text, those of the schemas that it names, the full name of the record or message,
                      and the name of the serde
 
-Invariant: schemas of different sorts are not compared: the names of their serdes differ.
+Invariant: schemas of different sorts are not compared: the names of their serdes
+differ.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def of_registry(serde: str, name: str, schema: Schema) -> dict[str, Any]:
 
 
 def why_unreadable(now: Any, was: Any) -> str:
-    """Return why values of the schema `was` cannot be read with `now`, with the path; empty if they may be."""
+    """Return why values of the schema `was` cannot be read with `now`, with the path;
+    empty if they may be.
+    """
     if _kind(now) is None and _kind(was) is None:
         return json_schema.why_unreadable(now, was, complete=True)
     if _kind(now) != _kind(was):
@@ -37,7 +41,9 @@ def why_unreadable(now: Any, was: Any) -> str:
 
 
 def why_other_bytes(now: Any, was: Any) -> str:
-    """Return why equal keys have other bytes with the schema `now` than with `was`; empty if nothing is known."""
+    """Return why equal keys have other bytes with the schema `now` than with `was`;
+    empty if nothing is known.
+    """
     if _kind(now) is None and _kind(was) is None:
         texts = now.get("text"), was.get("text")
         return json_schema.why_other_bytes(now, was) or (
@@ -46,7 +52,8 @@ def why_other_bytes(now: Any, was: Any) -> str:
     if _kind(now) != _kind(was) or _schema(now) == _schema(was):
         return ""
     if now[_REGISTRY] == "PROTOBUF":
-        ours, theirs = _files(_schema(now)), _files(_schema(was))
+        ours = _files(_schema(now))
+        theirs = _files(_schema(was))
         if not (ours and theirs) or protobuf.parts_of(
             ours, now["name"]
         ) == protobuf.parts_of(theirs, was["name"]):
@@ -55,7 +62,9 @@ def why_other_bytes(now: Any, was: Any) -> str:
 
 
 def changed_values(now: Any, was: Any) -> str:
-    """Return why values of a store or repartition topic cannot be read by the next version; empty if they may be."""
+    """Return why values of a store or repartition topic cannot be read by the next
+    version; empty if they may be.
+    """
     pairs = zip(now.schemas, was.schemas, strict=False)
     why = next(filter(None, (why_unreadable(*pair) for pair in pairs)), "")
     read_as = getattr(now, "held", None) or now.value
@@ -67,7 +76,9 @@ def changed_values(now: Any, was: Any) -> str:
 
 
 def changed_keys(now: Any, was: Any) -> str:
-    """Return why the next version writes other bytes for equal keys; empty if nothing is known."""
+    """Return why the next version writes other bytes for equal keys; empty if nothing
+    is known.
+    """
     pairs = zip(now.key_schemas, was.key_schemas, strict=False)
     why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
     return (
@@ -78,8 +89,9 @@ def changed_keys(now: Any, was: Any) -> str:
 
 
 def why_other_rows(now: Any, was: Any) -> str:
-    """Return why the left rows of a foreign-key join are written with other bytes than those that asked; empty if
-    nothing is known. Rows in a store keep their bytes, those of views are written again.
+    """Return why the left rows of a foreign-key join are written with other bytes than
+    those that asked; empty if nothing is known. Rows in a store keep their bytes, those
+    of views are written again.
 
     Shape: both are the subscribers as `outline.Store`.
     """
@@ -98,8 +110,9 @@ def why_other_rows(now: Any, was: Any) -> str:
 def same_format(
     now: str, schemas: Iterable[Any], was: str, schemas_before: Iterable[Any]
 ) -> bool:
-    """Whether two serdes, given by their names and schemas, write one format: of a registry, the schemas say what may
-    be read, and not the names of classes, or the text of a schema without a name.
+    """Whether two serdes, given by their names and schemas, write one format: of a
+    registry, the schemas say what may be read, and not the names of classes, or the
+    text of a schema without a name.
     """
     return now == was or _format(now, schemas) == _format(was, schemas_before)
 
@@ -147,7 +160,8 @@ def _why(name: str, now: Schema, was: Schema) -> str:
         return avro.why_unreadable(
             parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text))
         )
-    reader, writer = _files(now), _files(was)
+    reader = _files(now)
+    writer = _files(was)
     return protobuf.why_unreadable(reader, writer, name) if reader and writer else ""
 
 

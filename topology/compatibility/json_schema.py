@@ -1,8 +1,9 @@
-"""Checks whether JSON of one schema can be read with another, by types and required properties; and whether keys of two
-schemas have the same bytes.
+"""Checks whether JSON of one schema can be read with another, by types and required
+properties; and whether keys of two schemas have the same bytes.
 
-Keywords on values (`minimum`, `pattern`), `oneOf` and the like are not checked: the first record that does not fit
-fails. `enum` is checked of classes alone: the members of an enum or a `Literal`, and the tag of a Struct.
+Keywords on values (`minimum`, `pattern`), `oneOf` and the like are not checked: the
+first record that does not fit fails. `enum` is checked of classes alone: the members of
+an enum or a `Literal`, and the tag of a Struct.
 
 Source: JSON Schema 2020-12, "Core" and "Validation".
 """
@@ -18,25 +19,29 @@ _PARTS = ("items", "additionalProperties")
 
 
 def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
-    """Return why JSON of the schema `writer` cannot be read with `reader`, with the path; empty if it may be.
+    """Return why JSON of the schema `writer` cannot be read with `reader`, with the
+    path; empty if it may be.
 
-    `complete`: the writer writes all properties, not only the required ones, as msgspec does of a class. So a field
-    that loses its default is no reason.
+    `complete`: the writer writes all properties, not only the required ones, as msgspec
+    does of a class. So a field that loses its default is no reason.
     """
     return _why(reader, writer, "", (reader, writer), set(), complete=complete)
 
 
 def why_other_bytes(now: Any, was: Any) -> str:
-    """Return why msgspec writes a key of the schema `now` with other bytes than one of `was`, with the path; empty if
-    nothing is known against it.
+    """Return why msgspec writes a key of the schema `now` with other bytes than one of
+    `was`, with the path; empty if nothing is known against it.
 
-    A field with a default is written, too: unlike values, keys must have the same fields, in the same order.
+    A field with a default is written, too: unlike values, keys must have the same
+    fields, in the same order.
     """
     return _why_other(now, was, "", (now, was), set())
 
 
 def compared(schema: Any) -> Any:
-    """Return the part of a schema that is compared, with values that may be null as those that may not."""
+    """Return the part of a schema that is compared, with values that may be null as
+    those that may not.
+    """
     if not isinstance(schema, dict):
         return schema
     branches = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
@@ -67,7 +72,8 @@ def _why(
     *,
     complete: bool,
 ) -> str:
-    reader, writer = _followed(reader, roots[0]), _followed(writer, roots[1])
+    reader = _followed(reader, roots[0])
+    writer = _followed(writer, roots[1])
     if (
         not isinstance(reader, dict)
         or not isinstance(writer, dict)
@@ -75,12 +81,14 @@ def _why(
     ):
         return ""
     seen.add((id(reader), id(writer)))
-    wanted, written = _types(reader), _types(writer)
+    wanted = _types(reader)
+    written = _types(writer)
     if wanted and written and (more := written - wanted):
         return f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
     if complete and (gone := _gone(reader, writer)):
         return f"{at or 'the value'}: it may be {gone}, which is read no more"
-    ours, theirs = reader.get("properties", {}), writer.get("properties", {})
+    ours = reader.get("properties", {})
+    theirs = writer.get("properties", {})
     always = set(theirs if complete else writer.get("required", ()))
     for name in reader.get("required", ()):
         if name not in always:
@@ -114,7 +122,8 @@ def _why(
 def _why_other(
     now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]
 ) -> str:
-    now, was = _followed(now, roots[0]), _followed(was, roots[1])
+    now = _followed(now, roots[0])
+    was = _followed(was, roots[1])
     if (
         not isinstance(now, dict)
         or not isinstance(was, dict)
@@ -122,12 +131,14 @@ def _why_other(
     ):
         return ""
     seen.add((id(now), id(was)))
-    types, before = now.get("type"), was.get("type")
+    types = now.get("type")
+    before = was.get("type")
     if types and before and types != before:
         return f"{at or 'the key'}: it is {types}, and was {before}"
     if gone := _gone(now, was):
         return f"{at or 'the key'}: it is never {gone} any more"
-    ours, theirs = now.get("properties", {}), was.get("properties", {})
+    ours = now.get("properties", {})
+    theirs = was.get("properties", {})
     for name in (
         name for name in [*ours, *theirs] if (name in ours) != (name in theirs)
     ):
@@ -149,7 +160,9 @@ def _why_other(
 
 
 def _gone(now: dict[str, Any], was: dict[str, Any]) -> str:
-    """Return the members that an enum has lost, as JSON; empty if there are none, or one of the two is no enum."""
+    """Return the members that an enum has lost, as JSON; empty if there are none, or
+    one of the two is no enum.
+    """
     lost = [
         member
         for member in was.get("enum", ())
@@ -171,7 +184,9 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Return the types that a value may have; empty: unspecified. A number may be an integer."""
+    """Return the types that a value may have; empty: unspecified. A number may be an
+    integer.
+    """
     said = schema.get("type")
     types: set[str] = {said} if isinstance(said, str) else set(said or ())
     return types | {"integer"} if "number" in types else types

@@ -1,4 +1,5 @@
-"""What is written here, by the names that Kafka Streams, Faust and Quix Streams have for it.
+"""What is written here, by the names that Kafka Streams, Faust and Quix Streams have
+for it.
 
 A missing attribute of a class with such names is an AttributeError that says so.
 Turned down: aliases (two names for one operator).
@@ -19,22 +20,28 @@ class OtherNames:
     __slots__ = ()
 
     _written: ClassVar[Mapping[str, str]] = {}
-    """What is written here, by the name of elsewhere in small letters with underscores."""
+    """What is written here, by the name of elsewhere in small letters with underscores.
+    """
 
     if (
         not TYPE_CHECKING
     ):  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that says what to write. Without an answer, Python looks for a similar name."""
+            """Raise an AttributeError that says what to write. Without an answer,
+            Python looks for a similar name.
+            """
             raise missing(self, f"{type(self).__name__!r} object", name, self._written)
 
 
 def missing(
     of: object, what: str, name: str, written: Mapping[str, str]
 ) -> AttributeError:
-    """Return the error for an attribute that `of` has not; `what` names it, `written` is as of `OtherNames`."""
-    told, snake = f"{what} has no attribute {name!r}", _CAPITAL.sub("_", name).lower()
+    """Return the error for an attribute that `of` has not; `what` names it, `written`
+    is as of `OtherNames`.
+    """
+    told = f"{what} has no attribute {name!r}"
+    snake = _CAPITAL.sub("_", name).lower()
     here = written.get(snake) or (
         snake if snake != name and hasattr(of, snake) else None
     )

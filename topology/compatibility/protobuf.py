@@ -2,8 +2,8 @@
 
 A file comes with those that it imports: it is the first of them.
 
-Unknown fields are kept, and missing ones have defaults, so only the fields that both have can differ: their encoding
-on the wire must be the same.
+Unknown fields are kept, and missing ones have defaults, so only the fields that both
+have can differ: their encoding on the wire must be the same.
 
 Source: Protocol Buffers, "Encoding" and "Updating A Message Type".
 """
@@ -35,14 +35,17 @@ _WIRE = {
     11: "a message",
 }
 """How a `FieldDescriptorProto.Type` is encoded."""
-_REQUIRED, _MESSAGE = 2, 11
+_REQUIRED = 2
+_MESSAGE = 11
 
 
 @cache
 def files_of(schema: Schema) -> tuple[Any, ...]:
-    """Return the file of a schema, and those that it imports, as `FileDescriptorProto`; none: it cannot be read here.
+    """Return the file of a schema, and those that it imports, as `FileDescriptorProto`;
+    none: it cannot be read here.
 
-    The schema is a descriptor in base64, or source text (then what `protobuf_text` passes over is left out).
+    The schema is a descriptor in base64, or source text (then what `protobuf_text`
+    passes over is left out).
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
@@ -60,7 +63,8 @@ def files_of(schema: Schema) -> tuple[Any, ...]:
 
 
 def why_unreadable(reader: Sequence[Any], writer: Sequence[Any], name: str) -> str:
-    """Return why the message `name` of the files `writer` cannot be read as that of `reader`; empty if it can.
+    """Return why the message `name` of the files `writer` cannot be read as that of
+    `reader`; empty if it can.
 
     Shape: both are `FileDescriptorProto`; `name` is the full name of the message.
     """
@@ -68,8 +72,11 @@ def why_unreadable(reader: Sequence[Any], writer: Sequence[Any], name: str) -> s
 
 
 def message_at(file: Any, path: tuple[int, ...]) -> str | None:
-    """Return the full name of the message at these indexes, each within the message before; None: there is none."""
-    found, within = file.package, file.message_type
+    """Return the full name of the message at these indexes, each within the message
+    before; None: there is none.
+    """
+    found = file.package
+    within = file.message_type
     for number in path:
         if number >= len(within):
             return None
@@ -79,12 +86,15 @@ def message_at(file: Any, path: tuple[int, ...]) -> str | None:
 
 
 def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """Return all that says how a message is written: its place in its file, and the messages and enums within it. Two
-    files with equal parts have equal bytes for equal messages, but for the id; what else they have does not matter.
+    """Return all that says how a message is written: its place in its file, and the
+    messages and enums within it. Two files with equal parts have equal bytes for equal
+    messages, but for the id; what else they have does not matter.
     """
     plains = [plain(file, files) for file in files]
-    messages, enums = dict(_messages(plains)), dict(_enums(plains))
-    waiting, parts = [name], dict[str, Any]()
+    messages = dict(_messages(plains))
+    enums = dict(_enums(plains))
+    waiting = [name]
+    parts = dict[str, Any]()
     while waiting:
         if (each := waiting.pop()) in parts or each not in messages:
             continue
@@ -104,9 +114,12 @@ def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
 
 
 def path_to(file: Any, name: str) -> tuple[int, ...] | None:
-    """Return the indexes that lead to a message, each within the message before; None: there is no such message."""
+    """Return the indexes that lead to a message, each within the message before; None:
+    there is no such message.
+    """
     path: tuple[int, ...] = ()
-    found, within = file.package, file.message_type
+    found = file.package
+    within = file.message_type
     while found != name or not path:
         names = [f"{found}.{message.name}".removeprefix(".") for message in within]
         at = next(
@@ -115,7 +128,9 @@ def path_to(file: Any, name: str) -> tuple[int, ...] | None:
         )
         if at is None:
             return None
-        found, within, path = names[at], within[at].nested_type, (*path, at)
+        found = names[at]
+        within = within[at].nested_type
+        path = (*path, at)
     return path
 
 
@@ -129,7 +144,8 @@ def _why(
         return f"{at or 'the value'}: there is no message {name}"
     written = {field.number: field for field in writers[name].field}
     for field in readers[name].field:
-        place, other = f"{at}.{field.name}".removeprefix("."), written.get(field.number)
+        place = f"{at}.{field.name}".removeprefix(".")
+        other = written.get(field.number)
         if other is None:
             if field.label == _REQUIRED:
                 return f"{place}: it is required, and not written"

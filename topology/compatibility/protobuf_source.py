@@ -1,8 +1,11 @@
-"""Writes the source text of a Protobuf file from its descriptor, because every schema registry takes text.
+"""Writes the source text of a Protobuf file from its descriptor, because every schema
+registry takes text.
 
-A message class has the descriptor only. Confluent's registry takes that too (in base64), Apicurio's does not.
+A message class has the descriptor only. Confluent's registry takes that too (in
+base64), Apicurio's does not.
 
-Custom options, services and comments are left out: they do not change what is on the wire.
+Custom options, services and comments are left out: they do not change what is on the
+wire.
 Source: Protocol Buffers, "Language Specification" (proto2, proto3).
 """
 
@@ -30,8 +33,11 @@ SCALARS = {
     17: "sint32",
     18: "sint64",
 }
-"""The names of those of `FieldDescriptorProto.Type` that are no messages, groups or enums."""
-_REQUIRED, _REPEATED = 2, 3
+"""The names of those of `FieldDescriptorProto.Type` that are no messages, groups or
+enums.
+"""
+_REQUIRED = 2
+_REPEATED = 3
 
 
 def source_of(file: Any) -> str:
@@ -69,9 +75,9 @@ def _message(message: Any, syntax: str) -> Iterator[str]:
     for at, inner in enumerate(message.nested_type):
         if inner.name not in maps:
             yield from _indented(_message(inner, syntax))
-        elif (
-            at < last
-        ):  # the entry of a map has an index among the messages, and records have those of messages
+        elif at < last:
+            # the entry of a map has an index among the messages, and records have those
+            # of messages
             field = next(
                 field for field in message.field if _entry(field, maps) == inner
             )

@@ -1,11 +1,13 @@
-"""Reads the source text of a Protobuf file, because schema registries return text: which messages it has, at which
-places, and how their fields are encoded.
+"""Reads the source text of a Protobuf file, because schema registries return text:
+which messages it has, at which places, and how their fields are encoded.
 
-Options, comments, services, defaults, reserved numbers and extensions are passed over: they are not on the wire. A type
-of a file that is not given has no `type` in the result: it may be a message or an enum.
+Options, comments, services, defaults, reserved numbers and extensions are passed over:
+they are not on the wire. A type of a file that is not given has no `type` in the
+result: it may be a message or an enum.
 
-Invariant: `plain(parsed(text)) == plain(file)` for the text of a descriptor, if it names types of other files in full.
-Turned down: protoc, or a parser of all of the language: the registry has checked the text.
+Invariant: `plain(parsed(text)) == plain(file)` for the text of a descriptor, if it
+names types of other files in full. Turned down: protoc, or a parser of all of the
+language: the registry has checked the text.
 Source: Protocol Buffers, "Language Specification" (proto2, proto3).
 """
 
@@ -21,15 +23,21 @@ _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\s+|("(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
     re.DOTALL,
 )
-"""What is not closed is one token up to the end: each mark that opens would be looked at up to there, else."""
+"""What is not closed is one token up to the end: each mark that opens would be looked
+at up to there, else.
+"""
 _LABELS = {"optional": 1, "required": 2, "repeated": 3}
 _TYPES = {name: number for number, name in SCALARS.items()}
-_GROUP, _MESSAGE, _ENUM, _REPEATED = 10, 11, 14, 3
+_GROUP = 10
+_MESSAGE = 11
+_ENUM = 14
+_REPEATED = 3
 _CLOSING = {"{": "}", "[": "]", "<": ">", "(": ")"}
 
 
 def parsed(text: str, imported: Iterable[Any] = ()) -> Any:
-    """Return the `FileDescriptorProto` of a source text, without all that is passed over. `imported`: other files.
+    """Return the `FileDescriptorProto` of a source text, without all that is passed
+    over. `imported`: other files.
 
     Raises:
         ValueError: it is no source text of Protobuf.
@@ -58,7 +66,9 @@ def parsed(text: str, imported: Iterable[Any] = ()) -> Any:
 
 
 def plain(file: Any, imported: Iterable[Any] = ()) -> Any:
-    """Return a `FileDescriptorProto` with nothing but what `parsed` reads, and fields in the order of their numbers."""
+    """Return a `FileDescriptorProto` with nothing but what `parsed` reads, and fields
+    in the order of their numbers.
+    """
     bare = type(file)(syntax=file.syntax or "proto2")
     if file.package:
         bare.package = file.package
@@ -101,7 +111,9 @@ class _Tokens:
             raise ValueError(f"there is {token!r} where {wanted!r} is expected")
 
     def skip(self) -> None:
-        """Take all up to the end of a statement: a semicolon, or a block in braces that no semicolon follows."""
+        """Take all up to the end of a statement: a semicolon, or a block in braces that
+        no semicolon follows.
+        """
         while (token := self.take()) != ";":
             if token in _CLOSING and token != "<":
                 self.skip_within(_CLOSING[token])
@@ -153,7 +165,8 @@ def _field(tokens: _Tokens, message: Any, word: str, oneof: int | None = None) -
         entry.options.map_entry = True
         _set_type(entry.field.add(name="key", number=1, label=1), key)
         _set_type(entry.field.add(name="value", number=2, label=1), value)
-        kind, field.label = entry.name, _REPEATED
+        kind = entry.name
+        field.label = _REPEATED
     else:
         field.name = tokens.take()
     tokens.expect("=")
@@ -166,7 +179,8 @@ def _field(tokens: _Tokens, message: Any, word: str, oneof: int | None = None) -
         tokens.take()
         tokens.skip_within("]")
     if kind == "group":
-        field.type, field.type_name = _GROUP, field.name
+        field.type = _GROUP
+        field.type_name = field.name
         _message(tokens, message.nested_type.add(name=field.name))
         field.name = field.name.lower()
     else:
@@ -200,7 +214,9 @@ def _enum(tokens: _Tokens, enum: Any) -> None:
 
 
 def _resolve(file: Any, known: dict[str, int]) -> None:
-    """Set the full names and the types of the known messages and enums to which fields refer."""
+    """Set the full names and the types of the known messages and enums to which fields
+    refer.
+    """
 
     def of(scope: str, messages: Any) -> None:
         for message in messages:
@@ -236,7 +252,9 @@ def _named(scope: str, messages: Any, enums: Any) -> Iterator[tuple[str, int]]:
 
 
 def _found(name: str, scope: str, known: dict[str, int]) -> str | None:
-    """Return the full name of a type that is named within a scope; None: it is of another file."""
+    """Return the full name of a type that is named within a scope; None: it is of
+    another file.
+    """
     if name.startswith("."):
         return name[1:] if name[1:] in known else None
     while True:

@@ -1,4 +1,5 @@
-"""Programs with asynchronous calls: operators that run before the calls, the order of records, and the results.
+"""Programs with asynchronous calls: operators that run before the calls, the order of
+records, and the results.
 
 Invariant: a result goes to the record of its call, or to none.
 """
@@ -58,7 +59,9 @@ _ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
 
 
 class Wanted(NamedTuple):
-    """A call that a record needs: the record's row in its batch, the node, and the node's input."""
+    """A call that a record needs: the record's row in its batch, the node, and the
+    node's input.
+    """
 
     row: int
     node: str
@@ -74,7 +77,9 @@ class Ended(Protocol):
 
 
 def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
-    """Return the asynchronous nodes and those that lead to them; None if there are none."""
+    """Return the asynchronous nodes and those that lead to them; None if there are
+    none.
+    """
     wanted = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
     if not wanted:
         return None
@@ -96,12 +101,13 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
 
 
 def keys_suffice(subtopology: SubTopology) -> bool:
-    """Return whether the result of a record depends on the earlier records of its own key only.
+    """Return whether the result of a record depends on the earlier records of its own
+    key only.
 
-    If so, records of other keys may overtake one that waits for a call; the reader has the operator times that they
-    need. The order of the partition is needed by
-    - operators that forward when time advances: suppressions, windows emitted on close, stream-stream joins, tables
-      whose rows expire;
+    If so, records of other keys may overtake one that waits for a call; the reader has
+    the operator times that they need. The order of the partition is needed by
+    - operators that forward when time advances: suppressions, windows emitted on close,
+      stream-stream joins, tables whose rows expire;
     - operators that look back over expired rows: sessions, sliding windows, versions;
     - processors, which are the user's;
     - windows that a record reaches depending on the result of a call;
@@ -126,7 +132,8 @@ def _needs_its_key_only(node: Node, analysis: Analysis) -> bool:
         return (
             isinstance(node.windows, TimeWindows)
             and not node.emit_on_close
-            # with several topics, the operator time depends on the order of their records
+            # with several topics, the operator time depends on the order of their
+            # records
             and len(analysis.topics(node)) == 1
             and not _chosen_by_result(node, analysis)
         )
@@ -153,17 +160,23 @@ def _has_result(node: Node, analysis: Analysis) -> bool:
 
 
 class Results:
-    """The results of the calls of the records that are processed next, which are of one partition."""
+    """The results of the calls of the records that are processed next, which are of one
+    partition.
+    """
 
     def __init__(self) -> None:
         self._ended: dict[tuple[str, int], deque[Ended]] = {}
 
     def clear(self) -> None:
-        """Forget results that no record took: a function above the call gave another answer the second time."""
+        """Forget results that no record took: a function above the call gave another
+        answer the second time.
+        """
         self._ended.clear()
 
     def give(self, node: str, offset: int, call: Ended) -> None:
-        """Add the result of a record at a node; results come in the order in which the node is called."""
+        """Add the result of a record at a node; results come in the order in which the
+        node is called.
+        """
         self._ended.setdefault((node, offset), deque()).append(call)
 
     def take(self, node: str, offset: int) -> Any:
@@ -171,7 +184,8 @@ class Results:
 
         Raises:
             Exception: the call failed.
-            TopologyError: no call was made for this record: a function above the call is not deterministic.
+            TopologyError: no call was made for this record: a function above the call
+            is not deterministic.
         """
         ended = self._ended.get((node, offset))
         if not ended:

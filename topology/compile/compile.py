@@ -1,10 +1,12 @@
-"""Compiles a sub-topology to a `Program`: generates one function for each source, and binds it to each task's stores.
+"""Compiles a sub-topology to a `Program`: generates one function for each source, and
+binds it to each task's stores.
 
-The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
+The generated source is registered in `linecache`: tracebacks, debuggers and
+`Program.compiled(...).text` show it.
 
-Invariant: generated code depends only on the nodes, the record cache, whether tasks share partitions, whether records
-come in the order of their keys only, whether one that fails may be dropped, and which stores are native. It has no data
-of a task.
+Invariant: generated code depends only on the nodes, the record cache, whether tasks
+share partitions, whether records come in the order of their keys only, whether one that
+fails may be dropped, and which stores are native. It has no data of a task.
 """
 
 from __future__ import annotations
@@ -103,11 +105,13 @@ def compile_subtopology(
 ) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
-    `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads parts of JSON values; None:
-    values become dicts. `may_drop`: whether a record at which a function raises may be dropped, so that others go on.
+    `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads
+    parts of JSON values; None: values become dicts. `may_drop`: whether a record at
+    which a function raises may be dropped, so that others go on.
 
     Raises:
-        TopologyError: two sources read the same topic, or there is no operator for a kind of node.
+        TopologyError: two sources read the same topic, or there is no operator for a
+        kind of node.
     """
     sources = _sources(subtopology)
     for node in subtopology.nodes:
@@ -196,7 +200,8 @@ def _compiled(
         for source in subtopology.nodes
         if isinstance(source, Source)
     }
-    unit, flushes = compiler.unit, _flushes(compiler)
+    unit = compiler.unit
+    flushes = _flushes(compiler)
     for source in (
         {source.name: source for source in _sources(subtopology).values()}.values()
         if shared
@@ -234,9 +239,11 @@ def _compiled(
 
 
 def _flushes(compiler: Compiler) -> list[str]:
-    """Generate the functions that forward the updates in the record caches, parents first; return their names.
+    """Generate the functions that forward the updates in the record caches, parents
+    first; return their names.
 
-    A suppression forwards after the updates that may still replace its own, not at the moment that stream time passes.
+    A suppression forwards after the updates that may still replace its own, not at the
+    moment that stream time passes.
     """
     names = []
     for node in compiler.analysis.nodes if compiler.caching else ():
@@ -254,7 +261,8 @@ def _flushes(compiler: Compiler) -> list[str]:
 
 
 def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
-    """Return the store of a table whose updates are held back until the flush, and its row key serde.
+    """Return the store of a table whose updates are held back until the flush, and its
+    row key serde.
 
     None: the node is no such table, or has no children.
     """
@@ -302,7 +310,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         "stream_time": "stream_times",
     }
     columns |= {part: f"{part}_column" for part in record.parts.values()}
-    # Keys and values are always iterated: the keys' iterator sets the headers, the values' is the cursor.
+    # Keys and values are always iterated: the keys' iterator sets the headers, the
+    # values' is the cursor.
     used = [
         name
         for name in columns
@@ -315,7 +324,9 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Generate code: each record first advances the operator times to its columns, which include siblings' records."""
+    """Generate code: each record first advances the operator times to its columns,
+    which include siblings' records.
+    """
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return
@@ -343,7 +354,8 @@ def _tell_time(unit: Unit, source: Source) -> None:
 
 def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[str, Any]:
     """Run the source as a module of its own and return its names."""
-    # The hash in the file name keeps different code apart: a traceback must show the code that ran.
+    # The hash in the file name keeps different code apart: a traceback must show the
+    # code that ran.
     filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[filename] = (
         len(text),

@@ -1,7 +1,9 @@
-"""The moments at which stream time advances, known before a task reaches them: also at records of other key ranges.
+"""The moments at which stream time advances, known before a task reaches them: also at
+records of other key ranges.
 
-A task has the records of its own range only, and each with the stream time that all records before it had reached. So
-it would call a punctuation late, and with a later time, where another range's record has made it due.
+A task has the records of its own range only, and each with the stream time that all
+records before it had reached. So it would call a punctuation late, and with a later
+time, where another range's record has made it due.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from coopstreams.topology.graph.order_and_time import holds_results
 
 
 def foresees(subtopology: SubTopology) -> bool:
-    """Whether its tasks call punctuations at the records of other key ranges that make them due.
+    """Whether its tasks call punctuations at the records of other key ranges that make
+    them due.
 
-    Not where results are held until stream time has passed them, or rows of tables expire: a task learns of the time
-    of these operators with its next record, and a punctuation would come before the results.
+    Not where results are held until stream time has passed them, or rows of tables
+    expire: a task learns of the time of these operators with its next record, and a
+    punctuation would come before the results.
     """
     processors = [node for node in subtopology.nodes if isinstance(node, Processing)]
     others = [node for node in subtopology.nodes if not isinstance(node, Processing)]
@@ -33,7 +37,9 @@ def foresees(subtopology: SubTopology) -> bool:
 
 
 class Place(NamedTuple):
-    """A place in the order of all records: in a topic, where its stream time is `now_ms`, in front of an offset."""
+    """A place in the order of all records: in a topic, where its stream time is
+    `now_ms`, in front of an offset.
+    """
 
     topic: str
     now_ms: int
@@ -41,13 +47,17 @@ class Place(NamedTuple):
 
 
 class Foreseen:
-    """The advances of stream time that a task has not reached yet, for each of its topics."""
+    """The advances of stream time that a task has not reached yet, for each of its
+    topics.
+    """
 
     def __init__(self, topics: Iterable[str]) -> None:
         self._chunks = {topic: deque[Advances]() for topic in topics}
 
     def add(self, topic: str, advances: Iterable[Advances], reached_ms: int) -> None:
-        """Take in more of a topic's, in the order of the partition; forget those of batches that the task has done."""
+        """Take in more of a topic's, in the order of the partition; forget those of
+        batches that the task has done.
+        """
         chunks = self._chunks[topic]
         while chunks and chunks[0].times[-1] <= reached_ms:
             chunks.popleft()
@@ -56,7 +66,8 @@ class Foreseen:
     def first(
         self, due_ms: int, reached_ms: Mapping[str, int], place: Place
     ) -> tuple[int, str] | None:
-        """Return the first advance to `due_ms` or later in front of a place: the time, and the topic.
+        """Return the first advance to `due_ms` or later in front of a place: the time,
+        and the topic.
 
         Shape: `reached_ms` is the stream time that each topic has reached.
         """

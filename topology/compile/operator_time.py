@@ -1,17 +1,20 @@
 """Operator times: the stream time of an operator where several tasks share a partition.
 
-The stream time of a windowed operator is the largest timestamp that has reached it; records that are filtered out
-upstream do not count. A task sees only the records of its own keys. So the reader, which sees all records, computes
-which of them reach the operator, and gives every task a column of *operator times*: the operator's stream time before
-each of the task's records. To do so it runs the functions of the filters and mappers between source and operator a
-second time, on the thread that fetches for all tasks, in each process that has a range of the partition. So it runs
-them only where the answer can matter: not mappers below the last filter, unless a record that fails there is dropped,
-and of the records between two of this process only until the latest that arrives is found. It cannot know what a store
-forwards, so of an operator below a store it counts every record that reaches the store.
+The stream time of a windowed operator is the largest timestamp that has reached it;
+records that are filtered out upstream do not count. A task sees only the records of its
+own keys. So the reader, which sees all records, computes which of them reach the
+operator, and gives every task a column of *operator times*: the operator's stream time
+before each of the task's records. To do so it runs the functions of the filters and
+mappers between source and operator a second time, on the thread that fetches for all
+tasks, in each process that has a range of the partition. So it runs them only where the
+answer can matter: not mappers below the last filter, unless a record that fails there
+is dropped, and of the records between two of this process only until the latest that
+arrives is found. It cannot know what a store forwards, so of an operator below a store
+it counts every record that reaches the store.
 
-Invariant: with one range or many, an operator below stateless nodes has the same stream time at each record.
-Turned down: the partition's stream time (a record that is filtered out would close windows), and operator times in the
-task (siblings would disagree).
+Invariant: with one range or many, an operator below stateless nodes has the same stream
+time at each record. Turned down: the partition's stream time (a record that is filtered
+out would close windows), and operator times in the task (siblings would disagree).
 """
 
 from __future__ import annotations
@@ -46,11 +49,16 @@ _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
 
 OperatorTimes: TypeAlias = tuple[tuple[int, int], ...]
-"""The operator times at a position of a partition: of each operator its id and its time. Ascending, without -1."""
+"""The operator times at a position of a partition: of each operator its id and its
+time. Ascending, without -1.
+"""
 Arrivals: TypeAlias = Callable[[int], bool] | None
-"""The index of a record -> whether it reaches an operator; None: all do. Never raises."""
+"""The index of a record -> whether it reaches an operator; None: all do. Never raises.
+"""
 OperatorTimeColumns: TypeAlias = Callable[[Columns], list[Arrivals]]
-"""Records of a partition -> their arrivals at the operator of each operator time of their topic."""
+"""Records of a partition -> their arrivals at the operator of each operator time of
+their topic.
+"""
 
 _Chain: TypeAlias = tuple[Node, ...]
 
@@ -87,10 +95,11 @@ class Part(NamedTuple):
 class Operator(NamedTuple):
     """A node with a stream time of its own.
 
-    Shape: `id` names it in commits, and is frozen: that of its store, whose rows go with the time, because nodes have
-    other numbers in another version. `follows`: no node above it drops records on purpose. So its time is the
-    partition's if a commit has none, as commits of earlier versions. It may be behind: records without a key, and
-    those that fail, are dropped.
+    Shape: `id` names it in commits, and is frozen: that of its store, whose rows go
+    with the time, because nodes have other numbers in another version. `follows`: no
+    node above it drops records on purpose. So its time is the partition's if a commit
+    has none, as commits of earlier versions. It may be behind: records without a key,
+    and those that fail, are dropped.
     """
 
     id: int
@@ -116,7 +125,8 @@ def operator_of(node: Node, analysis: Analysis) -> Operator:
 
 def operators_of(subtopology: SubTopology) -> dict[str, list[Operator]]:
     """Return the operators of each store."""
-    analysis, found = Analysis(subtopology), dict[str, list[Operator]]()
+    analysis = Analysis(subtopology)
+    found = dict[str, list[Operator]]()
     for node in subtopology.nodes:
         for store in stores_of(node):
             found.setdefault(store.name, []).append(operator_of(node, analysis))
@@ -124,7 +134,9 @@ def operators_of(subtopology: SubTopology) -> dict[str, list[Operator]]:
 
 
 def store_id(name: str, number: int = 0) -> int:
-    """Return the id of the node that has this store. `number`: its number among those that are cogrouped into it."""
+    """Return the id of the node that has this store. `number`: its number among those
+    that are cogrouped into it.
+    """
     return key_hash(f"{name}/{number}".encode() if number else name.encode())
 
 
@@ -151,13 +163,12 @@ def before_and_after(
     if arrives is None:
         times = list(accumulate(timestamps, max, initial=operator_time))
         return times[:-1], times[-1]
-    times, later = [], list[int]()
+    times = []
+    later = list[int]()
     for i, timestamp in enumerate(timestamps):
         if later and (taken is None or taken[i]):
-            operator_time, later = (
-                _latest_arrival(timestamps, operator_time, arrives, later),
-                [],
-            )
+            operator_time = _latest_arrival(timestamps, operator_time, arrives, later)
+            later = []
         times.append(operator_time)
         if timestamp > operator_time:
             later.append(i)
@@ -182,7 +193,8 @@ def _reaches(
 ) -> Callable[[Columns], Arrivals]:
     """Return the function that gives the arrivals at a node.
 
-    On a path through a store, a record counts if it reaches the first node whose output depends on the store.
+    On a path through a store, a record counts if it reaches the first node whose output
+    depends on the store.
     """
     ways = list(
         dict.fromkeys(
@@ -200,7 +212,8 @@ def _reaches(
     drops_values = all(_drops_null_values(way[-1]) for way in ways)
 
     def arrivals(records: Columns) -> Arrivals:
-        keys, values = records.keys, records.values
+        keys = records.keys
+        values = records.values
         if (
             not decides
             and not (drops_keys and None in keys)
@@ -238,10 +251,12 @@ def _told(way: _Chain) -> _Chain:
 
 
 def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
-    """Return a path without the steps at its end that let every record pass to its last node.
+    """Return a path without the steps at its end that let every record pass to its last
+    node.
 
-    A mapper drops a record only if it fails and a handler goes on without the record. If the handler says `fail`, the
-    record's task stops there, and takes it once more: it will have counted.
+    A mapper drops a record only if it fails and a handler goes on without the record.
+    If the handler says `fail`, the record's task stops there, and takes it once more:
+    it will have counted.
     """
     if may_drop or _drops_null_values(way[-1]):
         return way
@@ -252,12 +267,15 @@ def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
 
 
 def _read(way: _Chain, source: Source, analysis: Analysis, *, may_drop: bool) -> Reads:
-    """Return the parts of a source's record that are deserialised before it has reached the last node of a path.
+    """Return the parts of a source's record that are deserialised before it has reached
+    the last node of a path.
 
-    A part that cannot be deserialised drops the record, with `may_drop`. A value may also deserialise to null, as
-    JSON's `null` does, which some nodes drop where they read it.
+    A part that cannot be deserialised drops the record, with `may_drop`. A value may
+    also deserialise to null, as JSON's `null` does, which some nodes drop where they
+    read it.
     """
-    read, above = Reads(key=False, value=False), cast(Node, source)
+    read = Reads(key=False, value=False)
+    above = cast(Node, source)
     value: Serde[Any] | None = source.value
     for node in way:
         below = {
@@ -326,7 +344,9 @@ def _arrives(
 
 
 def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
-    """Return the values that these nodes forward for a record, of which parts that nothing reads are bytes."""
+    """Return the values that these nodes forward for a record, of which parts that
+    nothing reads are bytes.
+    """
     values = [value]
     predicates: tuple[Any, ...] = ()
     for node in way:

@@ -1,4 +1,5 @@
-"""The output records of a program, held as columns until the task appends them to the log.
+"""The output records of a program, held as columns until the task appends them to the
+log.
 
 Invariant: a record is a row of the columns; the columns of one topic are one `Output`.
 """
@@ -15,7 +16,8 @@ ANY_PARTITION = -1
 
 
 class Output:
-    """The records that a program has written to one topic since `clear`: columns, in the order of forwarding.
+    """The records that a program has written to one topic since `clear`: columns, in
+    the order of forwarding.
 
     Shape: the lists are never replaced, because compiled code holds their `append`.
     """
@@ -64,7 +66,9 @@ class Output:
 
     @property
     def partitions(self) -> list[int] | None:
-        """The partitions column, `ANY_PARTITION` where the key decides; None if keys decide for all records."""
+        """The partitions column, `ANY_PARTITION` where the key decides; None if keys
+        decide for all records.
+        """
         if not self._partitions:
             return None
         self._choose_none_before(len(self.keys))

@@ -1,10 +1,10 @@
 """A processor in one task: connects the user's object to the generated code around it.
 
-    generated code -> Work.run -> Processor.process -> Work.forward -> generated code of the children
-    generated code -> EffectsWork.run -> generated code of the children
+    generated code -> Work.run -> Processor.process -> Work.forward -> generated code of
+    the children generated code -> EffectsWork.run -> generated code of the children
 
-Invariant: an exception of the user's object fails its record at this node. An exception that ends the batch passes
-through the object, even if the object catches it.
+Invariant: an exception of the user's object fails its record at this node. An exception
+that ends the batch passes through the object, even if the object catches it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
-"""`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without `Processing.key` no key bytes."""
+"""`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without
+`Processing.key` no key bytes.
+"""
 
 
 _AT_WORK: WeakValueDictionary[int, Work] = WeakValueDictionary()
@@ -55,7 +57,9 @@ class Surroundings(Protocol):
     headers: Headers | None
     """The headers of the current record."""
     ending: BaseException | None
-    """The exception by which the failure handler, or a node below a processor, ended the batch; or None."""
+    """The exception by which the failure handler, or a node below a processor, ended
+    the batch; or None.
+    """
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
@@ -67,7 +71,9 @@ class Surroundings(Protocol):
         ...
 
     def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call of the nodes below: records that it writes get these headers, what it raises ends the batch."""
+        """Make a call of the nodes below: records that it writes get these headers,
+        what it raises ends the batch.
+        """
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
         """Give an error of a punctuation to the failure handler."""
@@ -82,7 +88,9 @@ class Surroundings(Protocol):
 
 
 class EffectsWork:
-    """A function of `process_async` in one task: applies the effects that its calls have recorded."""
+    """A function of `process_async` in one task: applies the effects that its calls
+    have recorded.
+    """
 
     def __init__(
         self,
@@ -91,23 +99,21 @@ class EffectsWork:
         children: Children,
         by_name: Mapping[str, Children],
     ) -> None:
-        self._stores, self._around, self._children, self._by_name = (
-            stores,
-            around,
-            children,
-            by_name,
-        )
+        self._stores = stores
+        self._around = around
+        self._children = children
+        self._by_name = by_name
 
     def run(self, key: bytes, timestamp: int, effects: Iterable[Effect]) -> None:
-        """Apply the recorded effects in order: changes of this key's rows, and records for the nodes below."""
+        """Apply the recorded effects in order: changes of this key's rows, and records
+        for the nodes below.
+        """
         for effect in effects:
             if isinstance(effect, Put):
                 put_row(self._stores[effect.store], key, effect.value, timestamp)
                 continue
-            record, children = (
-                effect.record,
-                self._children if effect.to is None else self._by_name[effect.to],
-            )
+            record = effect.record
+            children = self._children if effect.to is None else self._by_name[effect.to]
             forward = partial(
                 children, None, record.key, record.value, max(0, record.timestamp)
             )
@@ -125,13 +131,11 @@ class Work:
         children: Children,
         by_name: Mapping[str, Children],
     ) -> None:
-        self._node, self._stores, self._around, self._children, self._by_name = (
-            node,
-            stores,
-            around,
-            children,
-            by_name,
-        )
+        self._node = node
+        self._stores = stores
+        self._around = around
+        self._children = children
+        self._by_name = by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
         self._forgetful = [
@@ -150,11 +154,12 @@ class Work:
         return self._node.name
 
     def begin(self) -> None:
-        """Make the processor, and initialise it. Call it once, before the first record, on the thread that runs it.
+        """Make the processor, and initialise it. Call it once, before the first record,
+        on the thread that runs it.
 
         Raises:
-            TopologyError: the user's function returns something else, or a processor that is at work already.
-            Whatever the processor raises.
+            TopologyError: the user's function returns something else, or a processor
+            that is at work already. Whatever the processor raises.
         """
         made = self._node.supplier()
         if not isinstance(made, Processor):
@@ -179,7 +184,8 @@ class Work:
         """Give the processor a record."""
         before = self._at, self._timestamp
         record = Record(key, value, timestamp, list(self._around.headers or ()))
-        self._at, self._timestamp = (key_bytes, record), timestamp
+        self._at = (key_bytes, record)
+        self._timestamp = timestamp
         assert self._processor is not None
         try:
             self._processor.process(record)
@@ -190,7 +196,8 @@ class Work:
     def observe(self, stream_time: int) -> None:
         """Advance the stream time of the stores whose rows expire.
 
-        Stream time is the partition's: puts of tasks of other key ranges advance it, too.
+        Stream time is the partition's: puts of tasks of other key ranges advance it,
+        too.
         """
         for table in self._forgetful:
             table.advance(stream_time)
@@ -208,10 +215,12 @@ class Work:
         """Pass a record on to all nodes below, or to the one named `to`.
 
         Raises:
-            TypeError: its timestamp or headers are none: the record that is at hand fails here.
+            TypeError: its timestamp or headers are none: the record that is at hand
+            fails here.
         """
         check_writable(record)
-        key_bytes, children = None, self._children if to is None else self._child(to)
+        key_bytes = None
+        children = self._children if to is None else self._child(to)
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
         timestamp = max(0, record.timestamp)
@@ -269,7 +278,8 @@ class Work:
         schedule = Schedule(
             interval_ms, lambda now_ms: self._punctuate(function, now_ms)
         )
-        queue, first_ms = self._around.punctuations[type_], 0
+        queue = self._around.punctuations[type_]
+        first_ms = 0
         if type_ == "wall_clock":
             queue.look(now_ms := self._around.wall_clock())
             first_ms = now_ms + interval_ms
@@ -278,7 +288,8 @@ class Work:
             and self._timestamp == -1
             and (reached_ms := self._around.task_time()) >= 0
         ):
-            # In `init`, where an earlier owner has stopped: what was due until then has been called.
+            # In `init`, where an earlier owner has stopped: what was due until then has
+            # been called.
             first_ms = reached_ms - reached_ms % interval_ms + interval_ms
         queue.add(schedule, first_ms)
         return schedule

@@ -1,8 +1,8 @@
 """The stores of a processor: keys and values as objects, over the tables of its task.
 
-Invariant: a change counts with the next commit, and not at all if there is none.
-Turned down: copying values (each `get` would cost a deserialisation). `get` returns the store's own object: do not
-mutate it, `put` a new one.
+Invariant: a change counts with the next commit, and not at all if there is none. Turned
+down: copying values (each `get` would cost a deserialisation). `get` returns the
+store's own object: do not mutate it, `put` a new one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _LATEST_MS = (1 << 63) - 2
 
 
 class KeyValueStore(Generic[K, V]):
-    """One value for each key. `now()` is the timestamp of a change: that of the current record."""
+    """One value for each key. `now()` is the timestamp of a change: that of the current
+    record.
+    """
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
-        self._table, self._now = table, now
-        self._write, self._read = (
-            table.spec.key.for_keys().serialize,
-            table.spec.key.deserialize,
-        )
+        self._table = table
+        self._now = now
+        self._write = table.spec.key.for_keys().serialize
+        self._read = table.spec.key.deserialize
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, None if there is none."""
@@ -59,7 +60,8 @@ class KeyValueStore(Generic[K, V]):
         put_row(self._table, self._write(key), value, self._now())
 
     def headers(self, key: K) -> Headers | None:
-        """Return the headers of the record that wrote the row of a key, None if it has no value.
+        """Return the headers of the record that wrote the row of a key, None if it has
+        no value.
 
         Raises:
             TopologyError: the store keeps none.
@@ -110,7 +112,9 @@ class KeyValueStore(Generic[K, V]):
         )
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:
-        """Return the entries whose serialised keys begin with these bytes, in the order of the serialised keys."""
+        """Return the entries whose serialised keys begin with these bytes, in the order
+        of the serialised keys.
+        """
         return self._scan(prefix, None, reverse=False, prefix=prefix)
 
     def _scan(
@@ -135,7 +139,9 @@ class KeyValueStore(Generic[K, V]):
 
 
 class ExpiringKeyValueStore(KeyValueStore[K, V]):
-    """A store whose rows expire: one that has expired by `stream_time()` is not found, deleted already or not."""
+    """A store whose rows expire: one that has expired by `stream_time()` is not found,
+    deleted already or not.
+    """
 
     def __init__(
         self,
@@ -144,7 +150,8 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
         stream_time: Callable[[], int],
     ) -> None:
         super().__init__(table, now)
-        self._expiring, self._stream_time = table, stream_time
+        self._expiring = table
+        self._stream_time = stream_time
         self._ttl_ms = table.spec.ttl_ms or 0
 
     def get(self, key: K) -> V | None:
@@ -171,13 +178,16 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
 
 
 class HeadedKeyValueStore(KeyValueStore[K, V]):
-    """A store whose rows have the headers of the record that wrote them. `at_hand()`: those of the current record."""
+    """A store whose rows have the headers of the record that wrote them. `at_hand()`:
+    those of the current record.
+    """
 
     def __init__(
         self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]
     ) -> None:
         super().__init__(rows._table, rows._now)
-        self._rows, self._at_hand = rows, at_hand
+        self._rows = rows
+        self._at_hand = at_hand
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, None if there is none."""
@@ -189,12 +199,16 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
         return self._rows.timestamp(key)
 
     def headers(self, key: K) -> Headers | None:
-        """Return the headers of the record that wrote the row of a key, None if it has no value."""
+        """Return the headers of the record that wrote the row of a key, None if it has
+        no value.
+        """
         row = self._rows.get(key)
         return None if row is None else list(row.headers)
 
     def put(self, key: K, value: V | None) -> None:
-        """Set the value of a key, with the headers of the current record; None deletes it."""
+        """Set the value of a key, with the headers of the current record; None deletes
+        it.
+        """
         self._rows.put(
             key, None if value is None else Headed(value, list(self._at_hand() or ()))
         )
@@ -212,29 +226,36 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
 
 
 class WindowStore(Generic[K, V]):
-    """One value for each key and window start. An expired window can be neither put nor read."""
+    """One value for each key and window start. An expired window can be neither put nor
+    read.
+    """
 
     def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
-        self._table, self._now = table, now
-        self._write, self._read = (
-            table.spec.key.for_keys().serialize,
-            table.spec.key.deserialize,
-        )
+        self._table = table
+        self._now = now
+        self._write = table.spec.key.for_keys().serialize
+        self._read = table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int) -> V | None:
-        """Return the value of the window of a key that starts at `start_ms`, None if there is none."""
+        """Return the value of the window of a key that starts at `start_ms`, None if
+        there is none.
+        """
         value: V | None = self._table.load(window_key(self._write(key), start_ms)).value
         return value
 
     def put(self, key: K, value: V | None, start_ms: int) -> None:
-        """Set the value of a key's window that starts at `start_ms`; None deletes it. An expired window is ignored."""
+        """Set the value of a key's window that starts at `start_ms`; None deletes it.
+        An expired window is ignored.
+        """
         self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
 
     def fetch(
         self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False
     ) -> Iterator[tuple[int, V]]:
-        """Return (start, value) of the windows of a key that start from from_ms to to_ms, both inclusive."""
+        """Return (start, value) of the windows of a key that start from from_ms to
+        to_ms, both inclusive.
+        """
         rows = (
             self._table.fetch(self._write(key), from_ms, min(to_ms, _LATEST_MS))
             if to_ms >= 0
@@ -247,7 +268,9 @@ class WindowStore(Generic[K, V]):
         return iter(found[::-1] if reverse else found)
 
     def all(self) -> Iterator[tuple[tuple[K, int], V]]:
-        """Return ((key, start), value) of all windows, in the order of the serialised keys."""
+        """Return ((key, start), value) of all windows, in the order of the serialised
+        keys.
+        """
         found = [
             (split_window_key(row), entry.value)
             for row, entry in self._table.scan(None, None)
@@ -258,17 +281,16 @@ class WindowStore(Generic[K, V]):
 
 
 class SessionStore(Generic[K, V]):
-    """One value for each key and session. An expired session can be neither put nor read.
+    """One value for each key and session. An expired session can be neither put nor
+    read.
 
     Shape: start and end of a session are inclusive.
     """
 
     def __init__(self, table: SessionTableStore) -> None:
         self._table = table
-        self._write, self._read = (
-            table.spec.key.for_keys().serialize,
-            table.spec.key.deserialize,
-        )
+        self._write = table.spec.key.for_keys().serialize
+        self._read = table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int, end_ms: int) -> V | None:
         """Return the value of a session, None if there is none."""
@@ -285,12 +307,16 @@ class SessionStore(Generic[K, V]):
     def sessions(
         self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS
     ) -> Iterator[tuple[tuple[int, int], V]]:
-        """Return ((start, end), value) of a key's sessions with earliest_end <= end, start <= latest_start, by end."""
+        """Return ((start, end), value) of a key's sessions with earliest_end <= end,
+        start <= latest_start, by end.
+        """
         found = self._table.sessions(self._write(key), earliest_end_ms, latest_start_ms)
         return iter([(split_session_key(row)[1:], entry.value) for row, entry in found])
 
     def all(self) -> Iterator[tuple[tuple[K, int, int], V]]:
-        """Return ((key, start, end), value) of all sessions, in the order of the serialised keys."""
+        """Return ((key, start, end), value) of all sessions, in the order of the
+        serialised keys.
+        """
         found = [
             (split_session_key(row), entry.value)
             for row, entry in self._table.scan(None, None)
@@ -304,16 +330,18 @@ class SessionStore(Generic[K, V]):
 
 
 class VersionedStore(Generic[K, V]):
-    """The values of a key and when each was valid, within the history. `now()` is stream time."""
+    """The values of a key and when each was valid, within the history. `now()` is
+    stream time.
+    """
 
     def __init__(
         self, table: TableStore, past: VersionTableStore, now: Callable[[], int]
     ) -> None:
-        self._table, self._past, self._now = table, past, now
-        self._write, self._history_ms = (
-            table.spec.key.for_keys().serialize,
-            table.spec.history_ms or 0,
-        )
+        self._table = table
+        self._past = past
+        self._now = now
+        self._write = table.spec.key.for_keys().serialize
+        self._history_ms = table.spec.history_ms or 0
 
     def get(self, key: K) -> V | None:
         """Return the latest value of a key, None if there is none."""
@@ -323,7 +351,8 @@ class VersionedStore(Generic[K, V]):
     def as_of(self, key: K, timestamp: int) -> V | None:
         """Return the value that a key had at a moment, None if it had none.
 
-        None as well if the moment is before the history and the value has changed since.
+        None as well if the moment is before the history and the value has changed
+        since.
         """
         data = self._write(key)
         value: V | None = value_at(
@@ -332,12 +361,14 @@ class VersionedStore(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V | None, timestamp: int) -> bool:
-        """Set the value that a key has from `timestamp` until its next version; None deletes it.
+        """Set the value that a key has from `timestamp` until its next version; None
+        deletes it.
 
         Return False, and change nothing, if `timestamp` is before the history.
 
         Raises:
-            ValueError: `timestamp` is negative, before 1970: the past is in the order of times that are not.
+            ValueError: `timestamp` is negative, before 1970: the past is in the order
+            of times that are not.
         """
         if timestamp < self._oldest:
             return False
@@ -367,5 +398,6 @@ def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> Ent
         table.touch(
             key, entry
         )  # before the change: a global table raises here, and its rows are shared
-    entry.value, entry.timestamp = value, timestamp
+    entry.value = value
+    entry.timestamp = timestamp
     return entry

@@ -1,12 +1,14 @@
 """A compiled sub-topology, and its instance for one task.
 
-`compile_subtopology` makes a `Program` once. Every task of the sub-topology binds it to its own stores and gets a
-`BoundProgram`: records in (`process`), records out (`outputs`). No I/O, no clock, no thread.
+`compile_subtopology` makes a `Program` once. Every task of the sub-topology binds it to
+its own stores and gets a `BoundProgram`: records in (`process`), records out
+(`outputs`). No I/O, no clock, no thread.
 
-Invariant: between two calls a bound program holds no record: all its state is in its stores, its outputs and its stream
-times.
-Invariant: for the same records in the same order a program gives the same outputs, however they are cut into batches.
-Turned down: a callback for each output record, and one pair of lists for all topics (a writer takes those of one).
+Invariant: between two calls a bound program holds no record: all its state is in its
+stores, its outputs and its stream times.
+Invariant: for the same records in the same order a program gives the same outputs,
+however they are cut into batches. Turned down: a callback for each output record, and
+one pair of lists for all topics (a writer takes those of one).
 """
 
 from __future__ import annotations
@@ -50,29 +52,39 @@ from coopstreams.topology.stores import Entry, TableStore
 class Program:
     """A compiled sub-topology: made once, bound by each of its tasks.
 
-    Shape: `sinks` are the topics that it writes. `timestamp_of` has the source topics with a timestamp extractor.
+    Shape: `sinks` are the topics that it writes. `timestamp_of` has the source topics
+    with a timestamp extractor.
     """
 
     subtopology: SubTopology
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[..., Compiled]
-    """(record cache on, partition shared with other tasks, records in the order of their keys only, names of the stores
-    with rows in native memory) -> the code, generated on the first call.
+    """(record cache on, partition shared with other tasks, records in the order of
+    their keys only, names of the stores with rows in native memory) -> the code,
+    generated on the first call.
     """
     ahead: Program | None = None
-    """The part that runs ahead, to find the calls that records need; None: no node is asynchronous."""
+    """The part that runs ahead, to find the calls that records need; None: no node is
+    asynchronous.
+    """
     keys_suffice: bool = False
-    """Whether records of other keys may pass one that waits for a call: see `calls.keys_suffice`."""
+    """Whether records of other keys may pass one that waits for a call: see
+    `calls.keys_suffice`.
+    """
     foresees: bool = False
-    """Whether tasks are to be told where stream time advances: see `foreseen.foresees`."""
+    """Whether tasks are to be told where stream time advances: see `foreseen.foresees`.
+    """
     idle_ms: Mapping[str, int] = field(default_factory=dict)
-    """The silence after which a topic's stream time advances. With any, whole partitions get operator times, too."""
+    """The silence after which a topic's stream time advances. With any, whole
+    partitions get operator times, too.
+    """
 
     def operator_times_of(
         self, topic: str, *, may_drop: bool = True
     ) -> OperatorTimeColumns | None:
-        """Return the function by which the reader computes a shared topic's operator times; None if it has none.
+        """Return the function by which the reader computes a shared topic's operator
+        times; None if it has none.
 
         `may_drop`: whether a record that fails may be dropped, so that others go on.
         """
@@ -98,12 +110,15 @@ class Program:
     ) -> BoundProgram:
         """Return the program over these stores (by name), for use by one thread.
 
-        `caching`: each `flush` forwards the latest update of a table's row, instead of every update at once. `shared`:
-        the task has only part of the keys of its partitions, so `advance` must give it the operator times of all.
-        `by_key`: its records come in the order of their keys only, with the operator times that each has in the order
-        of the partition; `advance` gives it those up to which every record was processed.
-        `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
-        partitioners. `parts`: the parts of the task's range, by topic.
+        `caching`: each `flush` forwards the latest update of a table's row, instead of
+        every update at once. `shared`: the task has only part of the keys of its
+        partitions, so `advance` must give it the operator times of all.
+        `by_key`: its records come in the order of their keys only, with the operator
+        times that each has in the order of the partition; `advance` gives it those up
+        to which every record was processed.
+        `clock`: the wall clock of processors, in milliseconds. `partitions`: the
+        partition count of a topic, for partitioners. `parts`: the parts of the task's
+        range, by topic.
         """
         shared = shared or by_key or bool(self.idle_ms)
         native = frozenset(
@@ -127,11 +142,12 @@ class Program:
 class BoundProgram:
     """A program bound to one task.
 
-    Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
-    the records of its partitions, and is told the operator times. `elsewhere`: records that advance stream time go to
-    tasks that run at their own speed, or time marks advance it. The owner of the task sets it; a test driver, which
-    gives each record to one task and its time to all others, does not. `applied`: the records for the external sink,
-    until their owner takes them.
+    Shape: `outputs` by topic; the writer of the outputs calls `clear` on each.
+    `shared`: the task is given only part of the records of its partitions, and is told
+    the operator times. `elsewhere`: records that advance stream time go to tasks that
+    run at their own speed, or time marks advance it. The owner of the task sets it; a
+    test driver, which gives each record to one task and its time to all others, does
+    not. `applied`: the records for the external sink, until their owner takes them.
     """
 
     def __init__(
@@ -166,15 +182,21 @@ class BoundProgram:
         self._untimed: Counter[tuple[str, str]] = Counter()
         """Records dropped for their timestamp, by node and reason."""
         self._rows: list[int] | None = None
-        """The indexes of the current records in the batch as it came; None: they are all of it."""
+        """The indexes of the current records in the batch as it came; None: they are
+        all of it.
+        """
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self.held_row: tuple[bytes | None, int] | None = None
-        """Key and timestamp of the row at hand among those of `held`; None: the current record is."""
+        """Key and timestamp of the row at hand among those of `held`; None: the current
+        record is.
+        """
         self.place: tuple[str, int, int] | None = None
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock, self.partitions, self._parts = clock, partitions, parts
+        self.wall_clock = clock
+        self.partitions = partitions
+        self._parts = parts
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None
@@ -193,7 +215,8 @@ class BoundProgram:
         )  # as Kafka Streams does: parents first
 
     def begin(self) -> None:
-        """Make the processors, and initialise them: on the thread that runs them, before the first record.
+        """Make the processors, and initialise them: on the thread that runs them,
+        before the first record.
 
         Raises:
             Whatever they raise.
@@ -217,7 +240,8 @@ class BoundProgram:
         """Run the records through the nodes, one after the other, each to its end.
 
         Raises:
-            Whatever the failure handler raises. The batch is then processed in part: discard state and outputs.
+            Whatever the failure handler raises. The batch is then processed in part:
+            discard state and outputs.
         """
         if not columns.keys:
             return
@@ -235,7 +259,8 @@ class BoundProgram:
 
     def _run(self, source: TopicPartition, columns: Columns) -> None:
         run = self._code.sources[source.topic]
-        self._source, self._columns = source, columns
+        self._source = source
+        self._columns = columns
         nodes = self._compiled.operator_times[source.topic] if self.shared else ()
         operator_times = (
             (columns.operator_times or [[-1] * len(columns)] * len(nodes),)
@@ -268,11 +293,12 @@ class BoundProgram:
         stream_time: int,
         operator_times: Sequence[int] = (),
     ) -> None:
-        """Advance the partition's stream time, also by records of other key ranges, and forward the results then due.
+        """Advance the partition's stream time, also by records of other key ranges, and
+        forward the results then due.
 
-        Windows follow only the topics whose records reach them: a joined table may be years ahead of the stream.
-        `operator_times`: where tasks share the partition, the values of `Compiled.operator_times` as the reader knows
-        them.
+        Windows follow only the topics whose records reach them: a joined table may be
+        years ahead of the stream. `operator_times`: where tasks share the partition,
+        the values of `Compiled.operator_times` as the reader knows them.
 
         Raises:
             Whatever the failure handler raises.
@@ -282,7 +308,8 @@ class BoundProgram:
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
         if operator_times and self.shared:
-            self._source, self._entries = source, []
+            self._source = source
+            self._entries = []
             self._code.reached[source.topic](operator_times, True)
         self._code.expired()
         self._code.observed()
@@ -292,11 +319,14 @@ class BoundProgram:
             self._punctuate("stream_time", self.task_time())
 
     def foresee(self, topic: str, advances: Iterable[Advances]) -> None:
-        """Take in where the stream time of a topic's partition advances: also at records of other key ranges."""
+        """Take in where the stream time of a topic's partition advances: also at
+        records of other key ranges.
+        """
         self._foreseen.add(topic, advances, self._stream_times[topic])
 
     def punctuate(self, now_ms: int) -> bool:
-        """Call the punctuations that are due by the wall clock; return whether there were any.
+        """Call the punctuations that are due by the wall clock; return whether there
+        were any.
 
         Raises:
             Whatever the failure handler raises.
@@ -310,7 +340,9 @@ class BoundProgram:
 
     @property
     def next_punctuation_ms(self) -> int | None:
-        """The time at which `punctuate` has something to do next; None if there is no such punctuation."""
+        """The time at which `punctuate` has something to do next; None if there is no
+        such punctuation.
+        """
         return self.punctuations["wall_clock"].next_ms
 
     def close(self) -> None:
@@ -325,8 +357,8 @@ class BoundProgram:
         stream_time: int,
         operator_times: OperatorTimes = (),
     ) -> None:
-        """Set the partition's times to those at which an earlier run stopped, which has forwarded all results due by
-        then.
+        """Set the partition's times to those at which an earlier run stopped, which has
+        forwarded all results due by then.
 
         Call it before the first record.
         """
@@ -343,23 +375,22 @@ class BoundProgram:
         stream_time: int,
         operator_times: OperatorTimes = (),
     ) -> list[int]:
-        """Return the operator times of a topic's nodes, given the times at which an earlier run stopped."""
-        operators, nodes = (
-            self._compiled.operators,
-            self._compiled.operator_times[source.topic],
-        )
+        """Return the operator times of a topic's nodes, given the times at which an
+        earlier run stopped.
+        """
+        operators = self._compiled.operators
+        nodes = self._compiled.operator_times[source.topic]
         return [operators[node].time(operator_times, stream_time) for node in nodes]
 
     def operator_times(self, topic: str) -> OperatorTimes:
         """Return the times for a commit."""
         if not (nodes := self._compiled.operator_times[topic]):
             return ()
-        times, most = (
-            zip(nodes, self._code.times[topic](), strict=True),
-            self._stream_times[topic],
-        )
-        # What is later than the partition comes from another topic. Where all records were dropped, it is 0: without a
-        # time, the operator would go on at the partition's.
+        times = zip(nodes, self._code.times[topic](), strict=True)
+        most = self._stream_times[topic]
+        # What is later than the partition comes from another topic. Where all records
+        # were dropped, it is 0: without a time, the operator would go on at the
+        # partition's.
         known = [
             (self._compiled.operators[node], min(time, most)) for node, time in times
         ]
@@ -374,8 +405,8 @@ class BoundProgram:
     def parts_of(
         self, node: str, topics: Sequence[str]
     ) -> list[list[tuple[KeyRange, int]]]:
-        """Return the parts of the task's range on each topic, with the first stream time of each for a node; -1:
-        unknown.
+        """Return the parts of the task's range on each topic, with the first stream
+        time of each for a node; -1: unknown.
         """
         operator = self._compiled.operators[node]
         return [
@@ -387,7 +418,8 @@ class BoundProgram:
         ]
 
     def flush(self) -> None:
-        """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.
+        """Forward the updates that the record caches hold. Call it once before each
+        commit; without caching, a no-op.
 
         Raises:
             Whatever the failure handler raises.
@@ -395,10 +427,14 @@ class BoundProgram:
         self.held_row = self.ending = None
         for flush in self._code.flushes:
             flush()
-            self._entries = []  # what is forwarded next may be of other rows: a suppression's, or one that has expired
+            # what is forwarded next may be of other rows: a suppression's, or one that
+            # has expired
+            self._entries = []
 
     def stream_time(self, topics: Sequence[str]) -> int:
-        """Return the largest stream time that any of these topics has reached; -1 if none has a record."""
+        """Return the largest stream time that any of these topics has reached; -1 if
+        none has a record.
+        """
         return max((self._stream_times[topic] for topic in topics), default=-1)
 
     def begin_output(self, topic: str) -> Output:
@@ -425,7 +461,9 @@ class BoundProgram:
         return work
 
     def task_time(self) -> int:
-        """Return the largest timestamp of the records taken in, the current one included; -1 if there is none."""
+        """Return the largest timestamp of the records taken in, the current one
+        included; -1 if there is none.
+        """
         known = max(self._stream_times.values())
         return (
             known
@@ -458,8 +496,8 @@ class BoundProgram:
             self.headers = before
 
     def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call of the nodes below a processor, under these headers. What it raises is no failure of the
-        processor: it ends the batch.
+        """Make a call of the nodes below a processor, under these headers. What it
+        raises is no failure of the processor: it ends the batch.
         """
         try:
             self.under_headers(headers, call)
@@ -508,7 +546,9 @@ class BoundProgram:
             raise
 
     def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Yield rows (key first, timestamp last) that were held back until now: what fails meanwhile is theirs."""
+        """Yield rows (key first, timestamp last) that were held back until now: what
+        fails meanwhile is theirs.
+        """
         before = self.held_row
         for row in rows:
             self.held_row = row[0], row[-1]
@@ -538,7 +578,9 @@ class BoundProgram:
     def flushing(
         self, entries: list[tuple[bytes, Entry]]
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the current entry is the one that it returned last."""
+        """Return an iterator over table entries; the current entry is the one that it
+        returned last.
+        """
         self._entries = entries
         at_hand = iter(entries)
         self._cursor = at_hand
@@ -552,15 +594,19 @@ class BoundProgram:
         return key, entry.timestamp
 
     def _index(self, length: int) -> int:
-        """Return the index of the current record, from the length of the cursor's rest: no loop needs a counter."""
+        """Return the index of the current record, from the length of the cursor's rest:
+        no loop needs a counter.
+        """
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
     def _giving_headers(
         self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]
     ) -> Iterator[bytes | None]:
-        """Yield the keys; after each, set its headers on the records that were written for it.
+        """Yield the keys; after each, set its headers on the records that were written
+        for it.
 
-        So compiled code needs no code for headers, and a batch without headers costs nothing.
+        So compiled code needs no code for headers, and a batch without headers costs
+        nothing.
         """
         self._give_headers(None)
         for key, self.headers in zip(keys, headers, strict=True):
@@ -570,10 +616,13 @@ class BoundProgram:
     def _giving_their_headers(
         self, entries: Iterator[tuple[bytes, Entry]]
     ) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the entries, and after each give its headers to the records that were written for it."""
+        """Yield the entries, and after each give its headers to the records that were
+        written for it.
+        """
         self._give_headers(None)
         for key, entry in entries:
-            self.headers, entry.headers = entry.headers, None
+            self.headers = entry.headers
+            entry.headers = None
             yield key, entry
             self._give_headers(self.headers)
         self.headers = None
@@ -583,8 +632,11 @@ class BoundProgram:
             output.give_headers(headers)
 
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
-        """Yield the keys. Call what other ranges' records have made due before each, what its own has, after it."""
-        topic, queue = self._source.topic, self.punctuations["stream_time"]
+        """Yield the keys. Call what other ranges' records have made due before each,
+        what its own has, after it.
+        """
+        topic = self._source.topic
+        queue = self.punctuations["stream_time"]
         for key, now, offset in zip(
             columns.keys, columns.stream_times, columns.offsets, strict=True
         ):
@@ -596,8 +648,11 @@ class BoundProgram:
                 self._punctuate("stream_time", self.task_time())
 
     def _punctuate_before(self, topic: str, now_ms: int, offset: int) -> None:
-        """Call the punctuations that records of any key range in front of a place have made due, each at its time."""
-        queue, times = self.punctuations["stream_time"], self._stream_times
+        """Call the punctuations that records of any key range in front of a place have
+        made due, each at its time.
+        """
+        queue = self.punctuations["stream_time"]
+        times = self._stream_times
         while (due := queue.next_ms) is not None and due <= now_ms:
             if (
                 found := self._foreseen.first(due, times, Place(topic, now_ms, offset))
@@ -610,12 +665,16 @@ class BoundProgram:
     def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:
         if not self.punctuations[type_].due(now_ms):
             return False
-        columns, headers = self._columns, self.headers
+        columns = self._columns
+        headers = self.headers
         self._give_headers(headers)
-        self._columns, self.headers, self._entries = None, None, []
+        self._columns = None
+        self.headers = None
+        self._entries = []
         self.held_row = self.ending = None
         try:
             return self.punctuations[type_].punctuate(now_ms)
         finally:
             self._give_headers(None)
-            self._columns, self.headers = columns, headers
+            self._columns = columns
+            self.headers = headers

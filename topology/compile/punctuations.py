@@ -1,8 +1,10 @@
 """The punctuations that are due: a queue for stream time and one for the wall clock.
 
-Invariant: however far the clock jumps ahead, a punctuation is called once, and its next time stays on its grid.
-Invariant: a wall clock that is set back delays no punctuation: one that was due in a second is still due in a second.
-(Kafka Streams calls it when the clock shows that time again.)
+Invariant: however far the clock jumps ahead, a punctuation is called once, and its next
+time stays on its grid.
+Invariant: a wall clock that is set back delays no punctuation: one that was due in a
+second is still due in a second. (Kafka Streams calls it when the clock shows that time
+again.)
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
 """
 
@@ -16,7 +18,9 @@ from itertools import count
 
 @dataclass(slots=True)
 class Schedule:
-    """A function that is called at intervals until `cancel`, which the function itself may call."""
+    """A function that is called at intervals until `cancel`, which the function itself
+    may call.
+    """
 
     interval_ms: int
     function: Callable[[int], object]
@@ -45,11 +49,15 @@ class PunctuationQueue:
         return bool(self._queue) and self._queue[0][0] <= now_ms
 
     def add(self, schedule: Schedule, first_ms: int) -> None:
-        """Add a schedule, whose function is called first when the clock reaches `first_ms`."""
+        """Add a schedule, whose function is called first when the clock reaches
+        `first_ms`.
+        """
         heappush(self._queue, (first_ms, next(self._numbers), schedule))
 
     def look(self, now_ms: int) -> None:
-        """Note the time of the wall clock. If it was set back, move all due times back with it."""
+        """Note the time of the wall clock. If it was set back, move all due times back
+        with it.
+        """
         if self._now_ms is not None and now_ms < self._now_ms:
             back_ms = self._now_ms - now_ms
             self._queue = [

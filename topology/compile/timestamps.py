@@ -1,18 +1,22 @@
 """Timestamp extractors: a source takes timestamps from its records instead of Kafka's.
 
-A reader applies the source's column to all records of a partition before it cuts key ranges, so that stream time, and
-with it every window, is the same for any number of ranges. The cost: each process that reads the partition extracts the
-timestamps of all its records.
+A reader applies the source's column to all records of a partition before it cuts key
+ranges, so that stream time, and with it every window, is the same for any number of
+ranges. The cost: each process that reads the partition extracts the timestamps of all
+its records.
 
-A negative timestamp is invalid. A source without an extractor has the records as Kafka has them, and invalid ones fail
-in the task (`valid`). The task looks at the earliest timestamp of a batch only: valid ones cost one comparison.
+A negative timestamp is invalid. A source without an extractor has the records as Kafka
+has them, and invalid ones fail in the task (`valid`). The task looks at the earliest
+timestamp of a batch only: valid ones cost one comparison.
 
-Invariant: a column never raises and has one timestamp for each record. If the extractor gave none, it is negative:
-`DROPPED`, or `failed(written)`, which keeps Kafka's own for the failure; `as_written` reads it.
-Invariant: no operator sees a record with a negative timestamp, and none advances stream time.
-Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader
-(it would not be counted, and a failure would belong to no task), a column of its own for Kafka's timestamps (every
-batch would carry it for the few records that fail), a check in the generated loop (it costs each record).
+Invariant: a column never raises and has one timestamp for each record. If the extractor
+gave none, it is negative: `DROPPED`, or `failed(written)`, which keeps Kafka's own for
+the failure; `as_written` reads it.
+Invariant: no operator sees a record with a negative timestamp, and none advances stream
+time. Turned down: extracting in the task (siblings would disagree about stream time),
+and dropping the record in the reader (it would not be counted, and a failure would
+belong to no task), a column of its own for Kafka's timestamps (every batch would carry
+it for the few records that fail), a check in the generated loop (it costs each record).
 """
 
 from __future__ import annotations
@@ -41,14 +45,16 @@ from coopstreams.topology.windows import FOREVER_MS
 S = TypeVar("S", bound=Structure)
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], Int64s]
-"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
-its records.
+"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a
+source's extractor takes from its records.
 
-A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times
-from the result: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps for
-any key ranges. `records.stream_times` is ignored. It never raises. A negative timestamp does not advance stream time
-and stays in the column: the task that owns the record drops and counts it (`DROPPED`), or gives the extractor's error
-to its failure handler (any other).
+A reader calls it on ALL records of the partition before it hashes, routes or drops any,
+and computes the stream times from the result: `accumulate(timestamps, max,
+initial=before)`. So stream time is that of the extracted timestamps for any key ranges.
+`records.stream_times` is ignored. It never raises. A negative timestamp does not
+advance stream time and stays in the column: the task that owns the record drops and
+counts it (`DROPPED`), or gives the extractor's error to its failure handler (any
+other).
 """
 
 DROPPED = -1
@@ -56,7 +62,8 @@ DROPPED = -1
 
 
 def failed(written: int) -> int:
-    """Return the column's value for a record whose extractor raised, or that could not be deserialised.
+    """Return the column's value for a record whose extractor raised, or that could not
+    be deserialised.
 
     Shape: -2 or less; `written` is Kafka's timestamp, -1: none.
     """
@@ -72,13 +79,16 @@ Extractor = TypeVar("Extractor", bound=Function)
 
 
 def keeps_valid(extractor: Extractor) -> Extractor:
-    """Return an extractor that is called for records with a negative timestamp only: it keeps the others'."""
+    """Return an extractor that is called for records with a negative timestamp only: it
+    keeps the others'.
+    """
     vars(extractor)["keeps_valid"] = True
     return extractor
 
 
 def extracting(topology: S, extractor: Function | None) -> S:
-    """Return a topology whose sources without an extractor have this one; None: they stay without.
+    """Return a topology whose sources without an extractor have this one; None: they
+    stay without.
 
     Repartition topics stay without: the application has written them.
     """
@@ -104,8 +114,8 @@ def valid(
     on_failure: OnFailure,
     dropped: Counter[tuple[str, str]],
 ) -> list[int]:
-    """Return the indexes of the records whose timestamps are not negative. The others are counted as dropped, by node
-    and reason, or given to the failure handler.
+    """Return the indexes of the records whose timestamps are not negative. The others
+    are counted as dropped, by node and reason, or given to the failure handler.
 
     Raises:
         Whatever the failure handler raises.
@@ -144,17 +154,16 @@ def _failure(source: Source, at: TopicPartition, columns: Columns, i: int) -> Fa
 
 def timestamp_column(source: Source) -> TimestampColumn:
     """Return the timestamp column of a source that has an extractor."""
-    function, read_key, read_value = (
-        _extractor(source),
-        source.key.decode,
-        source.value.decode,
-    )
+    function = _extractor(source)
+    read_key = source.key.decode
+    read_value = source.value.decode
     of_invalid = getattr(function, "keeps_valid", False)
 
     def column(at: TopicPartition, columns: Columns, stream_time: int) -> Int64s:
         if of_invalid and min(columns.timestamps, default=0) >= 0:
             return columns.timestamps
-        (topic, partition), timestamps = at, list[int]()
+        (topic, partition) = at
+        timestamps = list[int]()
         headers = columns.headers if columns.headers is not None else repeat(None)
         for key, value, written, offset, header in zip(
             columns.keys,
@@ -193,14 +202,19 @@ def timestamp_column(source: Source) -> TimestampColumn:
 def extraction_error(
     source: Source, at: TopicPartition, columns: Columns, i: int
 ) -> Exception:
-    """Return the error of a record whose timestamp is `failed`, by extracting it once more."""
-    key, value = columns.keys[i], columns.values[i]
-    written, stream_time = as_written(columns.timestamps[i]), columns.stream_times[i]
+    """Return the error of a record whose timestamp is `failed`, by extracting it once
+    more.
+    """
+    key = columns.keys[i]
+    value = columns.values[i]
+    written = as_written(columns.timestamps[i])
+    stream_time = columns.stream_times[i]
     headers = None if columns.headers is None else columns.headers[i]
     try:
         key_object = None if key is None else source.key.deserialize(key)
         value_object = None if value is None else source.value.deserialize(value)
-        offset, function = columns.offsets[i], _extractor(source)
+        offset = columns.offsets[i]
+        function = _extractor(source)
         record: TimestampedRecord[Any, Any] = TimestampedRecord(
             key_object,
             value_object,
@@ -215,7 +229,8 @@ def extraction_error(
     except Exception as error:  # noqa: BLE001 the error is the answer
         return error
     if isinstance(source.key, SchemaSerde) or isinstance(source.value, SchemaSerde):
-        # It has come back since: the reader is to take the timestamp again, which others count on.
+        # It has come back since: the reader is to take the timestamp again, which
+        # others count on.
         return RegistryUnavailableError(
             f'the schema registry did not answer when a record of "{at.topic}" was read'
         )
@@ -232,7 +247,8 @@ def _extractor(source: Source) -> Function:
 def _checked(function: Function, timestamp: Any) -> int:
     if timestamp is None:
         return DROPPED
-    # Any integer, and no float: a float is probably in seconds, and would pass as a date in 1970.
+    # Any integer, and no float: a float is probably in seconds, and would pass as a
+    # date in 1970.
     with suppress(TypeError):
         if (number := index(timestamp)) <= FOREVER_MS:
             return max(DROPPED, number)

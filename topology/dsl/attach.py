@@ -1,10 +1,10 @@
 """Attaches the nodes that need more than a name: sinks, merges, tables, late records.
 
-The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; this module and the
-other `attach_…` modules decide what a call means.
+The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one
+function each; this module and the other `attach_…` modules decide what a call means.
 
-Invariant: an operator with a store sees each key on one partition and in one key range only, and with the same bytes as
-every other operator.
+Invariant: an operator with a store sees each key on one partition and in one key range
+only, and with the same bytes as every other operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A flow to be aggregated. `name` is that of the repartition topic, if one is needed."""
+    """A flow to be aggregated. `name` is that of the repartition topic, if one is
+    needed.
+    """
 
     flow: Flow
     name: str | None
@@ -42,8 +44,8 @@ class Grouped:
 class TableFlow:
     """A flow of updates, and the store of the table source or aggregation at its root.
 
-    `taken`, for a table that drops late records: the flow of all records that it takes in, at the node that drops the
-    late ones.
+    `taken`, for a table that drops late records: the flow of all records that it takes
+    in, at the node that drops the late ones.
     """
 
     flow: Flow
@@ -52,11 +54,15 @@ class TableFlow:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether its keys are `serdes.Windowed`, of windows of its own: tasks have them by the keys in them."""
+        """Whether its keys are `serdes.Windowed`, of windows of its own: tasks have
+        them by the keys in them.
+        """
         return self.store.kind in ("window", "session")
 
     def kept(self, name: str, value: Serde[Any]) -> StoreSpec:
-        """Return a store for a table with the keys and windows of this one, and options of its own."""
+        """Return a store for a table with the keys and windows of this one, and options
+        of its own.
+        """
         options: dict[str, Any] = {
             "logged": True,
             "cached": True,
@@ -73,12 +79,15 @@ def grouped(
     value: Serde[Any] | None,
     where: str,
 ) -> Grouped:
-    """Return the flow with the serdes for a repartition topic, to be aggregated. `where`: the method that groups.
+    """Return the flow with the serdes for a repartition topic, to be aggregated.
+    `where`: the method that groups.
 
     Raises:
-        TopologyError: another key serde than that of the keys: grouping by key does not serialise keys again.
+        TopologyError: another key serde than that of the keys: grouping by key does not
+        serialise keys again.
     """
-    key, value = serde_or_none(key, "key", where), serde_or_none(value, "value", where)
+    key = serde_or_none(key, "key", where)
+    value = serde_or_none(value, "value", where)
     if key is not None and not flow.rekeyed and key != flow.key:
         raise TopologyError(
             f"{where}: the keys are written as {flow.key}, and it does not write them again. Leave out key={key}, or "
@@ -145,7 +154,8 @@ def to_table(
     Raises:
         TopologyError: a serde is missing, or a name is taken or not legal.
     """
-    graph, where = flow.graph, "to_table()"
+    graph = flow.graph
+    where = "to_table()"
     node_name = graph.names.node("KSTREAM-TOTABLE-", name)
     store_name = graph.names.store("KSTREAM-TOTABLE-", name_of(store))
     given = grouped(flow, None, key, value, where).flow
@@ -168,11 +178,13 @@ def to_table(
 def late(taken: Flow, name: str | None) -> Flow:
     """Return the flow of a table's late records (`TableFlow.taken`), unchanged.
 
-    They are `rekeyed`, so windowed operators below read them from a topic of their own, whose stream time does not
-    depend on the key ranges. Here, only the owner of a key knows which of its records are late.
+    They are `rekeyed`, so windowed operators below read them from a topic of their own,
+    whose stream time does not depend on the key ranges. Here, only the owner of a key
+    knows which of its records are late.
 
     Raises:
-        TopologyError: the values were lost in a repartition topic: a count does not need them. Name their serde.
+        TopologyError: the values were lost in a repartition topic: a count does not
+        need them. Name their serde.
     """
     if taken.value == PRESENT:
         raise TopologyError(
@@ -183,7 +195,8 @@ def late(taken: Flow, name: str | None) -> Flow:
 
 
 def merge(left: Flow, right: Flow, name: str | None) -> Flow:
-    """Return both flows merged. A serde that both have stays; keys with two serdes count as changed.
+    """Return both flows merged. A serde that both have stays; keys with two serdes
+    count as changed.
 
     A flow that is merged with itself has each record once, as in Kafka Streams.
 

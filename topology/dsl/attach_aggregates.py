@@ -1,6 +1,8 @@
-"""Attaches aggregations: of streams, with or without windows, of several streams (cogroup), and of tables.
+"""Attaches aggregations: of streams, with or without windows, of several streams
+(cogroup), and of tables.
 
-Invariant: a store has the serdes with which it is written, and keeps windows at least as long as they take records.
+Invariant: a store has the serdes with which it is written, and keeps windows at least
+as long as they take records.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ MEAN = Fold("mean", no_row, with_number, of_both)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The user's options for the resulting table: serde, store, name and retention; None if not given."""
+    """The user's options for the resulting table: serde, store, name and retention;
+    None if not given.
+    """
 
     value: Serde[Any] | None = None
     store: StoreOption = None
@@ -83,7 +87,8 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     """Return the table of a count, reduce or aggregate.
 
     Raises:
-        TopologyError: a serde is missing, a name is taken or not legal, or the retention is too short for the windows.
+        TopologyError: a serde is missing, a name is taken or not legal, or the
+        retention is too short for the windows.
     """
     graph = group.flow.graph
     prefix = "KSTREAM-REDUCE-" if fold.method == "reduce" else "KSTREAM-AGGREGATE-"
@@ -146,11 +151,12 @@ def cogroup(
     fold: Fold,
     kept: Kept,
 ) -> tuple[TableFlow, list[Flow]]:
-    """Return the table of several grouped streams, each with its own aggregator, and the flow that each takes in.
+    """Return the table of several grouped streams, each with its own aggregator, and
+    the flow that each takes in.
 
     Raises:
-        TopologyError: as `aggregate`; or there is no serde for the aggregates, the streams have different key serdes,
-            or are of two builders.
+        TopologyError: as `aggregate`; or there is no serde for the aggregates, the
+            streams have different key serdes, or are of two builders.
     """
     first = parts[0][0].flow
     graph = first.graph
@@ -209,7 +215,8 @@ def group_table(
     value: Serde[Any] | None,
     name: str | None,
 ) -> Grouped:
-    """Return the flow of a table's updates under other keys: pairs of new and old values, to be aggregated.
+    """Return the flow of a table's updates under other keys: pairs of new and old
+    values, to be aggregated.
 
     Raises:
         TopologyError: something else than a serde was given.
@@ -295,7 +302,9 @@ def _spec(
 
 
 def _least_retention_ms(windows: AnyWindows) -> int:
-    """Return how long a window takes records, counted from its start; for sessions, from their end."""
+    """Return how long a window takes records, counted from its start; for sessions,
+    from their end.
+    """
     if isinstance(windows, SessionWindows):
         return windows.gap_ms + windows.grace_ms
     if isinstance(windows, SlidingWindows):

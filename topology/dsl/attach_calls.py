@@ -1,7 +1,8 @@
-"""Attaches asynchronous nodes: `map_values_async` and its variants, and `process_async`.
+"""Attaches asynchronous nodes: `map_values_async` and its variants, and
+`process_async`.
 
-Invariant: above such a node there are only operators without state, up to a source. The call of a record begins before
-its turn, when the state at that turn is still unknown.
+Invariant: above such a node there are only operators without state, up to a source. The
+call of a record begins before its turn, when the state at that turn is still unknown.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def map_batches(
     name: str | None,
     **options: Unpack[BatchOptions],
 ) -> Flow:
-    """Return the flow of the results of a function that takes lists of values; see `async_map`."""
+    """Return the flow of the results of a function that takes lists of values; see
+    `async_map`.
+    """
     checked_async(where, mapper, "values")
     how = batching(where, mapper, **options)
     _check_above(flow, where)
@@ -101,11 +104,12 @@ def process_async(
     name: str | None,
     **options: Unpack[CallOptions],
 ) -> Flow:
-    """Return the flow of the records that the function forwards, with the serdes of its input.
+    """Return the flow of the records that the function forwards, with the serdes of its
+    input.
 
     Raises:
-        TopologyError: an invalid argument, an operator with state above, a change of keys above, or a store whose rows
-            are no single values of keys.
+        TopologyError: an invalid argument, an operator with state above, a change of
+            keys above, or a store whose rows are no single values of keys.
     """
     where = "process_async"
     checked_async(where, function, "record", "context")

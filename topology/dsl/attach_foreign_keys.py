@@ -1,10 +1,11 @@
-"""Attaches a foreign-key join: two topics between the tables, an operator at each end, and the resulting table.
+"""Attaches a foreign-key join: two topics between the tables, an operator at each end,
+and the resulting table.
 
     left -> ask -> (subscriptions) -> answer <- right
     left ... result <- (answers) <- answer          `result` looks up the left table
 
-Invariant: each topic is partitioned like the table at its end: subscriptions like the right table, answers like the
-left one.
+Invariant: each topic is partitioned like the table at its end: subscriptions like the
+right table, answers like the left one.
 Source: Kafka Streams `KTableImpl.doJoinOnForeignKey`.
 """
 
@@ -51,13 +52,15 @@ def join_foreign(
     *,
     is_left: bool,
 ) -> TableFlow:
-    """Return the table of the joiner's results for each left row and the right row that it names.
+    """Return the table of the joiner's results for each left row and the right row that
+    it names.
 
     Raises:
-        TopologyError: the tables are of two builders or windowed, a serde is missing, or not exactly one function of
-            the foreign key is given.
+        TopologyError: the tables are of two builders or windowed, a serde is missing,
+            or not exactly one function of the foreign key is given.
     """
-    method, graph = "left_join" if is_left else "join", left.flow.graph
+    method = "left_join" if is_left else "join"
+    graph = left.flow.graph
     where = f"{method} with {right.flow.node}"
     left.flow.same_graph(right.flow, where)
     if left.is_windowed or right.is_windowed:
@@ -72,11 +75,10 @@ def join_foreign(
             f"{where}: how do the joined values become bytes? Write value=serdes.… there: a join by foreign key may "
             "have to keep them."
         )
-    key, left_value = left.flow.needed("key", where), left.flow.needed("value", where)
-    other_key, right_value = (
-        right.flow.needed("key", where),
-        right.flow.needed("value", where),
-    )
+    key = left.flow.needed("key", where)
+    left_value = left.flow.needed("value", where)
+    other_key = right.flow.needed("key", where)
+    right_value = right.flow.needed("value", where)
     for table in (left, right):
         ask_for_old_values(graph, table.flow.node, force=True)
         materialize(graph, table.flow.node)
@@ -169,7 +171,9 @@ def _name(graph: Graph, name: str | None, part: str) -> str:
 
 
 def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
-    """Send the records of a node through a topic; return the name of the topic's source."""
+    """Send the records of a node through a topic; return the name of the topic's
+    source.
+    """
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(
@@ -178,5 +182,6 @@ def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
     wanted = Repartition(
         flow.node, key, value, False, topic, source="", partitions=None, explicit=True
     )
-    sink, source = graph.names.node("KTABLE-SINK-"), graph.names.node("KTABLE-SOURCE-")
+    sink = graph.names.node("KTABLE-SINK-")
+    source = graph.names.node("KTABLE-SOURCE-")
     return graph.through(flow.node, sink, source, wanted).node

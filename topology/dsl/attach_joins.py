@@ -1,9 +1,11 @@
-"""Attaches joins: of a stream with a table, a stream or a global table, and of two tables.
+"""Attaches joins: of a stream with a table, a stream or a global table, and of two
+tables.
 
-A stream-stream join stores several values with the same timestamp, and records that wait for a match: `values_of` and
-`waiting_of` are their serdes.
+A stream-stream join stores several values with the same timestamp, and records that
+wait for a match: `values_of` and `waiting_of` are their serdes.
 
-Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, with the same bytes.
+Invariant: both sides of a join have equal keys on equal partitions and in equal key
+ranges, with the same bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def joined(
     """Return the join of a stream with a stream, a table or a global table.
 
     Raises:
-        TopologyError: an option belongs to another kind of join, or the join is invalid.
+        TopologyError: an option belongs to another kind of join, or the join is
+        invalid.
     """
     if isinstance(other, Flow):
         if grace is not None:
@@ -131,11 +134,13 @@ def join_table(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return the flow of the joiner's results for each record and the table's row of its key.
+    """Return the flow of the joiner's results for each record and the table's row of
+    its key.
 
     Raises:
-        TopologyError: the joiner takes other arguments, the table is windowed, the sides are of two builders or have
-            different key serdes, or a serde is missing.
+        TopologyError: the joiner takes other arguments, the table is windowed, the
+            sides are of two builders or have different key serdes, or a serde is
+            missing.
     """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f"{method} with {table.flow.node}"
@@ -152,7 +157,8 @@ def join_table(
             "equal keys have different bytes and never meet. Write .select_key(lambda key, value: ..., "
             f"key=serdes.{table.flow.key}) before the join."
         )
-    # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
+    # Equal keys must be equal bytes, so the table's serde is the only one that new keys
+    # can have.
     flow = keyed(
         replace(flow, key=table.flow.key),
         name or flow.node,
@@ -200,10 +206,8 @@ def _held(
             f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of "
             f"{history_ms} ms"
         )
-    key, value = (
-        table.flow.needed("key", where),
-        with_headers(flow.needed("value", where)),
-    )
+    key = table.flow.needed("key", where)
+    value = with_headers(flow.needed("value", where))
     buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
     spec = StoreSpec(
         flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value)
@@ -222,10 +226,12 @@ def join_global(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return the flow of the joiner's results for each record and the row of the key that `on` returns; keys stay.
+    """Return the flow of the joiner's results for each record and the row of the key
+    that `on` returns; keys stay.
 
     Raises:
-        TopologyError: stream and table come from two builders, or a function cannot be called with its arguments.
+        TopologyError: stream and table come from two builders, or a function cannot be
+        called with its arguments.
     """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f'{method} with the global table "{table.topic}"'
@@ -284,10 +290,12 @@ def join_tables(
     *,
     kind: JoinKind,
 ) -> TableFlow:
-    """Return the join of two tables by key. It makes the tables whose rows may lack a match forward old values.
+    """Return the join of two tables by key. It makes the tables whose rows may lack a
+    match forward old values.
 
     Raises:
-        TopologyError: the tables are of two builders or have different keys, or a store has no serde for its values.
+        TopologyError: the tables are of two builders or have different keys, or a store
+        has no serde for its values.
     """
     method = "join" if kind == "inner" else f"{kind}_join"
     where = f"{method} with {right.flow.node}"
@@ -364,8 +372,9 @@ def join_streams(
     """Return the join of two streams.
 
     Raises:
-        TopologyError: the joiner takes other arguments, there are no windows, the streams are of two builders or have
-            different key serdes, or a serde is missing.
+        TopologyError: the joiner takes other arguments, there are no windows, the
+            streams are of two builders or have different key serdes, or a serde is
+            missing.
     """
     method = _method(kind, with_key=with_key)
     where = f"{method} with {right.node}"
@@ -382,7 +391,8 @@ def join_streams(
     elif not isinstance(right.key, Serde):
         right = replace(right, key=left.key)
     check_same_keys(left, right, where)
-    graph, names = left.graph, left.graph.names
+    graph = left.graph
+    names = left.graph.names
     left_topic, right_topic = (
         f"{name}-{side}" if name else flow.node
         for side, flow in (("left", left), ("right", right))
@@ -429,11 +439,13 @@ def _join_stores(
     kind: JoinKind,
     where: str,
 ) -> tuple[StoreSpec, ...]:
-    """Return the stores of a join: one for each side and, if records may wait for a match, one for those that wait.
+    """Return the stores of a join: one for each side and, if records may wait for a
+    match, one for those that wait.
 
     Source: the names are those of Kafka Streams.
     """
-    outer_left, outer_right = kind == "outer", kind != "inner"
+    outer_left = kind == "outer"
+    outer_right = kind != "inner"
     suffixes = (
         "-outer-this-join" if outer_left else "-this-join",
         "-outer-other-join" if outer_right else "-other-join",
@@ -443,11 +455,10 @@ def _join_stores(
         if store is None
         else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
     )
-    key, values = (
-        left.needed("key", where),
-        (left.needed("value", where), right.needed("value", where)),
-    )
-    # The store must keep a row for as long as the join may look it up; the join itself checks the exact limit.
+    key = left.needed("key", where)
+    values = (left.needed("value", where), right.needed("value", where))
+    # The store must keep a row for as long as the join may look it up; the join itself
+    # checks the exact limit.
     window = StoreSpec(
         "",
         "window",
@@ -486,7 +497,8 @@ def check_same_keys(left: Flow, right: Flow, where: str) -> None:
     """Check that both sides have the same key serde.
 
     Raises:
-        TopologyError: they do not, so equal keys would have different bytes and never match.
+        TopologyError: they do not, so equal keys would have different bytes and never
+        match.
     """
     if left.key != right.key:
         raise TopologyError(
@@ -501,7 +513,9 @@ _WAITING = Struct(">qBi")
 
 @cache
 def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
-    """Return the serde of a list of values: each value after its length (4 bytes big-endian)."""
+    """Return the serde of a list of values: each value after its length (4 bytes
+    big-endian).
+    """
 
     def encode(values: list[Any]) -> bytes:
         written = [inner.encode(value) for value in values]
@@ -510,7 +524,8 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
         )
 
     def decode(data: bytes) -> list[Any]:
-        values, at = [], 0
+        values = []
+        at = 0
         while at < len(data):
             (length,) = _LENGTH.unpack_from(data, at)
             at += _LENGTH.size
@@ -543,7 +558,8 @@ def waiting_of(
         )
 
     def decode(data: bytes) -> list[tuple[int, int, Any]]:
-        rows, position = [], 0
+        rows = []
+        position = 0
         while position < len(data):
             at, side, length = _WAITING.unpack_from(data, position)
             position += _WAITING.size

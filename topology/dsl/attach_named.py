@@ -1,9 +1,10 @@
-"""Attaches nodes by name, for the low-level `TopologyBuilder`. They are the same nodes as those of the DSL.
+"""Attaches nodes by name, for the low-level `TopologyBuilder`. They are the same nodes
+as those of the DSL.
 
-Invariant: the parents of a node are attached before it, so a graph has no cycle. A store has one specification for all
-its users.
-Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; if a store
-would not be partitioned like its records, attaching its processor is an error.
+Invariant: the parents of a node are attached before it, so a graph has no cycle. A
+store has one specification for all its users. Turned down: repartitioning after a
+change of keys. As in Kafka Streams, the low-level API adds no topics; if a store would
+not be partitioned like its records, attaching its processor is an error.
 """
 
 from __future__ import annotations
@@ -103,11 +104,13 @@ def processor(
     """Attach a processor.
 
     Raises:
-        TopologyError: the name is taken, a parent forwards no records, an element of `stores` is no store, `by_key` is
-            missing, or it is True and a record's key may differ from that of its topic.
+        TopologyError: the name is taken, a parent forwards no records, an element of
+            `stores` is no store, `by_key` is missing, or it is True and a record's key
+            may differ from that of its topic.
     """
     where = f'add_processor("{name}")'
-    function, by_key = checked(where, supplier), by_key_of(by_key, where)
+    function = checked(where, supplier)
+    by_key = by_key_of(by_key, where)
     _check_parents(graph, parents, where)
     keys = keys_as_read(graph.nodes.values())
     key = common_key(keys[parent] for parent in parents)
@@ -148,8 +151,8 @@ def sink(
     """Attach a sink.
 
     Raises:
-        TopologyError: the name is taken, a parent forwards no records, a serde is missing, or the topic's name is not
-            legal.
+        TopologyError: the name is taken, a parent forwards no records, a serde is
+            missing, or the topic's name is not legal.
     """
     where = f'add_sink("{name}")'
     _check_parents(graph, parents, where)
@@ -167,7 +170,8 @@ def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> 
     """Add a store, for these processors and those that are connected later.
 
     Raises:
-        TopologyError: it is not a store, its name is taken, or a name is not that of a processor.
+        TopologyError: it is not a store, its name is taken, or a name is not that of a
+        processor.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(
@@ -206,11 +210,12 @@ def global_store(
     key: AnySerde,
     value: AnySerde,
 ) -> None:
-    """Add a store of which every instance has all rows: a topic's, or those that a processor makes of its records.
+    """Add a store of which every instance has all rows: a topic's, or those that a
+    processor makes of its records.
 
     Raises:
-        TopologyError: it is not a plain key-value store, its name is taken, or only one of processor and supplier is
-            given.
+        TopologyError: it is not a plain key-value store, its name is taken, or only one
+            of processor and supplier is given.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(

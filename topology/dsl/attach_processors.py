@@ -26,11 +26,12 @@ def process(
     by_key: bool | None,
     fixed_key: bool = False,
 ) -> Flow:
-    """Return the flow of the records that a processor forwards, with the serdes of its input.
+    """Return the flow of the records that a processor forwards, with the serdes of its
+    input.
 
     Raises:
-        TopologyError: the supplier is not a function, something else than stores, a store's name is taken, `by_key` is
-            missing, or True after a change of keys.
+        TopologyError: the supplier is not a function, something else than stores, a
+            store's name is taken, `by_key` is missing, or True after a change of keys.
     """
     method = "process_values" if fixed_key else "process"
     by_key = by_key_of(by_key, f"{method}()")
@@ -61,8 +62,8 @@ def process(
 def by_key_of(by_key: bool | None, where: str) -> bool:
     """Return `by_key`.
 
-    It has no default: a wrong False would silently lose the sharing of partitions, and a wrong True the results of a
-    processor that looks at several keys.
+    It has no default: a wrong False would silently lose the sharing of partitions, and
+    a wrong True the results of a processor that looks at several keys.
 
     Raises:
         TopologyError: it is missing.
@@ -79,7 +80,8 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
 def using(
     graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], where: str
 ) -> AnyProcessing:
-    """Return the processor with these stores added: its own, and by name those of others.
+    """Return the processor with these stores added: its own, and by name those of
+    others.
 
     Raises:
         TopologyError: something else than stores, or a store's name is taken.
@@ -110,7 +112,8 @@ def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
     """Check that `stores=` is a list.
 
     Raises:
-        TopologyError: it is not, but for example a single name, or a set, which has another order in each process.
+        TopologyError: it is not, but for example a single name, or a set, which has
+        another order in each process.
     """
     if isinstance(stores, str) or not isinstance(stores, Sequence):
         raise TopologyError(
@@ -119,7 +122,9 @@ def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
-    """Reserve the name of a store, unless this very store is already added or belongs to another processor."""
+    """Reserve the name of a store, unless this very store is already added or belongs
+    to another processor.
+    """
     known = [
         *graph.added_stores.values(),
         *(

@@ -1,17 +1,21 @@
-"""Attaches views of a table (filtered, mapped, suppressed), and decides which tables forward the old value.
+"""Attaches views of a table (filtered, mapped, suppressed), and decides which tables
+forward the old value.
 
-A view has no store unless `store=` names one: look-ups compute its rows from those of its parent.
+A view has no store unless `store=` names one: look-ups compute its rows from those of
+its parent.
 
-An old value costs a look-up, or a store if there is none, so a table forwards it only if an operator below needs it:
-an aggregation of a table (it subtracts the old row), a left or outer join, or a filter (neither of these forwards a
-deletion of a row that it never forwarded). A filter asks for old values only if the table upstream has a store when the
-filter is attached.
+An old value costs a look-up, or a store if there is none, so a table forwards it only
+if an operator below needs it: an aggregation of a table (it subtracts the old row), a
+left or outer join, or a filter (neither of these forwards a deletion of a row that it
+never forwarded). A filter asks for old values only if the table upstream has a store
+when the filter is attached.
 
-Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores upstream of
-them exist.
-Invariant: the window of a row, and when it closes, are those of the aggregation upstream; views do not change them.
-Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`, `KTableSource`, `KTableFilter`,
-`KTableKTableAbstractJoin`.
+Invariant: a node that forwards old values gets them from each parent it needs them
+from, and the stores upstream of them exist.
+Invariant: the window of a row, and when it closes, are those of the aggregation
+upstream; views do not change them.
+Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`,
+`KTableSource`, `KTableFilter`, `KTableKTableAbstractJoin`.
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ def filter_rows(
     Raises:
         TopologyError: a name is taken or not legal, or a store's serde is missing.
     """
-    graph, above = table.flow.graph, table.flow.node
+    graph = table.flow.graph
+    above = table.flow.node
     made = _attached(
         table,
         "KTABLE-FILTER-",
@@ -139,13 +144,15 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
     """Return the table with its updates held back.
 
     Raises:
-        TopologyError: the table has no windows that could close, a serde is missing, or a name is taken or not legal.
+        TopologyError: the table has no windows that could close, a serde is missing, or
+        a name is taken or not legal.
     """
     if not isinstance(until, Suppressed):
         raise TopologyError(
             f"suppress() takes until_window_closes() or until_time_limit(...), not {until!r}"
         )
-    graph, where = table.flow.graph, f"suppress of {table.flow.node}"
+    graph = table.flow.graph
+    where = f"suppress of {table.flow.node}"
     windows = _windows(graph, table.flow.node) if until.wait_ms is None else None
     if until.wait_ms is None and windows is None:
         raise TopologyError(
@@ -156,10 +163,8 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
     store_name = graph.names.store(
         "KTABLE-SUPPRESS-", None if name is None else f"{name}-store"
     )
-    key, value = (
-        table.flow.needed("key", where, where),
-        table.flow.needed("value", where, "the operator before it"),
-    )
+    key = table.flow.needed("key", where, where)
+    value = table.flow.needed("value", where, "the operator before it")
     suffix = {"window": 8, "session": 16}.get(table.store.kind, 0)
     buffer = StoreSpec(
         store_name, "buffer", table.store.key, held, row_key=key, suffix_bytes=suffix
@@ -177,8 +182,8 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
         value=value,
         end_of=None if windows is None else _end_of(windows),
     )
-    # As in Kafka Streams, a suppression needs the old value: so a filter upstream forwards no deletion of a row that it
-    # never forwarded.
+    # As in Kafka Streams, a suppression needs the old value: so a filter upstream
+    # forwards no deletion of a row that it never forwarded.
     ask_for_old_values(graph, table.flow.node, force=True)
     graph.needed_stores.add(store_name)
     graph.attach(node)
@@ -186,8 +191,8 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
 
 
 def _windows(graph: Graph, name: str) -> AnyWindows | None:
-    """Return the windows of the aggregation at the root of a table, of several those that close last; None if there are
-    none.
+    """Return the windows of the aggregation at the root of a table, of several those
+    that close last; None if there are none.
 
     Source: Kafka Streams `GraphGraceSearchUtil`.
     """
@@ -212,14 +217,18 @@ def _wait_ms(windows: AnyWindows) -> int:
 
 
 def _end_of(windows: AnyWindows) -> Callable[[bytes], int]:
-    """Return the function that gives the end of a window, from the bytes of a row's key."""
+    """Return the function that gives the end of a window, from the bytes of a row's
+    key.
+    """
     if isinstance(windows, SessionWindows):
         return lambda key: int.from_bytes(key[-16:-8], "big", signed=True)
     return lambda key: windows.end(int.from_bytes(key[-8:], "big", signed=True))
 
 
 def materialize(graph: Graph, name: str) -> None:
-    """Make the rows of a table available to look-ups: mark the stores at its roots as needed."""
+    """Make the rows of a table available to look-ups: mark the stores at its roots as
+    needed.
+    """
     node = graph.nodes[name]
     if isinstance(node, TableSource):
         assert node.store is not None  # until the graph is cut
@@ -259,7 +268,9 @@ def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
 
 
 def _looks_through(node: Node) -> bool:
-    """Return whether the node has no store, so that its rows are computed from those of its parents."""
+    """Return whether the node has no store, so that its rows are computed from those of
+    its parents.
+    """
     return (
         isinstance(node, Filter | MapValues | TableTableJoin)
         and getattr(node, "store", None) is None

@@ -1,4 +1,6 @@
-"""`BranchedKStream`: a stream that is split. Each record goes only to the first branch whose predicate is true."""
+"""`BranchedKStream`: a stream that is split. Each record goes only to the first branch
+whose predicate is true.
+"""
 
 from __future__ import annotations
 
@@ -25,35 +27,42 @@ V = TypeVar("V")
 class BranchedKStream(Generic[K, V]):
     """A stream with the branches added so far, made by `KStream.split`.
 
-    `default_branch` or `no_default_branch` ends the split and returns the streams. A branch without `name=` is called
-    "1", "2", ...; the default one "0".
+    `default_branch` or `no_default_branch` ends the split and returns the streams. A
+    branch without `name=` is called "1", "2", ...; the default one "0".
     """
 
     __slots__ = ("_flow", "_name", "_names", "_predicates")
 
     def __init__(self, flow: Flow, name: str | None) -> None:
-        self._flow, self._name = flow, name
+        self._flow = flow
+        self._name = name
         self._names: list[str] = []
         self._predicates: list[Function] = []
 
     def branch(
         self, predicate: Callable[[K, V], bool], *, name: str | None = None
     ) -> BranchedKStream[K, V]:
-        """Add a branch for the records for which `predicate(key, value)` is true and no earlier predicate is."""
+        """Add a branch for the records for which `predicate(key, value)` is true and no
+        earlier predicate is.
+        """
         self._predicates.append(checked("branch", predicate, "key", "value"))
         self._add(name or str(len(self._predicates)))
         return self
 
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream[K, V]]:
-        """Return the branches by name, with one more for the records for which no predicate is true."""
+        """Return the branches by name, with one more for the records for which no
+        predicate is true.
+        """
         self._add(name or "0")
         return self._split()
 
     def no_default_branch(self) -> dict[str, KStream[K, V]]:
-        """Return the branches by name. A record for which no predicate is true is dropped.
+        """Return the branches by name. A record for which no predicate is true is
+        dropped.
 
         Raises:
-            TopologyError: there is no branch; call `branch(predicate, name=...)` before.
+            TopologyError: there is no branch; call `branch(predicate, name=...)`
+            before.
         """
         if not self._predicates:
             raise TopologyError(

@@ -1,8 +1,9 @@
-"""`StreamsBuilder`: the start of a program. Read sources, call operators on them, and `build()` the topology.
+"""`StreamsBuilder`: the start of a program. Read sources, call operators on them, and
+`build()` the topology.
 
-Invariant: the builder contacts no broker. An error that shows without one raises at the wrong line, at the latest in
-`build()`.
-Turned down: refusing a program that writes to a topic it reads (the loop may be intended), and default serdes.
+Invariant: the builder contacts no broker. An error that shows without one raises at the
+wrong line, at the latest in `build()`. Turned down: refusing a program that writes to a
+topic it reads (the loop may be intended), and default serdes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ V = TypeVar("V")
 
 
 class StreamsBuilder(OtherNames):
-    """Builds one topology. `application_id` is the consumer group and the prefix of every internal topic."""
+    """Builds one topology. `application_id` is the consumer group and the prefix of
+    every internal topic.
+    """
 
     _written = BUILDER
 
@@ -57,18 +60,23 @@ class StreamsBuilder(OtherNames):
         reset: OffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
-        """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole, as a stream.
+        """Read one topic, several with the same serdes, or all that match
+        `re.compile(…)` as a whole, as a stream.
 
-        Matching topics that are created while the application runs are read, too (`metadata.max.age.ms`). Internal
-        topics never match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative
-        number drops the record. `idle_advance`: when a partition has been silent for so long, its stream time advances
-        with the clock, and windows close. To that end the application writes time marks to the topic, which other
-        readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own. It
-        holds up to the next repartition topic, which needs one of its own for windows behind it.
-        `order="none"`: records may be processed in any order, so a share group deals them to all threads of all
-        instances, however few partitions there are. Up to a topic, only operators without state can follow.
-        `reset`: where a partition of which the group has no position is begun: "earliest", "latest", a timedelta before
-        now, or "by_duration:PT1H"; without it, where `auto.offset.reset` says.
+        Matching topics that are created while the application runs are read, too
+        (`metadata.max.age.ms`). Internal topics never match. `timestamp(record)`
+        returns the event time of a record in milliseconds; None or a negative number
+        drops the record. `idle_advance`: when a partition has been silent for so long,
+        its stream time advances with the clock, and windows close. To that end the
+        application writes time marks to the topic, which other readers see as records
+        without key and value; `repartition(idle_advance=)` writes them to a topic of
+        its own. It holds up to the next repartition topic, which needs one of its own
+        for windows behind it. `order="none"`: records may be processed in any order, so
+        a share group deals them to all threads of all instances, however few partitions
+        there are. Up to a topic, only operators without state can follow. `reset`:
+        where a partition of which the group has no position is begun: "earliest",
+        "latest", a timedelta before now, or "by_duration:PT1H"; without it, where
+        `auto.offset.reset` says.
         """
         if not isinstance(topic, Pattern | Sequence):
             raise TopologyError(
@@ -100,11 +108,13 @@ class StreamsBuilder(OtherNames):
         reset: OffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Read a topic as a table: the latest value of each key; a null value deletes the row.
+        """Read a topic as a table: the latest value of each key; a null value deletes
+        the row.
 
-        `store=` materialises the table under that name, for queries. With `history=` the table is versioned: "latest"
-        is by timestamp, a stream record is joined with the row as of the record's timestamp, and versions are kept for
-        that long (in stream time). `reset` as of `stream`: rows from before it are not in the table.
+        `store=` materialises the table under that name, for queries. With `history=`
+        the table is versioned: "latest" is by timestamp, a stream record is joined with
+        the row as of the record's timestamp, and versions are kept for that long (in
+        stream time). `reset` as of `stream`: rows from before it are not in the table.
         """
         store_name = self._graph.names.store(
             f"{check_name(topic, 'the topic')}-", name_of(store)
@@ -137,10 +147,11 @@ class StreamsBuilder(OtherNames):
     def global_table(
         self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None
     ) -> GlobalKTable[K, V]:
-        """Read a topic as a table of which every instance has all rows. `store=` names its store.
+        """Read a topic as a table of which every instance has all rows. `store=` names
+        its store.
 
-        The table is complete before the first record is processed. Its updates have no order with the records of
-        streams.
+        The table is complete before the first record is processed. Its updates have no
+        order with the records of streams.
         """
         described("global_table", (topic,), key, value)
         return GlobalKTable(

@@ -1,4 +1,6 @@
-"""`CogroupedKStream`: several grouped streams, each with its own aggregator, to be aggregated into one table."""
+"""`CogroupedKStream`: several grouped streams, each with its own aggregator, to be
+aggregated into one table.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ A = TypeVar("A")
 
 
 class CogroupedKStream(Generic[K, A]):
-    """Grouped streams with the same keys; a record of any of them updates the aggregate of its key."""
+    """Grouped streams with the same keys; a record of any of them updates the aggregate
+    of its key.
+    """
 
     __slots__ = ("_parts",)
 
@@ -44,7 +48,9 @@ class CogroupedKStream(Generic[K, A]):
     def cogroup(
         self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]
     ) -> CogroupedKStream[K, A]:
-        """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
+        """Add another grouped stream, with its aggregator: `aggregator(key, value,
+        aggregate)`.
+        """
         from coopstreams.topology.dsl.grouped import KGroupedStream
 
         if not isinstance(group, KGroupedStream):
@@ -70,7 +76,9 @@ class CogroupedKStream(Generic[K, A]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key of all streams, starting from `initializer()`. None deletes the row."""
+        """Fold the values of each key of all streams, starting from `initializer()`.
+        None deletes the row.
+        """
         fold = Fold("aggregate", checked("aggregate", initializer))
         return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
 
@@ -100,16 +108,19 @@ class _WindowedCogroupedKStream(Generic[K, A]):
     def __init__(
         self, parts: list[tuple[Grouped, Function]], windows: AnyWindows
     ) -> None:
-        self._parts, self._windows = parts, windows
+        self._parts = parts
+        self._windows = windows
         self._taken: list[Flow] = []
 
     def late(
         self, group: KGroupedStream[K, V], *, name: str | None = None
     ) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that are late for all of their windows.
+        """Return the records of one of the grouped streams that are late for all of
+        their windows.
 
         Raises:
-            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
+            TopologyError: `aggregate` was not called yet, or the stream is not part of
+            this cogroup.
         """
         numbers = [
             number
@@ -142,7 +153,8 @@ class TimeWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window of all streams, starting from `initializer()`.
+        """Fold the values of each key and window of all streams, starting from
+        `initializer()`.
 
         None deletes the row.
         """
@@ -165,7 +177,9 @@ class SessionWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and session of all streams; merged sessions become `merger(key, one, other)`."""
+        """Fold the values of each key and session of all streams; merged sessions
+        become `merger(key, one, other)`.
+        """
         fold = Fold(
             "aggregate",
             checked("aggregate", initializer),

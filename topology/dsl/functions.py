@@ -1,8 +1,9 @@
-"""Checks of user functions while the topology is built: whether they take the arguments they will be called with.
+"""Checks of user functions while the topology is built: whether they take the arguments
+they will be called with.
 
-Invariant: a function that passes takes its arguments; its result is not checked.
-Turned down: finding out at the first record (the program is running by then, and the error names a task instead of a
-line).
+Invariant: a function that passes takes its arguments; its result is not checked. Turned
+down: finding out at the first record (the program is running by then, and the error
+names a task instead of a line).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def checked(where: str, function: F, *arguments: str) -> F:
     """Return the function if it can be called with these positional arguments.
 
     Raises:
-        TopologyError: not callable, takes other arguments, or is a coroutine function; names the operator and the line.
+        TopologyError: not callable, takes other arguments, or is a coroutine function;
+        names the operator and the line.
     """
     if is_coroutine_function(function):
         raise TopologyError(
@@ -33,11 +35,12 @@ def checked(where: str, function: F, *arguments: str) -> F:
 
 
 def checked_async(where: str, function: F, *arguments: str) -> F:
-    """Return the function, which may be a coroutine function, if it can be called with these positional arguments.
+    """Return the function, which may be a coroutine function, if it can be called with
+    these positional arguments.
 
     Raises:
-        TopologyError: not callable, takes other arguments, or is an asynchronous generator; names the operator and the
-            line.
+        TopologyError: not callable, takes other arguments, or is an asynchronous
+            generator; names the operator and the line.
     """
     called = _calls(where, arguments)
     if not callable(function):
@@ -66,7 +69,9 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature. Annotations are not evaluated: they may name what only type checkers import."""
+    """Return the signature. Annotations are not evaluated: they may name what only type
+    checkers import.
+    """
     if sys.version_info >= (3, 14):
         from annotationlib import Format
 

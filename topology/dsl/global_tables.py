@@ -1,7 +1,9 @@
-"""`GlobalKTable`: a table of which every instance has all rows, so that a stream can look up any key.
+"""`GlobalKTable`: a table of which every instance has all rows, so that a stream can
+look up any key.
 
-Its topic is not an input of tasks: every instance reads all of it before the first task starts, and follows it from
-then on. So it does not advance stream time, has no changelog of its own, and may have any partition count.
+Its topic is not an input of tasks: every instance reads all of it before the first task
+starts, and follows it from then on. So it does not advance stream time, has no
+changelog of its own, and may have any partition count.
 
 Invariant: only the thread that reads its topic changes it; operators only look it up.
 """
@@ -20,12 +22,15 @@ V = TypeVar("V")
 
 
 class GlobalKTable(Generic[K, V]):
-    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams join it by any key."""
+    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams
+    join it by any key.
+    """
 
     __slots__ = ("_graph", "_table")
 
     def __init__(self, graph: Graph, table: GlobalTable) -> None:
-        self._graph, self._table = graph, table
+        self._graph = graph
+        self._table = table
 
 
 def global_table(

@@ -42,8 +42,8 @@ A = TypeVar("A")
 class KGroupedStream(OtherNames, Generic[K, V]):
     """A stream grouped by key.
 
-    `store=` names the store of the resulting table, its changelog, and the repartition topic if one is needed. Records
-    without a key or a value are dropped.
+    `store=` names the store of the resulting table, its changelog, and the repartition
+    topic if one is needed. Records without a key or a value are dropped.
     """
 
     __slots__ = ("_group",)
@@ -67,7 +67,9 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, float]:
-        """Return the mean of the numbers of each key, as `serdes.float64`. The store has their totals and counts."""
+        """Return the mean of the numbers of each key, as `serdes.float64`. The store
+        has their totals and counts.
+        """
         return means(aggregate(self._group, MEAN, Kept(totals, store, name)), name)
 
     def reduce(
@@ -78,7 +80,9 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Combine the values of each key: the first value, then `reducer(aggregate, value)`. None deletes the row."""
+        """Combine the values of each key: the first value, then `reducer(aggregate,
+        value)`. None deletes the row.
+        """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(
             aggregate(
@@ -95,7 +99,8 @@ class KGroupedStream(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+        """Fold the values of each key: `aggregator(key, value, aggregate)`, starting
+        from `initializer()`.
 
         None deletes the row.
         """
@@ -139,9 +144,11 @@ class KGroupedStream(OtherNames, Generic[K, V]):
 class KGroupedTable(OtherNames, Generic[K, V]):
     """A table grouped by new keys.
 
-    When a row changes, its old value is subtracted from its group and the new one added.
+    When a row changes, its old value is subtracted from its group and the new one
+    added.
 
-    `store=` names the store of the resulting table, its changelog, and the repartition topic.
+    `store=` names the store of the resulting table, its changelog, and the repartition
+    topic.
     """
 
     __slots__ = ("_group",)
@@ -168,7 +175,8 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`.
+        """Combine the values of each group: `adder(aggregate, value)`,
+        `subtractor(aggregate, old_value)`.
 
         None deletes the row.
         """
@@ -191,7 +199,8 @@ class KGroupedTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`.
+        """Fold the values of each group: `adder(key, value, aggregate)`,
+        `subtractor(key, old_value, aggregate)`.
 
         The fold starts from `initializer()`. None deletes the row.
         """

@@ -1,4 +1,6 @@
-"""`KStream`: a stream of records. Each operator is a method that attaches a node and returns its flow."""
+"""`KStream`: a stream of records. Each operator is a method that attaches a node and
+returns its flow.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,14 @@ V2 = TypeVar("V2")
 class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     """A stream of records with keys K and values V.
 
-    `key=` and `value=` name the serde of new keys or values; keys or values that stay the same keep their serde.
-    `name=` names the node, and the repartition topic if the operator needs one. Keys may be None; keyed operators drop
-    such records.
+    `key=` and `value=` name the serde of new keys or values; keys or values that stay
+    the same keep their serde. `name=` names the node, and the repartition topic if the
+    operator needs one. Keys may be None; keyed operators drop such records.
 
     Raises (each operator, while the topology is built):
-        TopologyError: the function cannot be called with the operator's arguments, the name is taken or not legal, or a
-            serde is unknown where bytes are made. The message names the operator and the cure.
+        TopologyError: the function cannot be called with the operator's arguments, the
+            name is taken or not legal, or a serde is unknown where bytes are made. The
+            message names the operator and the cure.
     """
 
     __slots__ = ()
@@ -99,7 +102,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
-        """Replace each record by the pairs that `mapper(key, value)` returns, any number of them."""
+        """Replace each record by the pairs that `mapper(key, value)` returns, any
+        number of them.
+        """
         flow = self._flow.then(
             "KSTREAM-FLATMAP-",
             name,
@@ -184,7 +189,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         key: Serde[K2] | None = None,
         name: str | None = None,
     ) -> KStream[K2, V]:
-        """Replace each key by `mapper(key, value)`. The next keyed operator repartitions the records."""
+        """Replace each key by `mapper(key, value)`. The next keyed operator
+        repartitions the records.
+        """
         make = partial(SelectKey, mapper=checked("select_key", mapper, "key", "value"))
         return KStream(
             self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
@@ -195,7 +202,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     def peek(
         self, action: Callable[[K, V], object], *, name: str | None = None
     ) -> KStream[K, V]:
-        """Call `action(key, value)` for each record and pass it on. The action must not change key or value."""
+        """Call `action(key, value)` for each record and pass it on. The action must not
+        change key or value.
+        """
         return KStream(
             self._flow.then(
                 "KSTREAM-PEEK-",
@@ -223,7 +232,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     ) -> None:
         """Write a line `[label]: key, value` for each record.
 
-        `to`: an object with `write`; the path of a file, to which lines are appended; None: standard output.
+        `to`: an object with `write`; the path of a file, to which lines are appended;
+        None: standard output.
         """
         self._flow.then(
             "KSTREAM-PRINTER-",
@@ -234,7 +244,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     def split(self, *, name: str | None = None) -> BranchedKStream[K, V]:
         """Begin to split the records into branches.
 
-        Example: `.split().branch(predicate, name="small").default_branch(name="large")["small"]`.
+        Example: `.split().branch(predicate,
+        name="small").default_branch(name="large")["small"]`.
         """
         return BranchedKStream(self._flow, name)
 
@@ -261,11 +272,13 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         partitioner: Partitioner[K, V] | None = None,
         idle_advance: Duration | None = None,
     ) -> KStream[K, V]:
-        """Send the records through a repartition topic `<application>-<name>-repartition`.
+        """Send the records through a repartition topic
+        `<application>-<name>-repartition`.
 
-        It has `partitions`, or as many as needed. `partitioner(topic, key, value, partitions)` chooses the partition,
-        as in `to`. Then equal keys may be on several partitions, so aggregations, joins and tables below repartition
-        the records by their keys. `idle_advance`: as of `StreamsBuilder.stream`.
+        It has `partitions`, or as many as needed. `partitioner(topic, key, value,
+        partitions)` chooses the partition, as in `to`. Then equal keys may be on
+        several partitions, so aggregations, joins and tables below repartition the
+        records by their keys. `idle_advance`: as of `StreamsBuilder.stream`.
         """
         return KStream(
             repartition(
@@ -280,7 +293,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         value: Serde[V] | None = None,
         name: str | None = None,
     ) -> KGroupedStream[K, V]:
-        """Group the records by key. `name=` names the repartition topic, which is needed if the key has changed."""
+        """Group the records by key. `name=` names the repartition topic, which is
+        needed if the key has changed.
+        """
         return KGroupedStream(
             attach.grouped(self._flow, name, key, value, "group_by_key()")
         )
@@ -293,7 +308,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         value: Serde[V] | None = None,
         name: str | None = None,
     ) -> KGroupedStream[K2, V]:
-        """Group the records by `mapper(key, value)`, through a repartition topic. A None key drops the record."""
+        """Group the records by `mapper(key, value)`, through a repartition topic. A
+        None key drops the record.
+        """
         make = partial(SelectKey, mapper=checked("group_by", mapper, "key", "value"))
         flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(
             key, "group_by"
@@ -310,12 +327,16 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
-        """Give the records to a processor, which `supplier()` makes for each task; return the records that it forwards.
+        """Give the records to a processor, which `supplier()` makes for each task;
+        return the records that it forwards.
 
-        `stores`: the processor's own, and the names of stores of tables and of other processors. `by_key` is required.
-        True: the processor treats each key on its own (state under the record's key, none shared by several keys), so
-        key ranges can be tasks. False: it may look at several keys, so each partition is one task. Records are not
-        repartitioned: after a change of keys, call `repartition()` first if equal keys must meet.
+        `stores`: the processor's own, and the names of stores of tables and of other
+        processors. `by_key` is required.
+        True: the processor treats each key on its own (state under the record's key,
+        none shared by several keys), so key ranges can be tasks. False: it may look at
+        several keys, so each partition is one task. Records are not
+        repartitioned: after a change of keys, call `repartition()` first if equal keys
+        must meet.
 
         Raises:
             TopologyError: `by_key` is missing, or True after a change of keys.
@@ -335,7 +356,9 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Give the records to a processor that keeps their keys, so that no repartition follows. See `process`."""
+        """Give the records to a processor that keeps their keys, so that no repartition
+        follows. See `process`.
+        """
         flow = process(
             self._flow, supplier, stores, name, by_key=by_key, fixed_key=True
         )
@@ -349,7 +372,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Return the table whose updates are the records: the latest value of each key; a null value deletes the row.
+        """Return the table whose updates are the records: the latest value of each key;
+        a null value deletes the row.
 
         `store=` materialises the table under that name.
         """
@@ -364,11 +388,13 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         partitioner: Partitioner[K, V] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write the records to a topic. `topic(key, value)` chooses the topic of each record.
+        """Write the records to a topic. `topic(key, value)` chooses the topic of each
+        record.
 
-        Without `key=` and `value=`, the known serdes are used. `partitioner(topic, key, value, partitions)` chooses the
-        partition, from 0 to partitions - 1, or several, or `[]` to drop the record. Without it, the key decides, as in
-        the Java producer.
+        Without `key=` and `value=`, the known serdes are used. `partitioner(topic, key,
+        value, partitions)` chooses the partition, from 0 to partitions - 1, or several,
+        or `[]` to drop the record. Without it, the key decides, as in the Java
+        producer.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)
 
@@ -381,10 +407,12 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         value: Serde[V] | None = None,
         partitions: int | None = None,
     ) -> None:
-        """Apply each record exactly once to an external sink, such as a table of a database (`PostgresSink`).
+        """Apply each record exactly once to an external sink, such as a table of a
+        database (`PostgresSink`).
 
-        The records go through a topic `<application>-<name>-repartition`, with `partitions` partitions, or as many as
-        the largest topic above. Each partition is applied by one task, in its order. The sink keeps its positions under
-        `name`: another name starts from the beginning.
+        The records go through a topic `<application>-<name>-repartition`, with
+        `partitions` partitions, or as many as the largest topic above. Each partition
+        is applied by one task, in its order. The sink keeps its positions under `name`:
+        another name starts from the beginning.
         """
         applied(self._flow, sink, name, key, value, partitions)

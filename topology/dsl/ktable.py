@@ -1,6 +1,7 @@
 """`KTable`: the latest value of each key.
 
-Its views (`filter`, `map_values`) have no store: a look-up applies them to the rows of the store upstream.
+Its views (`filter`, `map_values`) have no store: a look-up applies them to the rows of
+the store upstream.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ VO = TypeVar("VO")
 
 
 class KTable(OtherNames, Generic[K, V]):
-    """A table with keys K and values V, made by `StreamsBuilder.table` or by an aggregation.
+    """A table with keys K and values V, made by `StreamsBuilder.table` or by an
+    aggregation.
 
     Raises (each operator, while the topology is built):
         TopologyError: as an operator of `KStream`; or two stores have one name.
@@ -57,7 +59,8 @@ class KTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is true, and delete the others from the view.
+        """Keep the rows for which `predicate(key, value)` is true, and delete the
+        others from the view.
 
         `store=` materialises the view under that name.
         """
@@ -78,7 +81,8 @@ class KTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is false, and delete the others from the view.
+        """Keep the rows for which `predicate(key, value)` is false, and delete the
+        others from the view.
 
         `store=` materialises the view under that name.
         """
@@ -171,11 +175,12 @@ class KTable(OtherNames, Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join the rows of two tables by key: `joiner(value, other_value)`. Either table's updates update the result.
+        """Join the rows of two tables by key: `joiner(value, other_value)`. Either
+        table's updates update the result.
 
-        A row exists while both tables have one. If the joiner returns None, the row is deleted. With
-        `foreign_key=(value)` or `foreign_key_with_key=(key, value)`, each row is joined with the row of the other table
-        that it names.
+        A row exists while both tables have one. If the joiner returns None, the row is
+        deleted. With `foreign_key=(value)` or `foreign_key_with_key=(key, value)`, each
+        row is joined with the row of the other table that it names.
 
         `store=` materialises the result under that name, for queries.
         """
@@ -232,7 +237,9 @@ class KTable(OtherNames, Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
-        """Join the rows of both tables, with None for a missing one. A row exists while either table has one."""
+        """Join the rows of both tables, with None for a missing one. A row exists while
+        either table has one.
+        """
         return KTable(
             join_tables(
                 self._table, _table_of(other), joiner, value, store, name, kind="outer"
@@ -247,7 +254,8 @@ class KTable(OtherNames, Generic[K, V]):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KGroupedTable[K2, V2]:
-        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic.
+        """Group the rows by the key of the pair `mapper(key, value)`, through a
+        repartition topic.
 
         A pair with a None key or value is in no group.
         """
@@ -264,14 +272,17 @@ class KTable(OtherNames, Generic[K, V]):
         )
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
-        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only a row's latest is forwarded."""
+        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only a
+        row's latest is forwarded.
+        """
         return KTable(suppress(self._table, until, name))
 
     def to_stream(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the table's updates as a stream; a deletion is a record with a null value.
+        """Return the table's updates as a stream; a deletion is a record with a null
+        value.
 
-        The keys of a windowed table are other bytes than those that chose the partition, so a keyed operator
-        repartitions them.
+        The keys of a windowed table are other bytes than those that chose the
+        partition, so a keyed operator repartitions them.
         """
         from coopstreams.topology.dsl.kstream import KStream
 
@@ -281,11 +292,12 @@ class KTable(OtherNames, Generic[K, V]):
     def late(self, *, name: str | None = None) -> KStream[K, V]:
         """Return the late records of a table with `history=`, unchanged.
 
-        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+        Each comes once, with its own key, value, timestamp and headers. It is still
+        counted as dropped.
 
         Raises:
-            TopologyError: the table has no `history=`, so it drops no late records. For windowed tables, call `late()`
-                of the windowed stream.
+            TopologyError: the table has no `history=`, so it drops no late records. For
+                windowed tables, call `late()` of the windowed stream.
         """
         from coopstreams.topology.dsl.kstream import KStream
 

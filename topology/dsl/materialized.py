@@ -1,7 +1,9 @@
-"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options.
+"""The argument `store=` of a table: the name of its store, or a `Materialized` with a
+name and options.
 
-Invariant: an option changes how rows are stored, never which rows a table has. `ttl` alone says which rows it has.
-Turned down: a keyword for each option (each would be repeated in some thirty signatures).
+Invariant: an option changes how rows are stored, never which rows a table has. `ttl`
+alone says which rows it has. Turned down: a keyword for each option (each would be
+repeated in some thirty signatures).
 Source: Kafka Streams `Materialized`.
 """
 
@@ -19,11 +21,13 @@ from coopstreams.topology.stores import StoreSpec, check_store_type
 class Materialized:
     """A table's store, for `store=`: its name and its options.
 
-    `logged=False`: no changelog. Rows exist only where their task runs: when the task moves, or its folder is lost, the
-    table begins empty. `cached=False`: the record cache holds back no update of this table, nor of the tables that it
-    is joined with. `store_type`: `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`; None: the setting
-    `default.dsl.store`. `ttl`: a row expires so long after its last update, in stream time: it is deleted, in the
-    changelog too, and the deletion is forwarded.
+    `logged=False`: no changelog. Rows exist only where their task runs: when the task
+    moves, or its folder is lost, the table begins empty. `cached=False`: the record
+    cache holds back no update of this table, nor of the tables that it is joined with.
+    `store_type`: `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`;
+    None: the setting `default.dsl.store`. `ttl`: a row expires so long after its last
+    update, in stream time: it is deleted, in the changelog too, and the deletion is
+    forwarded.
 
     Raises:
         TopologyError: an unknown store type, or a time to live below 1 ms.
@@ -55,7 +59,8 @@ def name_of(store: StoreOption) -> str | None:
 def kept_as(
     store: StoreOption, spec: StoreSpec, *, no_ttl: str | None = None
 ) -> StoreSpec:
-    """Return the store with the options that were given. `no_ttl`: why rows of this table cannot expire, and the cure.
+    """Return the store with the options that were given. `no_ttl`: why rows of this
+    table cannot expire, and the cure.
 
     Raises:
         TopologyError: a time to live was given, and rows cannot expire.

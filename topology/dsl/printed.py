@@ -1,8 +1,9 @@
-"""The printer of `KStream.print`: one line for each record, to standard output, a file, or an object with `write`.
+"""The printer of `KStream.print`: one line for each record, to standard output, a file,
+or an object with `write`.
 
-Invariant: each line is written with one call, so that the lines of several tasks and processes do not mix.
-Turned down: truncating a file at the start, as Kafka Streams does (each process of an application would delete what the
-others wrote).
+Invariant: each line is written with one call, so that the lines of several tasks and
+processes do not mix. Turned down: truncating a file at the start, as Kafka Streams does
+(each process of an application would delete what the others wrote).
 Source: Kafka Streams `Printed`, `PrintForeachAction`.
 """
 
@@ -24,7 +25,9 @@ class Writable(Protocol):
 
 
 Destination: TypeAlias = Writable | str | PathLike[str] | None
-"""An object with `write`; the path of a file, to which lines are appended; None: standard output."""
+"""An object with `write`; the path of a file, to which lines are appended; None:
+standard output.
+"""
 
 
 class Printer:

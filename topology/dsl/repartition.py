@@ -1,11 +1,13 @@
-"""Repartitioning: records go through a topic, so that equal keys meet on one partition and in one key range.
+"""Repartitioning: records go through a topic, so that equal keys meet on one partition
+and in one key range.
 
-An operator that changes keys only marks the flow as `rekeyed`. The first operator that needs equal keys together makes
-the topic, and the next such operator on the same records reuses it.
+An operator that changes keys only marks the flow as `rekeyed`. The first operator that
+needs equal keys together makes the topic, and the next such operator on the same
+records reuses it.
 
-Invariant: after a repartition the flow is not `rekeyed`, unless the user's partitioner chose the partitions.
-Turned down: a topic for each operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel
-twice.
+Invariant: after a repartition the flow is not `rekeyed`, unless the user's partitioner
+chose the partitions. Turned down: a topic for each operator (Kafka Streams without
+`merge.repartition.topics`): the same bytes would travel twice.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def _something(_: bytes) -> bool:
 
 
 PRESENT: Serde[Any] = Serde("present", _nothing, _something)
-"""Writes any value as empty bytes, and reads True: a count needs to know only that there is a value."""
+"""Writes any value as empty bytes, and reads True: a count needs to know only that
+there is a value.
+"""
 
 
 def keyed(
@@ -47,14 +51,16 @@ def keyed(
     named: bool = False,
     values: bool = True,
 ) -> Flow:
-    """Return the flow with every record where its key belongs: itself, or the source of a repartition topic.
+    """Return the flow with every record where its key belongs: itself, or the source of
+    a repartition topic.
 
-    `prefix` names the topic if one is made. If the topic is `named` by the user, an existing topic with another name is
-    not reused. Without `values`, if their serde is unknown, only whether there is a value survives.
+    `prefix` names the topic if one is made. If the topic is `named` by the user, an
+    existing topic with another name is not reused. Without `values`, if their serde is
+    unknown, only whether there is a value survives.
 
     Raises:
-        TopologyError: the records must be repartitioned and a serde is unknown; `where` is the operator that needs it,
-            `cure` a place to name it.
+        TopologyError: the records must be repartitioned and a serde is unknown; `where`
+            is the operator that needs it, `cure` a place to name it.
     """
     if not flow.rekeyed:
         return flow
@@ -90,12 +96,14 @@ def repartition(
     partitioner: Callable[..., Any] | None,
     idle_advance: Duration | None = None,
 ) -> Flow:
-    """Return the flow after a repartition topic of its own. Records without a key are dropped before it.
+    """Return the flow after a repartition topic of its own. Records without a key are
+    dropped before it.
 
     Source: Kafka Streams drops them, too (vector repartition-01).
 
     Raises:
-        TopologyError: a serde is missing, or the partition count is not a positive number.
+        TopologyError: a serde is missing, or the partition count is not a positive
+        number.
     """
     where = f'repartition(name="{name}")' if name else "repartition()"
     prefix = (
@@ -120,10 +128,12 @@ def applied(
     value: Serde[Any] | None,
     partitions: int | None,
 ) -> None:
-    """Attach an external sink, behind a repartition topic of its own. Records without a key go there, too.
+    """Attach an external sink, behind a repartition topic of its own. Records without a
+    key go there, too.
 
     Raises:
-        TopologyError: a serde is missing, the name is taken, or the partition count is not a positive number.
+        TopologyError: a serde is missing, the name is taken, or the partition count is
+        not a positive number.
     """
     where = f'to_sink(name="{check_name(name, "the name of the sink")}")'
     if not callable(getattr(target, "open", None)):
@@ -151,7 +161,8 @@ def _wanted(
     """Return a topic that the user asks for, with these serdes or those that are known.
 
     Raises:
-        TopologyError: a serde is missing, or the partition count is not a positive number.
+        TopologyError: a serde is missing, or the partition count is not a positive
+        number.
     """
     if partitions is not None and (type(partitions) is not int or partitions < 1):
         raise TopologyError(
@@ -175,7 +186,8 @@ def _wanted(
 def _through(
     flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None
 ) -> Flow:
-    graph, topic = flow.graph, wanted.topic
+    graph = flow.graph
+    topic = wanted.topic
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(
             f'two repartition topics are named "{topic}". Give one of the operators that need them another name=.'

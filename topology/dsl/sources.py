@@ -1,6 +1,7 @@
 """Checks of the arguments of a source, before its node is made.
 
-Invariant: arguments that pass name topics that Kafka allows, each once, and their serdes.
+Invariant: arguments that pass name topics that Kafka allows, each once, and their
+serdes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def described(
     reset: OffsetReset | None = None,
     order: SourceOrder = "key",
 ) -> Callable[..., Source]:
-    """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
+    """Return a function that makes the source of these topics, or of those that match
+    the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, an invalid
-            reset, or an unknown order.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, a function
+            that cannot be called, an invalid reset, or an unknown order.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")

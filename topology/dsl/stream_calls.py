@@ -1,4 +1,6 @@
-"""The asynchronous operators of a stream: coroutines, and functions on threads or in processes."""
+"""The asynchronous operators of a stream: coroutines, and functions on threads or in
+processes.
+"""
 
 from __future__ import annotations
 
@@ -57,18 +59,23 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by the result of `mapper(value)`, an asynchronous call: of HTTP, a query, a model.
+        """Replace each value by the result of `mapper(value)`, an asynchronous call: of
+        HTTP, a query, a model.
 
-        A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
-        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results are forwarded in the order of each key, or
-        of the partition where operators below act on time: so the results below do not depend on how long a call takes.
-        While a record waits, later ones are committed. After a crash, only calls whose records were not forwarded are
-        made again. An error goes to `processing.exception.handler`.
+        A coroutine function is awaited on an event loop, any other function runs on a
+        thread. `options`: see `CallOptions`: `max_in_flight`, `order`, `timeout`,
+        `retry`. Results are forwarded in the order of each key, or of the partition
+        where operators below act on time: so the results below do not depend on how
+        long a call takes. While a record waits, later ones are committed. After a
+        crash, only calls whose records were not forwarded are made again. An error goes
+        to `processing.exception.handler`.
 
-        The functions above, except those of `peek`, run twice for each record and must return the same both times.
+        The functions above, except those of `peek`, run twice for each record and must
+        return the same both times.
 
         Raises:
-            TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
+            TopologyError: an operator with state above, or another asynchronous one.
+            `repartition()` comes between.
         """
         flow = async_map(self._flow, "map_values_async", mapper, name, **options)
         return self._called(flow.with_value(value, "map_values_async"))
@@ -101,7 +108,9 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by the result of `mapper(key, value)`; see `map_values_async`."""
+        """Replace each value by the result of `mapper(key, value)`; see
+        `map_values_async`.
+        """
         flow = async_map(
             self._flow,
             "map_values_with_key_async",
@@ -123,7 +132,9 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Replace each record by the pair that `mapper(key, value)` returns; see `map_values_async`."""
+        """Replace each record by the pair that `mapper(key, value)` returns; see
+        `map_values_async`.
+        """
         flow = async_map(
             self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options
         )
@@ -139,7 +150,9 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each record by one for each value that `mapper(value)` returns; see `map_values_async`."""
+        """Replace each record by one for each value that `mapper(value)` returns; see
+        `map_values_async`.
+        """
         flow = async_map(
             self._flow, "flat_map_values_async", mapper, name, flat=True, **options
         )
@@ -153,7 +166,9 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each record by one for each value that `mapper(key, value)` returns; see `map_values_async`."""
+        """Replace each record by one for each value that `mapper(key, value)` returns;
+        see `map_values_async`.
+        """
         where = "flat_map_values_with_key_async"
         flow = async_map(
             self._flow, where, mapper, name, with_key=True, flat=True, **options
@@ -172,7 +187,9 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Replace each record by the pairs that `mapper(key, value)` returns; see `map_values_async`."""
+        """Replace each record by the pairs that `mapper(key, value)` returns; see
+        `map_values_async`.
+        """
         flow = async_map(
             self._flow,
             "flat_map_async",
@@ -195,14 +212,17 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by the one at its index in the list that `mapper(values)` returns: for a model, or bulk
-        requests.
+        """Replace each value by the one at its index in the list that `mapper(values)`
+        returns: for a model, or bulk requests.
 
-        A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
-        with `order="key"`, one of a key. `mapper` returns a list of equal length. If a batch fails for good (`retry`),
-        its records are tried one by one, so that only the bad one fails. `max_in_flight` counts batches, and is 1
-        unless given. With `arrow=True`, `mapper` takes Arrow columns instead of the list: a `pyarrow.RecordBatch` of
-        dicts, a `pyarrow.Array` of other values; it may return columns, or a list. For the rest see `map_values_async`.
+        A batch has the values of up to `max_records` (500) records that came within
+        `max_wait` (10 ms), of any keys; with `order="key"`, one of a key. `mapper`
+        returns a list of equal length. If a batch fails for good (`retry`), its records
+        are tried one by one, so that only the bad one fails. `max_in_flight` counts
+        batches, and is 1 unless given. With `arrow=True`, `mapper` takes Arrow columns
+        instead of the list: a `pyarrow.RecordBatch` of dicts, a `pyarrow.Array` of
+        other values; it may return columns, or a list. For the rest see
+        `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`.
@@ -220,16 +240,19 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Give each record to `function(record, context)`, an asynchronous call; return the records that it forwards.
+        """Give each record to `function(record, context)`, an asynchronous call; return
+        the records that it forwards.
 
-        `context.store(name)` is the row of the record's key in one of `stores`, which are the operator's own. A call
-        begins after the earlier records of its key, and finds the rows that they have put. Its own puts and forwarded
-        records take effect when it has succeeded, with the commit of its record; if it fails for good, none do. Records
-        without a key are dropped. The keys of what it forwards may be any. For the rest see `map_values_async`.
+        `context.store(name)` is the row of the record's key in one of `stores`, which
+        are the operator's own. A call begins after the earlier records of its key, and
+        finds the rows that they have put. Its own puts and forwarded records take
+        effect when it has succeeded, with the commit of its record; if it fails for
+        good, none do. Records without a key are dropped. The keys of what it forwards
+        may be any. For the rest see `map_values_async`.
 
         Raises:
-            TopologyError: as `map_values_async`; an `order` other than "key", a change of keys above, or stores other
-                than of `key_value_store`.
+            TopologyError: as `map_values_async`; an `order` other than "key", a change
+                of keys above, or stores other than of `key_value_store`.
         """
         flow = process_async(self._flow, function, stores, name, **options)
         return self._called(

@@ -1,7 +1,8 @@
-"""The joins of a stream with a table, another stream, or a global table. A joiner of `…_with_key` takes the key first.
+"""The joins of a stream with a table, another stream, or a global table. A joiner of
+`…_with_key` takes the key first.
 
-Turned down: a second argument besides `joiner` for a function with the key. Each form of each join would need two
-overloads.
+Turned down: a second argument besides `joiner` for a function with the key. Each form
+of each join would need two overloads.
 """
 
 from __future__ import annotations
@@ -71,15 +72,18 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join each record with a table, another stream or a global table: `joiner(value, other_value)`.
+        """Join each record with a table, another stream or a global table:
+        `joiner(value, other_value)`.
 
-        With a table: with the current row of the record's key; without a row the record is dropped. Updates of the
-        table alone produce no records. A versioned table gives the row as of the record's timestamp; with `grace=` the
-        record waits that long (in stream time) for late rows. If the stream's key serde is unknown, it is the table's,
-        the only one with which keys match.
-        With a stream: with each record of the same key that is within `windows=` of this one, whichever comes first;
-        the result has the later timestamp. `store=` names the two stores that keep the records meanwhile.
-        With a global table: with the row of the key that `on=(key, value)` returns.
+        With a table: with the current row of the record's key; without a row the record
+        is dropped. Updates of the table alone produce no records. A versioned table
+        gives the row as of the record's timestamp; with `grace=` the record waits that
+        long (in stream time) for late rows. If the stream's key serde is unknown, it is
+        the table's, the only one with which keys match. With a stream: with each record
+        of the same key that is within `windows=` of this one, whichever comes first;
+        the result has the later timestamp. `store=` names the two stores that keep the
+        records meanwhile. With a global table: with the row of the key that `on=(key,
+        value)` returns.
         """
         return self._joined(other, joiner, "inner", **options)
 
@@ -150,9 +154,11 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join each record as `join` does, with None if there is no match; a record without a key has none.
+        """Join each record as `join` does, with None if there is no match; a record
+        without a key has none.
 
-        With a stream, a record waits until its window has closed before it is joined with None.
+        With a stream, a record waits until its window has closed before it is joined
+        with None.
         """
         return self._joined(other, joiner, "left", **options)
 
@@ -201,7 +207,9 @@ class StreamJoins(Generic[K, V]):
         store: str | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Join the records of two streams as `join` does, with None for those unmatched when their window closes."""
+        """Join the records of two streams as `join` does, with None for those unmatched
+        when their window closes.
+        """
         return self._joined(
             other, joiner, "outer", windows=windows, value=value, store=store, name=name
         )

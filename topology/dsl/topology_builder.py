@@ -1,17 +1,17 @@
-"""`TopologyBuilder`: a program written node by node, each with a name, as Kafka Streams' low-level `Topology`.
+"""`TopologyBuilder`: a program written node by node, each with a name, as Kafka
+Streams' low-level `Topology`.
 
-    topology = (
-        TopologyBuilder("alarms")
-        .add_source("readings", "readings-topic", key=serdes.text, value=serdes.json(Reading))
-        .add_processor("judge", Judge, "readings", by_key=True)
-        .add_state_store(key_value_store("worst", key=serdes.text, value=serdes.float64), "judge")
-        .add_sink("alarms", "alarms-topic", "judge", key=serdes.text, value=serdes.text)
-        .build()
+    topology = ( TopologyBuilder("alarms") .add_source("readings", "readings-topic",
+        key=serdes.text, value=serdes.json(Reading)) .add_processor("judge", Judge,
+        "readings", by_key=True) .add_state_store(key_value_store("worst",
+        key=serdes.text, value=serdes.float64), "judge") .add_sink("alarms",
+        "alarms-topic", "judge", key=serdes.text, value=serdes.text) .build()
     )
 
 It adds to the same graph as a `StreamsBuilder`, and can extend the program of one.
 
-Invariant: a node is added after its parents; nothing is repartitioned unless the program sends it through a topic.
+Invariant: a node is added after its parents; nothing is repartitioned unless the
+program sends it through a topic.
 Source: Kafka Streams `org.apache.kafka.streams.Topology`.
 """
 
@@ -41,9 +41,11 @@ V = TypeVar("V")
 
 
 class TopologyBuilder:
-    """Builds one topology by names. `program`: its application id, or the `StreamsBuilder` whose program it extends.
+    """Builds one topology by names. `program`: its application id, or the
+    `StreamsBuilder` whose program it extends.
 
-    Every method returns the builder. Nodes of a `StreamsBuilder` have the names that were given with `name=`.
+    Every method returns the builder. Nodes of a `StreamsBuilder` have the names that
+    were given with `name=`.
     """
 
     def __init__(self, program: str | StreamsBuilder) -> None:
@@ -62,13 +64,15 @@ class TopologyBuilder:
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         reset: OffsetReset | None = None,
     ) -> TopologyBuilder:
-        """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole.
+        """Read one topic, several with the same serdes, or all that match
+        `re.compile(…)` as a whole.
 
-        `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops the
-        record. `reset` as of `StreamsBuilder.stream`.
+        `timestamp(record)` returns the event time of a record in milliseconds; None or
+        a negative number drops the record. `reset` as of `StreamsBuilder.stream`.
 
         Raises:
-            TopologyError: names together with a pattern, several patterns, or a name or topic that is taken.
+            TopologyError: names together with a pattern, several patterns, or a name or
+            topic that is taken.
         """
         names = tuple(topic for topic in topics if not isinstance(topic, Pattern))
         patterns = [topic for topic in topics if isinstance(topic, Pattern)]
@@ -101,12 +105,15 @@ class TopologyBuilder:
         by_key: bool | None = None,
         fixed_key: bool = False,
     ) -> TopologyBuilder:
-        """Give the records of the parents to a processor, which `supplier()` makes for each task.
+        """Give the records of the parents to a processor, which `supplier()` makes for
+        each task.
 
-        `stores`: the processor's own, and the names of stores of tables, of other processors and of `add_state_store`.
-        `by_key` is required. True: the processor treats each key on its own, with state under the record's key, so key
-        ranges can be tasks. False: each partition is one task. `fixed_key=True`: the processor keeps the keys of
-        records, so that processors below it can be `by_key`, too; forwarding another key is an error.
+        `stores`: the processor's own, and the names of stores of tables, of other
+        processors and of `add_state_store`. `by_key` is required. True: the processor
+        treats each key on its own, with state under the record's key, so key ranges can
+        be tasks. False: each partition is one task. `fixed_key=True`: the processor
+        keeps the keys of records, so that processors below it can be `by_key`, too;
+        forwarding another key is an error.
         """
         attach_named.processor(
             self._graph,
@@ -128,10 +135,11 @@ class TopologyBuilder:
         value: Serde[V],
         partitioner: Partitioner[K, V] | None = None,
     ) -> TopologyBuilder:
-        """Write the records of the parents to a topic. `topic(key, value)` chooses the topic of each record.
+        """Write the records of the parents to a topic. `topic(key, value)` chooses the
+        topic of each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1. Without it, the
-        key decides, as in the Java producer.
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to
+        partitions - 1. Without it, the key decides, as in the Java producer.
         """
         attach_named.sink(self._graph, name, topic, parents, key, value, partitioner)
         return self
@@ -147,7 +155,9 @@ class TopologyBuilder:
     def connect_processor_and_state_stores(
         self, processor: str, *stores: str
     ) -> TopologyBuilder:
-        """Connect a processor to stores by name: of `add_state_store`, other processors, tables, or global ones."""
+        """Connect a processor to stores by name: of `add_state_store`, other
+        processors, tables, or global ones.
+        """
         attach_named.connect(self._graph, processor, stores)
         return self
 
@@ -161,12 +171,15 @@ class TopologyBuilder:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
     ) -> TopologyBuilder:
-        """Add a store of which every instance has all rows, which processors look up by its name.
+        """Add a store of which every instance has all rows, which processors look up by
+        its name.
 
-        Its rows are the records of the topic, or those that a processor writes. It is complete before the first record
-        is processed; its updates have no order with the records. With a `supplier`, its processor, named `processor`,
-        gets every record of the topic, at each start from the beginning, and writes rows; it cannot forward or
-        schedule. `key=` and `value=`: the topic's serdes, if they differ from the store's.
+        Its rows are the records of the topic, or those that a processor writes. It is
+        complete before the first record is processed; its updates have no order with
+        the records. With a `supplier`, its processor, named `processor`, gets every
+        record of the topic, at each start from the beginning, and writes rows; it
+        cannot forward or schedule. `key=` and `value=`: the topic's serdes, if they
+        differ from the store's.
         """
         attach_named.global_store(
             self._graph, store, topic, processor, supplier, key, value
@@ -177,6 +190,7 @@ class TopologyBuilder:
         """Return the topology as written so far.
 
         Raises:
-            TopologyError: the topology is empty, a topic is used in two ways, or a store and its processors do not fit.
+            TopologyError: the topology is empty, a topic is used in two ways, or a
+            store and its processors do not fit.
         """
         return cut(self._graph)

@@ -50,7 +50,8 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         self._taken = [] if taken is None else taken
 
     def emit_strategy(self, strategy: EmitStrategy) -> Self:
-        """Forward each update of a window or session (`on_window_update`, the default), or emit on close.
+        """Forward each update of a window or session (`on_window_update`, the default),
+        or emit on close.
 
         Emit on close is `on_window_close`.
 
@@ -85,7 +86,8 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], float]:
-        """Return the mean of the numbers of each key and window or session, as `serdes.float64`.
+        """Return the mean of the numbers of each key and window or session, as
+        `serdes.float64`.
 
         The store has their totals and counts. Null values are left out.
         """
@@ -100,7 +102,8 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and window: the first value, then `reducer(aggregate, value)`.
+        """Combine the values of each key and window: the first value, then
+        `reducer(aggregate, value)`.
 
         The reducer also merges sessions. None deletes the row.
         """
@@ -112,12 +115,15 @@ class _WindowedKStream(OtherNames, Generic[K, V]):
         )
 
     def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that are late for all of their windows or sessions, unchanged.
+        """Return the records that are late for all of their windows or sessions,
+        unchanged.
 
-        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+        Each comes once, with its own key, value, timestamp and headers. It is still
+        counted as dropped.
 
         Raises:
-            TopologyError: there is no table over these windows yet. Call `count`, `reduce` or `aggregate` first.
+            TopologyError: there is no table over these windows yet. Call `count`,
+            `reduce` or `aggregate` first.
         """
         return late_stream(self._taken[0] if self._taken else None, name)
 
@@ -134,8 +140,9 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
 
     A closed window (end + grace <= stream time) drops late records.
 
-    `retention=`: how long a window can be read, counted in stream time from its start; by default size + grace. As in
-    Kafka Streams, records with a null value count too, except in sliding windows: the aggregator is given None.
+    `retention=`: how long a window can be read, counted in stream time from its start;
+    by default size + grace. As in Kafka Streams, records with a null value count too,
+    except in sliding windows: the aggregator is given None.
     """
 
     __slots__ = ()
@@ -150,7 +157,8 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+        """Fold the values of each key and window: `aggregator(key, value, aggregate)`,
+        starting from `initializer()`.
 
         None deletes the row.
         """
@@ -167,9 +175,10 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
 class SessionWindowedKStream(_WindowedKStream[K, V]):
     """The records of a stream, grouped by key and session.
 
-    A closed session (end + gap + grace < stream time) drops late records. A record within the gap of sessions merges
-    them: they are deleted, and the merged session is forwarded. Its timestamp is its end. `retention=`: how long a
-    session can be read, counted in stream time from its end; by default gap + grace.
+    A closed session (end + gap + grace < stream time) drops late records. A record
+    within the gap of sessions merges them: they are deleted, and the merged session is
+    forwarded. Its timestamp is its end. `retention=`: how long a session can be read,
+    counted in stream time from its end; by default gap + grace.
     """
 
     __slots__ = ()
@@ -185,9 +194,11 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and session: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+        """Fold the values of each key and session: `aggregator(key, value, aggregate)`,
+        starting from `initializer()`.
 
-        Merged sessions become `merger(key, one_aggregate, other_aggregate)`. None deletes the row.
+        Merged sessions become `merger(key, one_aggregate, other_aggregate)`. None
+        deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
@@ -224,7 +235,8 @@ def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
     """Return the late records of a table, from the flow that it takes in.
 
     Raises:
-        TopologyError: there is no table yet, or the values of the records were lost in a repartition topic.
+        TopologyError: there is no table yet, or the values of the records were lost in
+        a repartition topic.
     """
     from coopstreams.topology.dsl.kstream import KStream
 

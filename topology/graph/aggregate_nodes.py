@@ -1,4 +1,6 @@
-"""The nodes of cogroups, aggregations of tables and suppressions. See `nodes` for `Aggregate`."""
+"""The nodes of cogroups, aggregations of tables and suppressions. See `nodes` for
+`Aggregate`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,21 @@ from coopstreams.topology.suppressed import WhenFull
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CogroupMerge(Node):
-    """Merges the updates of the `Aggregate`s that write into its table. With the record cache on, it forwards them."""
+    """Merges the updates of the `Aggregate`s that write into its table. With the record
+    cache on, it forwards them.
+    """
 
     store: StoreSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup(Node):
-    """Turns the updates of a table into updates of the rows of other keys: `mapper(key, value)` returns the new pair.
+    """Turns the updates of a table into updates of the rows of other keys: `mapper(key,
+    value)` returns the new pair.
 
-    Shape: values that come out are pairs (new, old), as `serdes.changed` writes them: one record if the new key equals
-    the old one, else one record that subtracts and one that adds.
+    Shape: values that come out are pairs (new, old), as `serdes.changed` writes them:
+    one record if the new key equals the old one, else one record that subtracts and one
+    that adds.
     """
 
     mapper: Function
@@ -31,10 +37,12 @@ class TableGroup(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAggregate(Node):
-    """A table from the pairs of a `TableGroup`: the old value is subtracted, then the new one added.
+    """A table from the pairs of a `TableGroup`: the old value is subtracted, then the
+    new one added.
 
-    `adder(key, value, aggregate)` and `subtractor` alike, starting from `initializer()`. A reduce has no `initializer`
-    and functions of (aggregate, value): the first value is the aggregate. A count has no functions.
+    `adder(key, value, aggregate)` and `subtractor` alike, starting from
+    `initializer()`. A reduce has no `initializer` and functions of (aggregate, value):
+    the first value is the aggregate. A count has no functions.
     """
 
     store: StoreSpec
@@ -47,9 +55,10 @@ class TableAggregate(Node):
 class Suppress(Node):
     """Holds back the latest update of each row until its time has come.
 
-    That is `wait_ms` after the end of its window (`until_close`), or `wait_ms` after the first update that was held. If
-    the buffer exceeds `max_records` or `max_bytes`, the earliest updates are emitted early or the application stops,
-    see `when_full`. Rows in `buffer` are `suppressed.SuppressedUpdate`.
+    That is `wait_ms` after the end of its window (`until_close`), or `wait_ms` after
+    the first update that was held. If the buffer exceeds `max_records` or `max_bytes`,
+    the earliest updates are emitted early or the application stops, see `when_full`.
+    Rows in `buffer` are `suppressed.SuppressedUpdate`.
     """
 
     buffer: StoreSpec
@@ -61,7 +70,9 @@ class Suppress(Node):
     key: Serde[Any]
     value: Serde[Any]
     end_of: Function | None = None
-    """For `until_close`: returns the end of the window of a row's key, which is given as bytes."""
+    """For `until_close`: returns the end of the window of a row's key, which is given
+    as bytes.
+    """
 
     @property
     def stores(self) -> tuple[StoreSpec, ...]:

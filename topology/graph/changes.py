@@ -1,4 +1,5 @@
-"""Compares two versions of a topology: whether stores, repartition topics and positions are compatible. Pure.
+"""Compares two versions of a topology: whether stores, repartition topics and positions
+are compatible. Pure.
 
     keeps           the new version continues with it
     new             it is new, and so are its sources: it misses none of their records
@@ -8,12 +9,12 @@
     mixed           rows or records of two meanings would be in one store or topic
     cannot be read  the serde of the new version cannot read its bytes
 
-The last three give wrong results without an error, so `run` refuses to start. A store that is made from a mixed one,
-through repartition topics too, is mixed as well.
+The last three give wrong results without an error, so `run` refuses to start. A store
+that is made from a mixed one, through repartition topics too, is mixed as well.
 
-Invariant: a topology followed by itself keeps everything. Functions may change: only their author knows whether the old
-state fits the new ones.
-Turned down: matching operators (nothing but names tells that two programs have the same operator).
+Invariant: a topology followed by itself keeps everything. Functions may change: only
+their author knows whether the old state fits the new ones. Turned down: matching
+operators (nothing but names tells that two programs have the same operator).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from coopstreams.topology.naming import changelog_topic, past_name
 
 
 class Verdict(StrEnum):
-    """The effect of a new version on a store, a repartition topic, a position, or the whole application."""
+    """The effect of a new version on a store, a repartition topic, a position, or the
+    whole application.
+    """
 
     KEEPS = "keeps"
     NEW = "new"
@@ -43,7 +46,9 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0: no effect; 1: an effect that is easy to notice; 2: wrong results without an error."""
+        """0: no effect; 1: an effect that is easy to notice; 2: wrong results without
+        an error.
+        """
         return {
             Verdict.KEEPS: 0,
             Verdict.NEW: 0,
@@ -54,7 +59,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """The effect of a new version on one thing. `why` and `cure` are sentences, or empty.
+    """The effect of a new version on one thing. `why` and `cure` are sentences, or
+    empty.
 
     Shape: `what` is `application`, `store`, `repartition topic` or `position`.
     """
@@ -65,18 +71,25 @@ class TopologyChange:
     why: str = ""
     cure: str = ""
     topic: str | None = None
-    """The topic that keeps the state. If the topic is empty, nothing can be lost, mixed or misread."""
+    """The topic that keeps the state. If the topic is empty, nothing can be lost, mixed
+    or misread.
+    """
     now: str | None = None
     """The new name of a store, if it is renamed."""
     topic_now: str | None = None
-    """The changelog that it has under the new name. A version before the last may have left rows there."""
+    """The changelog that it has under the new name. A version before the last may have
+    left rows there.
+    """
 
 
 def changes(old: Outline, new: Outline) -> list[TopologyChange]:
-    """Return the effect on everything that either version has, the old version's stores first."""
+    """Return the effect on everything that either version has, the old version's stores
+    first.
+    """
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
-    renamed, causes = _renamed(old, new), _causes(old, new)
+    renamed = _renamed(old, new)
+    causes = _causes(old, new)
     return [
         *([] if _share_anything(old, new) else [_another_program(new)]),
         *(
@@ -105,10 +118,12 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
 def weighed(
     found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]
 ) -> list[TopologyChange]:
-    """Return the changes, corrected by what a cluster holds. `holds`: whether the topic of a change has records.
+    """Return the changes, corrected by what a cluster holds. `holds`: whether the topic
+    of a change has records.
 
-    It is asked only where it matters: a topic whose records would be lost, mixed or misread may be empty, and a store
-    that starts empty may have a changelog of an older version.
+    It is asked only where it matters: a topic whose records would be lost, mixed or
+    misread may be empty, and a store that starts empty may have a changelog of an older
+    version.
     """
     return [_weighed(change, holds) for change in found]
 
@@ -119,10 +134,11 @@ def severity(found: Collection[TopologyChange]) -> int:
 
 
 def word_of(found: Collection[TopologyChange]) -> str:
-    """Return 8 hex digits over the changes of severity 1 and 2; an operator gives them to accept exactly these changes.
+    """Return 8 hex digits over the changes of severity 1 and 2; an operator gives them
+    to accept exactly these changes.
 
-    `why` counts: it tells windows of 20 minutes after 10 from 40 after 20. Pass changes that `weighed` has not
-    corrected: the digits do not depend on what a cluster holds.
+    `why` counts: it tells windows of 20 minutes after 10 from 40 after 20. Pass changes
+    that `weighed` has not corrected: the digits do not depend on what a cluster holds.
     """
     told = sorted(
         f"{change.what} {change.name} {change.verdict}: {change.why}"
@@ -202,8 +218,9 @@ def _rebuild(*stores: str) -> str:
 
 
 def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
-    """Return, for each kept store by name, the mixed stores by which its old rows are of another meaning than its new
-    ones: itself, and those that it is made from. Most have none.
+    """Return, for each kept store by name, the mixed stores by which its old rows are
+    of another meaning than its new ones: itself, and those that it is made from. Most
+    have none.
     """
     kept = [new.stores[name] for name in old.stores if name in new.stores]
     mixed = frozenset(
@@ -218,7 +235,9 @@ def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
 
 
 def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
-    """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
+    """Return the cure for a store whose old rows do not fit. It is one for all stores
+    with a common cause.
+    """
     if new.stores[store].kind == "versions":
         named_with = store.removesuffix(past_name(""))
         return f"that of store {named_with}, with which it is named and made again"
@@ -257,7 +276,8 @@ def _has_a_changelog_of_its_own(new: Outline, store: str) -> bool:
 def _kept_store(
     old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]
 ) -> TopologyChange:
-    now, another = new.stores[was.name], _another(new, was.name, causes)
+    now = new.stores[was.name]
+    another = _another(new, was.name, causes)
     found = next(_misfits(old, new, was, now, another), None) or _restored(
         new, was, now
     )
@@ -274,18 +294,14 @@ def _kept_store(
 
 def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
     """Return the effect on a store whose rows fit."""
-    effect, moved = (
-        partial(TopologyChange, "store", was.name),
-        was.subtopology != now.subtopology,
-    )
+    effect = partial(TopologyChange, "store", was.name)
+    moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
     if (
         was.expires != now.expires
     ):  # only then are rows found by their timestamps: the database lists them again
-        moved, where = (
-            True,
-            f"its rows {'expire now' if now.expires else 'do not expire any more'}",
-        )
+        moved = True
+        where = f"its rows {'expire now' if now.expires else 'do not expire any more'}"
     if now.changelog is None and was.changelog is not None:
         return effect(
             Verdict.EMPTY,
@@ -330,7 +346,9 @@ class _Pair:
 def _misfits(
     old: Outline, new: Outline, was: Store, now: Store, another: str
 ) -> Iterator[TopologyChange]:
-    """Yield the reasons why the rows of a store do not fit the new store, the worst first."""
+    """Yield the reasons why the rows of a store do not fit the new store, the worst
+    first.
+    """
     pair = _Pair(old, new, was, now, another)
     for look in _LOOKS:
         yield from look(pair)
@@ -512,7 +530,9 @@ def _words(names: Collection[str]) -> str:
 
 
 def _renamed(old: Outline, new: Outline) -> dict[str, str]:
-    """Return, for each removed store, the new store that holds the same rows, as far as structure shows."""
+    """Return, for each removed store, the new store that holds the same rows, as far as
+    structure shows.
+    """
     candidates = [
         store for store in new.stores.values() if store.name not in old.stores
     ]
@@ -569,10 +589,8 @@ def _gone_store(was: Store, new: Outline, renamed: dict[str, str]) -> TopologyCh
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
-    effect, changelog = (
-        partial(TopologyChange, "store", now.name),
-        changelog_topic(new.application_id, now.name),
-    )
+    effect = partial(TopologyChange, "store", now.name)
+    changelog = changelog_topic(new.application_id, now.name)
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
         return effect(Verdict.NEW, f"it is restored from {now.changelog}")
@@ -593,10 +611,8 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
 def _repartition(
     old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]
 ) -> TopologyChange:
-    effect, now = (
-        partial(TopologyChange, "repartition topic", was.name),
-        new.repartitions.get(was.name),
-    )
+    effect = partial(TopologyChange, "repartition topic", was.name)
+    now = new.repartitions.get(was.name)
     drain = "let the old version process its records before it stops (stop the producers first)"
     if now is None:
         if not _still_fed(was, new, renamed):
@@ -646,8 +662,9 @@ def _repartition(
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
-    """Whether the new version still makes a store or topic that the repartition topic fed, or may do so, because it has
-    no name: then records that are lost would be missed by nobody.
+    """Whether the new version still makes a store or topic that the repartition topic
+    fed, or may do so, because it has no name: then records that are lost would be
+    missed by nobody.
     """
     made = {
         "store": {*new.stores, *renamed},

@@ -1,8 +1,10 @@
 """Descriptions of a topology: text as Kafka Streams prints it, Mermaid, DOT, JSON.
 
-All four list the same nodes in the same order, so that a diff of two descriptions shows how two topologies differ.
+All four list the same nodes in the same order, so that a diff of two descriptions shows
+how two topologies differ.
 
-Invariant: a description leaves out user functions: they may change without changing a topic or a store.
+Invariant: a description leaves out user functions: they may change without changing a
+topic or a store.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
 
 JSON_FORMAT = 1
-"""The version of the JSON format: `outline` reads it, possibly in a later version of coopstreams."""
+"""The version of the JSON format: `outline` reads it, possibly in a later version of
+coopstreams.
+"""
 
 
 def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word users type
@@ -76,7 +80,9 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
 
 
 def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
-    """Return the stores that a node writes or looks up, without those that the topology does not make."""
+    """Return the stores that a node writes or looks up, without those that the topology
+    does not make.
+    """
     made = {store.name for store in topology.stores}
     made |= {table.store.name for table in topology.global_tables}
     looked_into = (
@@ -110,7 +116,9 @@ def _whole(subtopology: SubTopology) -> str:
 
 
 def _text(topology: Structure) -> str:
-    """Return the text of Kafka Streams' `TopologyDescription`, which viewers for it can read."""
+    """Return the text of Kafka Streams' `TopologyDescription`, which viewers for it can
+    read.
+    """
     texts = []
     for subtopology in topology.subtopologies:
         children = _children(subtopology)
@@ -143,7 +151,8 @@ def _text(topology: Structure) -> str:
 
 
 def _json(topology: Structure) -> str:
-    above, made_from = topics_above(topology), stores_above(topology)
+    above = topics_above(topology)
+    made_from = stores_above(topology)
     drawn = {
         "format": JSON_FORMAT,
         "application_id": topology.application_id,
@@ -262,8 +271,9 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
 
 
 def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
-    """Return how the left rows of a foreign-key join are written, whose hash its subscribers have, and whether they are
-    computed: then no store has the bytes of before.
+    """Return how the left rows of a foreign-key join are written, whose hash its
+    subscribers have, and whether they are computed: then no store has the bytes of
+    before.
     """
     nodes = {node.name: node for node in topology.nodes}
     answer = next(
@@ -292,7 +302,9 @@ def _asked(topology: Structure, store: StoreSpec) -> dict[str, Any]:
 
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
-    """Yield the serdes of the keys and values in stores, what they hold of a suppression, and repartition topics."""
+    """Yield the serdes of the keys and values in stores, what they hold of a
+    suppression, and repartition topics.
+    """
     for store in topology.stores:
         yield from (store.key, store.value)
     for node in topology.nodes:
@@ -303,7 +315,9 @@ def _kept(topology: Structure) -> Iterator[Serde[Any]]:
 
 
 def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:
-    """Return the ids of the schemas of the classes of keys, and of those of values, if there are some."""
+    """Return the ids of the schemas of the classes of keys, and of those of values, if
+    there are some.
+    """
     found = {"key_schemas": schemas_of(key), "schemas": schemas_of(value)}
     return {
         name: [_id(schema) for schema in schemas]
@@ -321,7 +335,9 @@ def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
 
 
 def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
-    """Yield the edges between topics, nodes and stores, as pairs; each end begins with its kind, such as `node:`."""
+    """Yield the edges between topics, nodes and stores, as pairs; each end begins with
+    its kind, such as `node:`.
+    """
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Source):

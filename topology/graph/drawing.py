@@ -1,14 +1,17 @@
-"""The layout of a topology as a picture: boxes and arrows. `svg` writes it as a file; an instance's page shows it.
+"""The layout of a topology as a picture: boxes and arrows. `svg` writes it as a file;
+an instance's page shows it.
 
-Topics are boxes; a source and a sink are the arrows from and to their topics. The operators of a sub-topology are in a
-frame. An arrow says which counters of `/v1/status` are the records that pass it:
+Topics are boxes; a source and a sink are the arrows from and to their topics. The
+operators of a sub-topology are in a frame. An arrow says which counters of `/v1/status`
+are the records that pass it:
 
     from a topic                   what the sub-topology consumed
     to a topic                     what it produced
     below and above an operator    the same, as far as it passes on one record for each; else it is not counted
 
-Invariant: a drawing depends on the topology alone, so all instances that run the same have the same picture.
-Turned down: counting on each edge while records pass (a statement for each record and operator), only to draw it.
+Invariant: a drawing depends on the topology alone, so all instances that run the same
+have the same picture. Turned down: counting on each edge while records pass (a
+statement for each record and operator), only to draw it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ _ONE_FOR_ONE = (MapValues, Map, SelectKey, Peek, ToStream, Merge)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A store in a box. `counts`: the changelog whose records are counted; `reads`: it is only looked up."""
+    """A store in a box. `counts`: the changelog whose records are counted; `reads`: it
+    is only looked up.
+    """
 
     store: str
     reads: bool
@@ -206,7 +211,8 @@ def _edges_between(
     block_of: Mapping[str, str],
     contents: Mapping[str, _Content],
 ) -> dict[Edge, Edge]:
-    """Return the arrows between frames, and boxes outside of them, each with its own ends.
+    """Return the arrows between frames, and boxes outside of them, each with its own
+    ends.
 
     An arrow within a frame is left out; one from a topic to itself is not.
     """
@@ -246,7 +252,9 @@ def _frame_size(part: SubTopology, inside: Placed) -> Size:
 
 
 def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> float:
-    """Return how far from the middle of its block an arrow passes the border; 0 if there is no block."""
+    """Return how far from the middle of its block an arrow passes the border; 0 if
+    there is no block.
+    """
     if block == name:
         return 0.0
     inside = framed[block]
@@ -255,7 +263,8 @@ def _port(framed: Mapping[str, Placed], block: str, name: str, port: str) -> flo
 
 def _box(name: str, content: _Content, centre: Point) -> Box:
     width, height = content.size
-    x, y = centre[0] - width / 2, centre[1] - height / 2
+    x = centre[0] - width / 2
+    y = centre[1] - height / 2
     return Box(
         name,
         content.kind,
@@ -283,7 +292,8 @@ class _Pen:
 
     def points(self, edge: Edge) -> tuple[Point, ...]:
         start, end = edge
-        inner, outer = self.block_of.get(start), self.block_of.get(end)
+        inner = self.block_of.get(start)
+        outer = self.block_of.get(end)
         points = [self._end(start, below=True)]
         if inner is not None and inner == outer:
             points += self._within(inner, edge)
@@ -438,7 +448,9 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
 
 
 def _counted_above(part: SubTopology) -> dict[str, Counters]:
-    """Return the counters of what the sources have consumed, for each node that passes all of it on."""
+    """Return the counters of what the sources have consumed, for each node that passes
+    all of it on.
+    """
     out: dict[str, Counters] = {}
     for node in part.nodes:
         if isinstance(node, Source):
@@ -474,7 +486,9 @@ def _known_below(
     out: Mapping[str, Counters],
     writers: Mapping[str, int],
 ) -> Iterator[Counters]:
-    """Yield the counts of a node's children, which together count all records that it forwards."""
+    """Yield the counts of a node's children, which together count all records that it
+    forwards.
+    """
     for child in children:
         if isinstance(child, Sink) and writers[child.topic] == 1:
             yield (("produced", str(part.id), child.topic),)
@@ -496,7 +510,9 @@ def _one_for_one(node: Node) -> bool:
 def _inside(
     part: SubTopology, contents: Mapping[str, _Content], edges: Iterable[Edge]
 ) -> Placed | None:
-    """Return where the operators of a sub-topology are in its frame, and the ports to its topics; None: it has none."""
+    """Return where the operators of a sub-topology are in its frame, and the ports to
+    its topics; None: it has none.
+    """
     names = [_node(node.name) for node in part.nodes]
     sizes: dict[str, Size] = {
         name: contents[name].size for name in names if name in contents

@@ -1,18 +1,22 @@
-"""The fingerprint of a sub-topology, 16 hex digits, by which the members of a group check that they run the same tasks.
+"""The fingerprint of a sub-topology, 16 hex digits, by which the members of a group
+check that they run the same tasks.
 
-It covers the whole program except the functions: operators and their connections, source topics (for a pattern: the
-pattern), sinks, internal topics, stores with their serdes, windows and changelogs, the global tables that are looked
-up, and the partition count.
+It covers the whole program except the functions: operators and their connections,
+source topics (for a pattern: the pattern), sinks, internal topics, stores with their
+serdes, windows and changelogs, the global tables that are looked up, and the partition
+count.
 
-Not covered: functions and how asynchronous ones are called (so that a corrected function can be rolled out process by
-process), names of nodes (an operator inserted before others changes generated names), the topics that match a pattern
-now and their partition counts (each process sees them at a time of its own), the store type, where a source begins
-without a position, and the place that an external sink applies to (its password may change).
+Not covered: functions and how asynchronous ones are called (so that a corrected
+function can be rolled out process by process), names of nodes (an operator inserted
+before others changes generated names), the topics that match a pattern now and their
+partition counts (each process sees them at a time of its own), the store type, where a
+source begins without a position, and the place that an external sink applies to (its
+password may change).
 
-Invariant: the same program has the same fingerprints in every process: they depend on no address, no module path and
-no order of a set.
-Turned down: hashing the bytecode of functions (it changes with the Python version, and with the line numbers that a
-comment moves).
+Invariant: the same program has the same fingerprints in every process: they depend on
+no address, no module path and no order of a set. Turned down: hashing the bytecode of
+functions (it changes with the Python version, and with the line numbers that a comment
+moves).
 """
 
 from __future__ import annotations
@@ -42,9 +46,11 @@ _LEFT_OUT = {"name", "parents", "ask", "store_type", "calling", "target", "reset
 
 
 def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:
-    """Return the fingerprint of each sub-topology, given the partition count of each (`ResolvedTopics.tasks`).
+    """Return the fingerprint of each sub-topology, given the partition count of each
+    (`ResolvedTopics.tasks`).
 
-    Shape: `topology` is the one that runs (`as_it_runs`): `topology.optimization` decides which changelogs it has.
+    Shape: `topology` is the one that runs (`as_it_runs`): `topology.optimization`
+    decides which changelogs it has.
     """
     fixed = not topology.has_patterns
     return tuple(
@@ -91,7 +97,9 @@ def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
 
 
 def said(value: Any) -> Any:
-    """Return a value of a program as JSON values, each function as "function": the same in every process."""
+    """Return a value of a program as JSON values, each function as "function": the same
+    in every process.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Serde):
@@ -130,7 +138,8 @@ def _fields(value: Any) -> dict[str, Any]:
 def _text(value: object) -> str:
     """Return the text of a value in a user's windows, such as a time zone.
 
-    For an object whose text shows its address, and for a container without a fixed order, return its class name.
+    For an object whose text shows its address, and for a container without a fixed
+    order, return its class name.
     """
     if isinstance(value, set | frozenset | Mapping):
         return type(value).__name__

@@ -1,18 +1,20 @@
-"""Finds aggregations that are known folds over numbers: their stores can have rows of numbers instead of live objects.
+"""Finds aggregations that are known folds over numbers: their stores can have rows of
+numbers instead of live objects.
 
-Known are a count, a mean, and a reduce by `operator.add`, `min` or `max` over `int64` or `float64`, without windows or
-in tumbling and hopping ones. Records come to such a store in whole batches. So no other node may use it: between two
-records, an operator or a processor would see the store before or after the whole batch.
+Known are a count, a mean, and a reduce by `operator.add`, `min` or `max` over `int64`
+or `float64`, without windows or in tumbling and hopping ones. Records come to such a
+store in whole batches. So no other node may use it: between two records, an operator or
+a processor would see the store before or after the whole batch.
 
-The functions of a mean are here, too: its rows are totals and counts, and a view divides them. Null values are no
-numbers: they leave a row as it is.
+The functions of a mean are here, too: its rows are totals and counts, and a view
+divides them. Null values are no numbers: they leave a row as it is.
 
 Invariant: an answer errs only on the safe side; an unknown aggregation runs as usual.
-Invariant: the total of a mean is a float from the first number on, so its rounding depends only on the order of the
-numbers, which is that of offsets.
-Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed integer, big-endian.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets); the mean itself as the row (it lacks
-the weight of the next number).
+Invariant: the total of a mean is a float from the first number on, so its rounding
+depends only on the order of the numbers, which is that of offsets.
+Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed
+integer, big-endian. Turned down: reading lambdas (bytecode proves nothing about the
+types it meets); the mean itself as the row (it lacks the weight of the next number).
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ _MEAN_ROW = Struct(">dq")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A known fold. Units: `windows` are size, advance and grace in milliseconds; None: without windows."""
+    """A known fold. Units: `windows` are size, advance and grace in milliseconds; None:
+    without windows.
+    """
 
     kind: Kind
     number: Number
@@ -67,7 +71,9 @@ class Fold:
 
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the stores that known folds write and no other node uses. `caching`: whether the record cache is on."""
+    """Return the stores that known folds write and no other node uses. `caching`:
+    whether the record cache is on.
+    """
     nodes = {node.name: node for node in part.nodes}
     held_back = frozenset[str]()
     if caching:
@@ -101,11 +107,14 @@ def known_kind(node: Aggregate) -> Kind | None:
 
 
 def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
-    """Return the sinks that write the updates of a table unchanged; None: another node receives them, too.
+    """Return the sinks that write the updates of a table unchanged; None: another node
+    receives them, too.
 
-    Each writes a topic of its own, so that the order of records in it is that of the updates.
+    Each writes a topic of its own, so that the order of records in it is that of the
+    updates.
     """
-    row_key, found = node.store.row_key or node.store.key, list[Sink]()
+    row_key = node.store.row_key or node.store.key
+    found = list[Sink]()
     value = serdes.float64 if known_kind(node) == "mean" else node.store.value
     for child in _below(node, nodes):
         if not isinstance(child, ToStream):
@@ -134,7 +143,9 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _fold(node: Aggregate) -> Fold | None:
-    """Return the known fold of an aggregation, by its functions, serdes and windows; None: it is unknown."""
+    """Return the known fold of an aggregation, by its functions, serdes and windows;
+    None: it is unknown.
+    """
     if node.emit_on_close or node.cogrouped or not _is_plain(node.store):
         return None
     kind = known_kind(node)
@@ -154,7 +165,9 @@ def _fold(node: Aggregate) -> Fold | None:
 
 
 def _is_plain(store: StoreSpec) -> bool:
-    """Whether a store has a changelog of its own, and no versions, no time to live, no longer keys."""
+    """Whether a store has a changelog of its own, and no versions, no time to live, no
+    longer keys.
+    """
     special = (store.source, store.history_ms, store.ttl_ms)
     return special == (None, None, None) and not store.lag_ms and not store.suffix_bytes
 
@@ -180,7 +193,9 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
-    """Whether each record that reaches a node comes from one record of its task, while that is the current one."""
+    """Whether each record that reaches a node comes from one record of its task, while
+    that is the current one.
+    """
     return all(
         isinstance(nodes[parent], RECORD_BY_RECORD)
         and not getattr(nodes[parent], "table", False)
@@ -192,8 +207,9 @@ def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
 def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
     """Whether the updates of a batch may be forwarded after its last record.
 
-    Their topics must have no other writer, whose records would come before them. And none may fail, as a number beyond
-    64 bits does: the failure would belong to another record. So it must be a count.
+    Their topics must have no other writer, whose records would come before them. And
+    none may fail, as a number beyond 64 bits does: the failure would belong to another
+    record. So it must be a count.
     """
     sinks = plain_sinks(node, nodes)
     if (
@@ -207,7 +223,9 @@ def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
 
 
 def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that receive the updates of a table; for a mean, those that receive its view's."""
+    """Return the nodes that receive the updates of a table; for a mean, those that
+    receive its view's.
+    """
     if known_kind(node) != "mean":
         return _children(node, nodes)
     views = [

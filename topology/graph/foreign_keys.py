@@ -1,23 +1,28 @@
 """The messages between the two sides of a foreign-key join.
 
-Each left row subscribes to the right row that its foreign key names. The subscription goes through a topic to the
-partition of the foreign key; the answer returns through a second topic to the partition of the left row's key. An
-answer carries the hash of the left value that asked. If the left row has changed meanwhile, the hashes differ and the
+Each left row subscribes to the right row that its foreign key names. The subscription
+goes through a topic to the partition of the foreign key; the answer returns through a
+second topic to the partition of the left row's key. An answer carries the hash of the
+left value that asked. If the left row has changed meanwhile, the hashes differ and the
 answer is dropped as stale, so that answers in any order leave the right result.
 
-Invariant: once all answers have come, each left row is joined with the right row that it names now.
+Invariant: once all answers have come, each left row is joined with the right row that
+it names now.
 
-In a left join each change of a left row is answered. In an inner join it is answered only if it could add or delete a
-result, as if all earlier answers had come. So there a stale answer may be the only one that would have deleted a result:
-a stale answer without a right row deletes the result if the left row names no right row now. Else the left row as it is
-now asks again, for an answer if its right row does not exist (`again`). Between the two sides messages keep their order,
-so the last answer of the right row that is named now counts. A stale answer with a right row needs nothing: the left row
-has asked since, and has an answer if its right row exists.
+In a left join each change of a left row is answered. In an inner join it is answered
+only if it could add or delete a result, as if all earlier answers had come. So there a
+stale answer may be the only one that would have deleted a result: a stale answer
+without a right row deletes the result if the left row names no right row now. Else the
+left row as it is now asks again, for an answer if its right row does not exist
+(`again`). Between the two sides messages keep their order, so the last answer of the
+right row that is named now counts. A stale answer with a right row needs nothing: the
+left row has asked since, and has an answer if its right row exists.
 
-Turned down: sending the left value along (like Kafka Streams, we do not write every value to a topic twice); an answer
-to each change of an inner join (deletions of rows that never were); a store of the rows that wait for an answer.
-Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`,
-`SubscriptionResponseWrapper`.
+Turned down: sending the left value along (like Kafka Streams, we do not write every
+value to a topic twice); an answer to each change of an inner join (deletions of rows
+that never were); a store of the rows that wait for an answer.
+Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`,
+`SubscriptionWrapper`, `SubscriptionResponseWrapper`.
 """
 
 from __future__ import annotations
@@ -40,14 +45,18 @@ ANSWER_IF_FOUND: Instruction = 2
 ANSWER: Instruction = 3
 """Answer, even if the row does not exist."""
 ANSWER_IF_MISSING: Instruction = 4
-"""Answer if the row does not exist: the subscriber has asked before, and has an answer if it does."""
+"""Answer if the row does not exist: the subscriber has asked before, and has an answer
+if it does.
+"""
 
 _LENGTH = Struct(">i")
 _HASH_BYTES = 16
 
 
 class ForeignKeySubscription(NamedTuple):
-    """The message of a left row to the right side. `hash` is that of the left value, None if the row is deleted."""
+    """The message of a left row to the right side. `hash` is that of the left value,
+    None if the row is deleted.
+    """
 
     instruction: int
     hash: bytes | None
@@ -55,7 +64,9 @@ class ForeignKeySubscription(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of the right side: the subscription's hash, and the right value, None if there is no such row."""
+    """The answer of the right side: the subscription's hash, and the right value, None
+    if there is no such row.
+    """
 
     hash: bytes | None
     value: bytes | None
@@ -76,10 +87,12 @@ def questions(
     data: bytes | None,
     old: Any,
 ) -> list[tuple[bytes | None, ForeignKeySubscription]]:
-    """Return the subscriptions that a change of a left row from `old` to `value` sends, each with its foreign key.
+    """Return the subscriptions that a change of a left row from `old` to `value` sends,
+    each with its foreign key.
 
-    `data` is the serialised `value`. `left`: in a left join, rows without a right row have a result too. Each change
-    then needs an answer; if the row names no foreign key, the subscription has the foreign key None.
+    `data` is the serialised `value`. `left`: in a left join, rows without a right row
+    have a result too. Each change then needs an answer; if the row names no foreign
+    key, the subscription has the foreign key None.
     """
     hash_ = hash_of(data)
     before = None if old is None else extract(key, old)
@@ -114,7 +127,8 @@ def again(
     value: Any,
     data: bytes | None,
 ) -> tuple[bytes, ForeignKeySubscription] | None:
-    """Return the subscription that asks again for a left row as it is now, with its foreign key.
+    """Return the subscription that asks again for a left row as it is now, with its
+    foreign key.
 
     None: the row is gone, or names no right row. `data` is the serialised `value`.
     """
@@ -128,7 +142,9 @@ def again(
 def subscribe(
     subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription
 ) -> dict[bytes, bytes] | None:
-    """Return the subscribers of a row of the store (primary key to hash) after a subscription; None: there are none."""
+    """Return the subscribers of a row of the store (primary key to hash) after a
+    subscription; None: there are none.
+    """
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
         after.pop(asked.primary_key, None)
@@ -138,7 +154,9 @@ def subscribe(
 
 
 def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, bytes]]:
-    """Return the subscribers of some rows of the store, in the order of their primary keys, with their hashes."""
+    """Return the subscribers of some rows of the store, in the order of their primary
+    keys, with their hashes.
+    """
     return sorted(pair for _, entry in rows for pair in entry.value.items())
 
 
@@ -156,10 +174,12 @@ def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | No
 
 
 def is_current(hash_: bytes | None, data: bytes | None, stored: bytes | None) -> bool:
-    """Return whether an answer with this hash answers the left row as it is now, of which `data` are the bytes.
+    """Return whether an answer with this hash answers the left row as it is now, of
+    which `data` are the bytes.
 
-    `stored`: the bytes that the store has of it, if there are some. They are those with which a program whose class had
-    other fields has asked: written again, the row would be another one, and each answer stale until it changes.
+    `stored`: the bytes that the store has of it, if there are some. They are those with
+    which a program whose class had other fields has asked: written again, the row would
+    be another one, and each answer stale until it changes.
     """
     return hash_of(data) == hash_ or (
         hash_ is not None and stored is not None and hash_of(stored) == hash_
@@ -213,14 +233,16 @@ def _write_subscribers(subscribers: dict[bytes, bytes]) -> bytes:
 
 
 def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
-    subscribers, at = {}, 0
+    subscribers = {}
+    at = 0
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         left = len(data) - at - _LENGTH.size - _HASH_BYTES
         if not 0 <= length <= left:
             raise wrong_length(length, left)
         key_end = at + _LENGTH.size + length
-        at, key = key_end + _HASH_BYTES, data[at + _LENGTH.size : key_end]
+        key = data[at + _LENGTH.size : key_end]
+        at = key_end + _HASH_BYTES
         subscribers[key] = data[key_end:at]
     return subscribers
 
@@ -231,9 +253,13 @@ SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde(
 """Instruction (1 byte), whether there is a hash (1), hash (0 or 16), primary key."""
 
 ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)
-"""Whether there is a hash (1 byte), hash (0 or 16), whether there is a value (1), value."""
+"""Whether there is a hash (1 byte), hash (0 or 16), whether there is a value (1),
+value.
+"""
 
 SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde(
     "subscribers", _write_subscribers, _read_subscribers
 )
-"""For each subscriber, in key order: length (4 bytes big-endian) and bytes of the primary key, hash (16)."""
+"""For each subscriber, in key order: length (4 bytes big-endian) and bytes of the
+primary key, hash (16).
+"""

@@ -1,14 +1,17 @@
-"""A topology under construction: `Graph` collects the nodes, and a `Flow` points to the node of a stream or table.
+"""A topology under construction: `Graph` collects the nodes, and a `Flow` points to the
+node of a stream or table.
 
-A `Flow` is a value: a node of the graph, and the serdes of the records that the node forwards. An operator that keeps
-the keys (or values) keeps their serde. An operator that makes new ones makes the serde unknown, until `key=` or
-`value=` names it at that operator or at the next topic or store. If records must be serialised there and the serde is
-still unknown, building fails.
+A `Flow` is a value: a node of the graph, and the serdes of the records that the node
+forwards. An operator that keeps the keys (or values) keeps their serde. An operator
+that makes new ones makes the serde unknown, until `key=` or `value=` names it at that
+operator or at the next topic or store. If records must be serialised there and the
+serde is still unknown, building fails.
 
-Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are
-those of the source record, from which its partition and its key range were computed.
-Turned down: default serdes (the type of a value is known only at run time), and keeping a serde for new values "until
-they do not fit" (a JSON serde fits everything, so only the readers of the topic would find the mistake).
+Invariant: parents are attached before children. Keys that are not `rekeyed` have a
+known serde, and their bytes are those of the source record, from which its partition
+and its key range were computed. Turned down: default serdes (the type of a value is
+known only at run time), and keeping a serde for new values "until they do not fit" (a
+JSON serde fits everything, so only the readers of the topic would find the mistake).
 """
 
 from __future__ import annotations
@@ -47,9 +50,13 @@ class Repartition:
     source: str
     partitions: int | None
     explicit: bool = False
-    """Made by `repartition()`: operators that need a repartition topic do not share this one."""
+    """Made by `repartition()`: operators that need a repartition topic do not share
+    this one.
+    """
     partitioner: Callable[..., Any] | None = None
-    """With a partitioner, equal keys may be on several partitions, so the flow below is still `rekeyed`."""
+    """With a partitioner, equal keys may be on several partitions, so the flow below is
+    still `rekeyed`.
+    """
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +68,9 @@ class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     repartitions: list[Repartition] = field(default_factory=list)
     needed_stores: set[str] = field(default_factory=set)
-    """Stores that have a name or that an operator looks up. Table sources make no others."""
+    """Stores that have a name or that an operator looks up. Table sources make no
+    others.
+    """
     added_stores: dict[str, StoreSpec] = field(default_factory=dict)
     """Stores that belong to no node: processors are connected to them by name."""
     global_tables: list[GlobalTable] = field(default_factory=list)
@@ -81,7 +90,9 @@ class Graph:
         wanted: Repartition,
         idle_ms: int | None = None,
     ) -> Flow:
-        """Send a node's records through a repartition topic; return their flow. `sink`, `source`: the nodes' names."""
+        """Send a node's records through a repartition topic; return their flow. `sink`,
+        `source`: the nodes' names.
+        """
         serdes: dict[str, Any] = {
             "key": wanted.key,
             "value": wanted.value,
@@ -108,11 +119,13 @@ class Graph:
     def source(
         self, given: str | None, make: Callable[..., Source], suffix: str = ""
     ) -> Source:
-        """Return the source of some topics: a new node, or the one that reads these topics already.
+        """Return the source of some topics: a new node, or the one that reads these
+        topics already.
 
         Raises:
-            TopologyError: a topic is already read with another serde, timestamp extractor, order, reset, idle_advance
-                or name, or in another set of topics.
+            TopologyError: a topic is already read with another serde, timestamp
+                extractor, order, reset, idle_advance or name, or in another set of
+                topics.
         """
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:
@@ -129,7 +142,9 @@ class Graph:
         return node
 
     def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
-        """Return a topic or pattern that the graph already reads, with its source; None if there is none."""
+        """Return a topic or pattern that the graph already reads, with its source; None
+        if there is none.
+        """
         for node in self.nodes.values():
             if (
                 isinstance(node, Source)
@@ -144,7 +159,8 @@ class Graph:
 class Flow:
     """A stream or a table: the node that forwards its records, and their serdes.
 
-    Shape: `rekeyed`: keys have changed since the source topic, so equal keys may be on several partitions.
+    Shape: `rekeyed`: keys have changed since the source topic, so equal keys may be on
+    several partitions.
     """
 
     graph: Graph
@@ -154,7 +170,9 @@ class Flow:
     rekeyed: bool = False
 
     def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
-        """Attach `make(name=..., parents=...)` below and return its flow, with the same serdes."""
+        """Attach `make(name=..., parents=...)` below and return its flow, with the same
+        serdes.
+        """
         return replace(
             self,
             node=self.graph.attach(
@@ -163,7 +181,9 @@ class Flow:
         )
 
     def with_key(self, key: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new keys, made by the method `where`, and their serde (None: unknown)."""
+        """Return the flow with new keys, made by the method `where`, and their serde
+        (None: unknown).
+        """
         known = serde_or_none(key, "key", where)
         return replace(
             self,
@@ -172,7 +192,9 @@ class Flow:
         )
 
     def with_value(self, value: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new values, made by the method `where`, and their serde (None: unknown)."""
+        """Return the flow with new values, made by the method `where`, and their serde
+        (None: unknown).
+        """
         known = serde_or_none(value, "value", where)
         return replace(
             self, value=Unknown(f"{where} ({self.node})") if known is None else known
@@ -184,7 +206,8 @@ class Flow:
         `cure` is a second place where it can be named.
 
         Raises:
-            TopologyError: it is unknown; the message says since which operator, and where to name it.
+            TopologyError: it is unknown; the message says since which operator, and
+            where to name it.
         """
         serde = self.key if part == "key" else self.value
         if isinstance(serde, Serde):

@@ -1,6 +1,8 @@
-"""The nodes of joins: table-table, stream-stream, stream-global table, and foreign-key. See `nodes` for the others.
+"""The nodes of joins: table-table, stream-stream, stream-global table, and foreign-key.
+See `nodes` for the others.
 
-Invariant: `parents` is (left, right). Equal keys are equal bytes: `key` is the serde of both sides.
+Invariant: `parents` is (left, right). Equal keys are equal bytes: `key` is the serde of
+both sides.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class TableTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedJoin(StreamTableJoin):
-    """A `StreamTableJoin` with a versioned table: it holds each record until stream time has passed it by the grace."""
+    """A `StreamTableJoin` with a versioned table: it holds each record until stream
+    time has passed it by the grace.
+    """
 
     buffer: StoreSpec
     grace_ms: int
@@ -39,9 +43,11 @@ class BufferedJoin(StreamTableJoin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGlobalJoin(Node):
-    """`joiner(value, row)` of each record and the global table's row of the key `mapper(key, value)`.
+    """`joiner(value, row)` of each record and the global table's row of the key
+    `mapper(key, value)`.
 
-    With `with_key`, the joiner takes the key first. `left`: also for records without a row.
+    With `with_key`, the joiner takes the key first. `left`: also for records without a
+    row.
     """
 
     store: StoreSpec
@@ -80,12 +86,14 @@ def stores_of(node: Node) -> list[StoreSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStreamJoin(Node):
-    """Joins records of two streams that are near in time: `joiner(left value, right value)`.
+    """Joins records of two streams that are near in time: `joiner(left value, right
+    value)`.
 
     With `with_key`, the joiner takes the key first.
 
-    `stores` are the records of the left side, those of the right side and, if a record without a match must wait, the
-    waiting records. The self-join of a stream may have one store for both sides: see `optimizing`.
+    `stores` are the records of the left side, those of the right side and, if a record
+    without a match must wait, the waiting records. The self-join of a stream may have
+    one store for both sides: see `optimizing`.
     """
 
     kind: JoinKind
@@ -98,11 +106,11 @@ class StreamStreamJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAsk(Node):
-    """Turns each change of a left row into subscriptions to the right rows of its new and old foreign keys: see
-    `foreign_keys`.
+    """Turns each change of a left row into subscriptions to the right rows of its new
+    and old foreign keys: see `foreign_keys`.
 
-    `extract(key, value)` returns the foreign key. `key` and `value` are the serdes of the left table, `foreign_key` is
-    that of the right table's keys.
+    `extract(key, value)` returns the foreign key. `key` and `value` are the serdes of
+    the left table, `foreign_key` is that of the right table's keys.
     """
 
     extract: Function
@@ -114,7 +122,8 @@ class ForeignKeyAsk(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAnswer(Node):
-    """Keeps the subscriptions. Answers each new one, and all of a right row when the row changes.
+    """Keeps the subscriptions. Answers each new one, and all of a right row when the
+    row changes.
 
     `parents` is (subscriptions, right table).
     """
@@ -128,8 +137,8 @@ class ForeignKeyAnswer(Node):
 class ForeignKeyResult(Node):
     """Joins the answers that are not stale: `joiner(left value, right value)`.
 
-    `parents` is (answers, left table); it only looks up the left table. `ask` is the name of the join's `ForeignKeyAsk`,
-    through whose topic an inner join asks again.
+    `parents` is (answers, left table); it only looks up the left table. `ask` is the
+    name of the join's `ForeignKeyAsk`, through whose topic an inner join asks again.
     """
 
     ask: str

@@ -1,11 +1,12 @@
 """Checks that the state of processors is partitioned like their records.
 
-A task gets the records whose serialised keys hash into its key range, and the stores are restored, moved and queried by
-the hash of the store keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose
-key serde writes the same bytes.
+A task gets the records whose serialised keys hash into its key range, and the stores
+are restored, moved and queried by the hash of the store keys. So a processor with
+`by_key=True` needs the unchanged keys of its topic, and stores whose key serde writes
+the same bytes.
 
-Invariant: a processor that passes the checks, and keeps state under the keys of its records, finds that state however
-the partition is cut into key ranges.
+Invariant: a processor that passes the checks, and keeps state under the keys of its
+records, finds that state however the partition is cut into key ranges.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ _KEEP_KEYS = (
 
 
 def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
-    """Return, for each node, the serde with which its output keys are written in the source topic.
+    """Return, for each node, the serde with which its output keys are written in the
+    source topic.
 
     None: the keys may differ from those in the source topic.
 
@@ -113,7 +115,8 @@ def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
 
 
 def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
-    """Check that every processor finds its stores, and that state by key lies in the key ranges of its records.
+    """Check that every processor finds its stores, and that state by key lies in the
+    key ranges of its records.
 
     `kept`: stores, by name, that none of these nodes writes.
 
@@ -190,8 +193,8 @@ def _check_plain_stores(node: AsyncProcessing) -> None:
 def shared_state(
     nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each store that processors use by the keys of their records, if it is made from several topics: its place
-    for messages, and these topics.
+    """Yield each store that processors use by the keys of their records, if it is made
+    from several topics: its place for messages, and these topics.
     """
     nodes = list(nodes)
     users = {

@@ -1,11 +1,16 @@
-"""Places the vertices of a directed graph in layers, for pictures. Pure; knows nothing of topologies.
+"""Places the vertices of a directed graph in layers, for pictures. Pure; knows nothing
+of topologies.
 
-    edges -> ranks (longest path) -> lanes for edges that pass a rank -> order (barycentres) -> x (least squares)
+    edges -> ranks (longest path) -> lanes for edges that pass a rank -> order
+    (barycentres) -> x (least squares)
 
-Invariant: no two vertices overlap, and every edge but those that close a cycle goes down. The same graph has the same
+Invariant: no two vertices overlap, and every edge but those that close a cycle goes
+down. The same graph has the same
 picture: no number is drawn at random, and ties follow the given order of vertices.
-Turned down: a layout engine (Graphviz is a program to install, and megabytes in a page).
-Source: Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system structures (1981).
+Turned down: a layout engine (Graphviz is a program to install, and megabytes in a
+page).
+Source: Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system
+structures (1981).
 """
 
 from __future__ import annotations
@@ -20,21 +25,26 @@ SWEEPS = 12
 LANE = 10.0
 """The width of an edge that passes a rank."""
 _STRAIGHT = 4.0
-"""The weight of lanes, relative to vertices, when vertices are placed straight below their neighbours."""
+"""The weight of lanes, relative to vertices, when vertices are placed straight below
+their neighbours.
+"""
 
 Vertex: TypeAlias = str
 Edge: TypeAlias = tuple[Vertex, Vertex]
 Size: TypeAlias = tuple[float, float]
 """Width and height."""
 _Neighbour: TypeAlias = tuple[Vertex, float, float]
-"""The vertex at the other end of an edge, and the distances of the edge's ends from the middles of both vertices."""
+"""The vertex at the other end of an edge, and the distances of the edge's ends from the
+middles of both vertices.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The positions of vertices and edges.
 
-    Shape: `centres` of vertices. The route of an edge is the points that it passes between its ends, from start to end.
+    Shape: `centres` of vertices. The route of an edge is the points that it passes
+    between its ends, from start to end.
     """
 
     width: float
@@ -46,9 +56,11 @@ class Placed:
 def ranks(
     vertices: Iterable[Vertex], edges: Iterable[Edge], *, near: bool = False
 ) -> dict[Vertex, int]:
-    """Return the rank of each vertex: below all vertices with an edge to it, except in a cycle.
+    """Return the rank of each vertex: below all vertices with an edge to it, except in
+    a cycle.
 
-    `near`: a vertex to which nothing leads is directly above the first that it leads to, instead of at the top.
+    `near`: a vertex to which nothing leads is directly above the first that it leads
+    to, instead of at the top.
     """
     below: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in vertices}
     for start, end in _downwards(below, edges):
@@ -76,8 +88,8 @@ def place(
 ) -> Placed:
     """Return the positions of the vertices.
 
-    `gap`: the least distance between vertices beside and below each other. `ports`: how far from the middle of its
-    start and of its end an edge begins and ends.
+    `gap`: the least distance between vertices beside and below each other. `ports`: how
+    far from the middle of its start and of its end an edge begins and ends.
     """
     known = list(dict.fromkeys(edges))
     grid = _Grid(dict(sizes), [[] for _ in range(max(rank.values(), default=-1) + 1)])
@@ -90,7 +102,8 @@ def place(
     }
     grid.order()
     x = grid.across(gap[0])
-    y, top = {}, 0.0
+    y = {}
+    top = 0.0
     for row in grid.rows:
         tall = max((grid.sizes[vertex][1] for vertex in row), default=0.0)
         y.update(dict.fromkeys(row, top + tall / 2))
@@ -124,7 +137,9 @@ class _Grid:
     def lanes(
         self, edge: Edge, rank: Mapping[Vertex, int], port: tuple[float, float]
     ) -> list[Vertex]:
-        """Add a lane in each row that an edge passes; return them in the direction of the edge."""
+        """Add a lane in each row that an edge passes; return them in the direction of
+        the edge.
+        """
         upper, lower = sorted(edge, key=lambda vertex: rank[vertex])
         names = [
             f"{edge[0]}\0{edge[1]}\0{row}"
@@ -142,8 +157,11 @@ class _Grid:
         return names if upper == edge[0] else names[::-1]
 
     def order(self) -> None:
-        """Order rows by the positions of neighbours, down and up in turn; keep the order with the fewest crossings."""
-        best, fewest = [list(row) for row in self.rows], self._crossings()
+        """Order rows by the positions of neighbours, down and up in turn; keep the
+        order with the fewest crossings.
+        """
+        best = [list(row) for row in self.rows]
+        fewest = self._crossings()
         for sweep in range(SWEEPS):
             beside, rows = (
                 (self.above, self.rows)
@@ -166,7 +184,8 @@ class _Grid:
                     )
                 )
             if (crossings := self._crossings()) < fewest:
-                best, fewest = [list(row) for row in self.rows], crossings
+                best = [list(row) for row in self.rows]
+                fewest = crossings
         self.rows = best
 
     def across(self, gap: float) -> dict[Vertex, float]:
@@ -199,24 +218,28 @@ class _Grid:
     def _spaced(
         self, row: Sequence[Vertex], wanted: Callable[[Vertex], float], gap: float
     ) -> list[float]:
-        """Return positions in this order, with gaps, at the least sum of squared distances from the wanted ones."""
-        shift, shifts = 0.0, []
+        """Return positions in this order, with gaps, at the least sum of squared
+        distances from the wanted ones.
+        """
+        shift = 0.0
+        shifts = []
         for before, vertex in zip([None, *row], row, strict=False):
             if before is not None:
                 shift += (self.sizes[before][0] + self.sizes[vertex][0]) / 2 + gap
             shifts.append(shift)
         blocks: list[tuple[float, float, int]] = []
-        """Vertices that touch: the mean of their wanted positions, their weight, their number."""
+        """Vertices that touch: the mean of their wanted positions, their weight, their
+        number.
+        """
         for vertex, shift in zip(row, shifts, strict=True):
-            mean, weight, count = (
-                wanted(vertex) - shift,
-                _STRAIGHT if self.sizes[vertex][1] == 0 else 1.0,
-                1,
-            )
+            mean = wanted(vertex) - shift
+            weight = _STRAIGHT if self.sizes[vertex][1] == 0 else 1.0
+            count = 1
             while blocks and blocks[-1][0] >= mean:
                 other, heavy, many = blocks.pop()
                 mean = (mean * weight + other * heavy) / (weight + heavy)
-                weight, count = weight + heavy, count + many
+                weight = weight + heavy
+                count = count + many
             blocks.append((mean, weight, count))
         means = [mean for mean, _, count in blocks for _ in range(count)]
         return [mean + shift for mean, shift in zip(means, shifts, strict=True)]

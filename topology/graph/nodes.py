@@ -1,11 +1,11 @@
 """The nodes of a topology: the graph that a builder writes and the compiler reads.
 
-A node is a frozen value that knows the names of its parents and what it does; it holds no logic. Sources, sinks and
-stateful nodes serialise or deserialise, so they carry the serdes. A repartition is a `Sink` and a `Source` on one
-internal topic.
+A node is a frozen value that knows the names of its parents and what it does; it holds
+no logic. Sources, sinks and stateful nodes serialise or deserialise, so they carry the
+serdes. A repartition is a `Sink` and a `Source` on one internal topic.
 
-Invariant: nodes are listed in the order in which they were attached, parents first. The children of a node run in that
-order, depth first.
+Invariant: nodes are listed in the order in which they were attached, parents first. The
+children of a node run in that order, depth first.
 """
 
 from __future__ import annotations
@@ -27,41 +27,57 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The fields of every node. `name` is generated as by Kafka Streams (`KSTREAM-FILTER-0000000003`) or the user's."""
+    """The fields of every node. `name` is generated as by Kafka Streams
+    (`KSTREAM-FILTER-0000000003`) or the user's.
+    """
 
     name: str
     parents: tuple[str, ...] = ()
     sends_old: bool = False
-    """For a table: it forwards the old value with each update. `cut` sets it, from `Graph.sending_old`."""
+    """For a table: it forwards the old value with each update. `cut` sets it, from
+    `Graph.sending_old`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Node):
     """Reads the records of topics.
 
-    Internal topics are repartition topics; in a `Topology` their names carry the application id.
+    Internal topics are repartition topics; in a `Topology` their names carry the
+    application id.
 
-    With a `pattern`, `topics` are those that matched when the cluster's topics were listed last; see `patterns`.
+    With a `pattern`, `topics` are those that matched when the cluster's topics were
+    listed last; see `patterns`.
     """
 
     topics: tuple[str, ...]
     key: Serde[Any]
     value: Serde[Any]
     timestamp: Function | None = None
-    """`(records.TimestampedRecord) -> int | None`: None or a negative number drops the record."""
+    """`(records.TimestampedRecord) -> int | None`: None or a negative number drops the
+    record.
+    """
     internal: bool = False
     pattern: Pattern[str] | None = None
     idle_ms: int | None = None
-    """The silence of a partition after which its stream time advances; None: it does not advance."""
+    """The silence of a partition after which its stream time advances; None: it does
+    not advance.
+    """
     unordered: bool = False
-    """The records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
+    """The records may be processed in any order, those of a key included: a share group
+    deals them (`unordered`).
+    """
     reset: str | None = None
-    """Where the source begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
+    """Where the source begins without a position, see `offset_resets`; None: the
+    setting `auto.offset.reset`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(Node):
-    """Makes a source's records the updates of a table. `store` None: it has no name and no operator looks it up."""
+    """Makes a source's records the updates of a table. `store` None: it has no name and
+    no operator looks it up.
+    """
 
     store: StoreSpec | None
 
@@ -90,14 +106,17 @@ class DynamicSink(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyTo(Node):
-    """Applies each record to an external sink; its source is a repartition topic of its own."""
+    """Applies each record to an external sink; its source is a repartition topic of its
+    own.
+    """
 
     target: ExternalSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Node):
-    """Keeps the records for which `predicate(key, value)` is true, or with `negate` false.
+    """Keeps the records for which `predicate(key, value)` is true, or with `negate`
+    false.
 
     A filtered table turns a row that fails into a tombstone.
     """
@@ -111,7 +130,9 @@ class Filter(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapValues(Node):
-    """Replaces the value by `mapper(value)`, or `mapper(key, value)`. A table's null values stay null."""
+    """Replaces the value by `mapper(value)`, or `mapper(key, value)`. A table's null
+    values stay null.
+    """
 
     mapper: Function
     with_key: bool = False
@@ -122,9 +143,11 @@ class MapValues(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncMap(Node):
-    """Replaces the value by the result of `mapper(value)`, or `mapper(key, value)`, an asynchronous call.
+    """Replaces the value by the result of `mapper(value)`, or `mapper(key, value)`, an
+    asynchronous call.
 
-    With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`, any number of values or pairs.
+    With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`,
+    any number of values or pairs.
     """
 
     mapper: Function
@@ -135,7 +158,9 @@ class AsyncMap(Node):
 
     @property
     def function(self) -> Function:
-        """The function that a call runs: `mapper`, to the end of the results that it returns."""
+        """The function that a call runs: `mapper`, to the end of the results that it
+        returns.
+        """
         if not self.flat:
             return self.mapper
         return partial(listed_later if self.calling.coroutine else listed, self.mapper)
@@ -143,7 +168,9 @@ class AsyncMap(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatMapValues(Node):
-    """Replaces a value by any number of values: `mapper(value)` or `mapper(key, value)` returns an iterable."""
+    """Replaces a value by any number of values: `mapper(value)` or `mapper(key, value)`
+    returns an iterable.
+    """
 
     mapper: Function
     with_key: bool = False
@@ -158,7 +185,9 @@ class Map(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatMap(Node):
-    """Replaces a record by any number of records: `mapper(key, value)` returns an iterable of (key, value) pairs."""
+    """Replaces a record by any number of records: `mapper(key, value)` returns an
+    iterable of (key, value) pairs.
+    """
 
     mapper: Function
 
@@ -172,7 +201,9 @@ class SelectKey(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peek(Node):
-    """Calls `action(key, value)` and passes the record on. A `foreach` is a Peek without children."""
+    """Calls `action(key, value)` and passes the record on. A `foreach` is a Peek
+    without children.
+    """
 
     action: Function
 
@@ -186,7 +217,8 @@ class Merge(Node):
 class Split(Node):
     """Sends each record to the `Branch` of the first predicate that is true.
 
-    If none is true, the record goes to the default branch, which follows the predicates' branches, or is dropped.
+    If none is true, the record goes to the default branch, which follows the
+    predicates' branches, or is dropped.
     """
 
     predicates: tuple[Function, ...]
@@ -201,11 +233,13 @@ class Branch(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processing(Node):
-    """Gives records to the `processors.Processor` that `supplier()` makes for each task.
+    """Gives records to the `processors.Processor` that `supplier()` makes for each
+    task.
 
-    `stores` are the stores that it adds, `store_names` all stores that it may use. `fixed_key`: the key stays the same;
-    `key` is then its serde, if known. `by_key`: the processor treats each key on its own, so key ranges can be tasks;
-    otherwise each partition is one task.
+    `stores` are the stores that it adds, `store_names` all stores that it may use.
+    `fixed_key`: the key stays the same; `key` is then its serde, if known. `by_key`:
+    the processor treats each key on its own, so key ranges can be tasks; otherwise each
+    partition is one task.
     """
 
     supplier: Function
@@ -218,7 +252,8 @@ class Processing(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncProcessing(Processing):
-    """Gives each record to `supplier(record, context)`, which changes rows of the record's key and forwards records.
+    """Gives each record to `supplier(record, context)`, which changes rows of the
+    record's key and forwards records.
 
     `supplier` is the function itself: a task has no object of its own for it.
     """
@@ -232,7 +267,9 @@ Asynchronous: TypeAlias = AsyncMap | AsyncProcessing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropNullKeys(Node):
-    """Drops records without a key, before the repartition topic of an aggregation or of an inner join."""
+    """Drops records without a key, before the repartition topic of an aggregation or of
+    an inner join.
+    """
 
 
 RECORD_BY_RECORD = (
@@ -251,16 +288,20 @@ RECORD_BY_RECORD = (
         DropNullKeys,
     ),
 )
-"""Nodes that forward records only while they process the record from which these result."""
+"""Nodes that forward records only while they process the record from which these
+result.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Node):
-    """A table from a stream: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+    """A table from a stream: `aggregator(key, value, aggregate)`, starting from
+    `initializer()`.
 
-    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is still the serde of the plain key. A reduce
-    has no `initializer`: the first value is the aggregate, and later ones give `aggregator(aggregate, value)`. A count
-    has neither function.
+    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is still the
+    serde of the plain key. A reduce has no `initializer`: the first value is the
+    aggregate, and later ones give `aggregator(aggregate, value)`. A count has neither
+    function.
     """
 
     store: StoreSpec
@@ -272,22 +313,29 @@ class Aggregate(Node):
     emit_on_close: bool = False
     """Emit on close: each window is forwarded once, when it closes."""
     cogrouped: bool = False
-    """Whether the node is one of several aggregations that write into the store of a `CogroupMerge` below."""
+    """Whether the node is one of several aggregations that write into the store of a
+    `CogroupMerge` below.
+    """
 
     @property
     def drops_null_values(self) -> bool:
-        """Whether the node drops records with a null value. Windowed aggregations, but for sliding ones, take them."""
+        """Whether the node drops records with a null value. Windowed aggregations, but
+        for sliding ones, take them.
+        """
         return self.windows is None or isinstance(self.windows, SlidingWindows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTableJoin(Node):
-    """`joiner(value, table value)` for each stream record, with `left` also for records without a match.
+    """`joiner(value, table value)` for each stream record, with `left` also for records
+    without a match.
 
-    With `with_key`, the joiner takes the key first. `parents` is (stream, table). The table may be a view: `Filter` and
-    `MapValues` nodes with `table=True` above which another node has the store. `store` is that store; a lookup applies
-    the nodes between store and join from the top down. Keys are equal as bytes: both sides have the same key serde. An
-    inner join drops records without a key, a left join joins them with None.
+    With `with_key`, the joiner takes the key first. `parents` is (stream, table). The
+    table may be a view: `Filter` and `MapValues` nodes with `table=True` above which
+    another node has the store. `store` is that store; a lookup applies the nodes
+    between store and join from the top down. Keys are equal as bytes: both sides have
+    the same key serde. An inner join drops records without a key, a left join joins
+    them with None.
     """
 
     store: StoreSpec
@@ -298,7 +346,9 @@ class StreamTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late(Node):
-    """Forwards the late records that its parent, a windowed aggregation or versioned table, drops; not its updates."""
+    """Forwards the late records that its parent, a windowed aggregation or versioned
+    table, drops; not its updates.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +358,9 @@ class ToStream(Node):
 
 @dataclass(frozen=True, slots=True)
 class GlobalUpdate:
-    """The processor that maintains a global store, and the serdes with which it reads the topic."""
+    """The processor that maintains a global store, and the serdes with which it reads
+    the topic.
+    """
 
     name: str
     supplier: Callable[..., Any]
@@ -330,9 +382,11 @@ class GlobalTable:
 
 @dataclass(frozen=True, slots=True)
 class SubTopology:
-    """Connected nodes, which run together in a task. Topics separate it from other sub-topologies.
+    """Connected nodes, which run together in a task. Topics separate it from other
+    sub-topologies.
 
-    Shape: `nodes` parents first. `topics` are the source topics in node order, internal ones with the application id.
+    Shape: `nodes` parents first. `topics` are the source topics in node order, internal
+    ones with the application id.
     """
 
     id: int
@@ -342,7 +396,9 @@ class SubTopology:
 
     @property
     def across_keys(self) -> list[str]:
-        """The names of the processors that look at several keys at a time (`by_key=False`)."""
+        """The names of the processors that look at several keys at a time
+        (`by_key=False`).
+        """
         return [
             node.name
             for node in self.nodes
@@ -356,7 +412,9 @@ class SubTopology:
 
     @property
     def unordered(self) -> bool:
-        """Whether a share group deals its records, not the application's group: then it has no tasks."""
+        """Whether a share group deals its records, not the application's group: then it
+        has no tasks.
+        """
         return any(isinstance(node, Source) and node.unordered for node in self.nodes)
 
     @property
@@ -367,7 +425,9 @@ class SubTopology:
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """A topic that the application creates. It takes the largest partition count of the topics `partitions_from`."""
+    """A topic that the application creates. It takes the largest partition count of the
+    topics `partitions_from`.
+    """
 
     name: str
     kind: str
@@ -382,8 +442,9 @@ class InternalTopic:
 class Structure:
     """The parts of a program, as a value.
 
-    Shape: the topics of nodes are full names. `copartitioned` has sets of source topics that must have equal partition
-    counts, each with the name of its operator for error messages.
+    Shape: the topics of nodes are full names. `copartitioned` has sets of source topics
+    that must have equal partition counts, each with the name of its operator for error
+    messages.
     """
 
     application_id: str

@@ -1,4 +1,5 @@
-"""Where a source begins in which the group has no position: `reset=` of the source, else `auto.offset.reset`.
+"""Where a source begins in which the group has no position: `reset=` of the source,
+else `auto.offset.reset`.
 
     earliest               at the first record that the topic still has
     latest                 behind the last one
@@ -18,7 +19,9 @@ from coopstreams.topology.durations import checked_ms
 from coopstreams.topology.errors import TopologyError
 
 OffsetReset: TypeAlias = Literal["earliest", "latest"] | timedelta | str
-"""The argument `reset=`: a word, a duration before the start of the source, or `by_duration:` and ISO 8601."""
+"""The argument `reset=`: a word, a duration before the start of the source, or
+`by_duration:` and ISO 8601.
+"""
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

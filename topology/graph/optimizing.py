@@ -1,14 +1,17 @@
-"""The setting `topology.optimization`: rewrites a topology so that it stores less and gives the same results.
+"""The setting `topology.optimization`: rewrites a topology so that it stores less and
+gives the same results.
 
     reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the
                                  topic itself
     single.store.self.join       an inner join of a stream with itself keeps its records once
     merge.repartition.topics     is always done, by `repartition`
 
-Invariant: only what is stored, and where it is restored from, changes.
-Turned down: optimising in `build()` (the builder knows no settings), and reusing the topic of a table with a timestamp
-extractor, a history or a time to live (there, a record of the topic is not the row).
-Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.
+Invariant: only what is stored, and where it is restored from, changes. Turned down:
+optimising in `build()` (the builder knows no settings), and reusing the topic of a
+table with a timestamp extractor, a history or a time to live (there, a record of the
+topic is not the row).
+Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the
+self-join.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ OPTIMIZATIONS = (REUSE, MERGE, SELF_JOIN)
 
 
 def parse_optimization(text: str) -> frozenset[str]:
-    """Return the optimisations that the setting names: `none`, `all`, or names separated by commas.
+    """Return the optimisations that the setting names: `none`, `all`, or names
+    separated by commas.
 
     Raises:
         ValueError: an unknown name; the message lists the known ones.
@@ -57,7 +61,8 @@ def parse_optimization(text: str) -> frozenset[str]:
 
 
 def optimized(topology: S, wanted: str) -> S:
-    """Return the topology with the optimisations that `wanted`, a value of `topology.optimization`, names.
+    """Return the topology with the optimisations that `wanted`, a value of
+    `topology.optimization`, names.
 
     Raises:
         ValueError: an unknown name, see `parse_optimization`.
@@ -120,8 +125,8 @@ def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
 def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
     """Yield the stores that hold a copy of a topic, with the topic.
 
-    The table must be the only reader of the source: with other readers, a key that cannot be deserialised may keep a
-    record from all of them.
+    The table must be the only reader of the source: with other readers, a key that
+    cannot be deserialised may keep a record from all of them.
     """
     sources = {node.name: node for node in nodes if isinstance(node, Source)}
     readers = Counter(parent for node in nodes for parent in node.parents)
@@ -138,7 +143,9 @@ def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
-    """Whether each record of the topic is a row of the store, with the same key, value and timestamp."""
+    """Whether each record of the topic is a row of the store, with the same key, value
+    and timestamp.
+    """
     same = (source.key, source.value) == (store.key, store.value)
     one = len(source.topics) == 1 and source.pattern is None
     whole = store.history_ms is None and store.ttl_ms is None

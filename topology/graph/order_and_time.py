@@ -1,20 +1,24 @@
 """Checks that a program needs no order and no stream time that its topics do not have.
 
-`order="none"`: a share group deals the records. The broker gives one to any member, in any order, and again after a
-failure. So nothing may depend on an earlier record: no store, no window, no table, no stream time.
+`order="none"`: a share group deals the records. The broker gives one to any member, in
+any order, and again after a failure. So nothing may depend on an earlier record: no
+store, no window, no table, no stream time.
 
-`idle_advance=` advances the time of a topic's own partitions. A repartition topic has partitions of its own, which no
-mark of the source reaches, and what waits behind it would wait for ever.
+`idle_advance=` advances the time of a topic's own partitions. A repartition topic has
+partitions of its own, which no mark of the source reaches, and what waits behind it
+would wait for ever.
 
-Invariant: the results of a record without an order depend only on the record and on global tables.
-Invariant: windows that the user asked to be closed in silence are.
-Turned down: processors without an order (they may keep state, and are scheduled by stream time), and topics by pattern
-(positions of a share group cannot be found again when a pattern changes).
-Turned down: the source's `idle_advance` for the topics below it. Such a topic is silent while the tasks that write it
-stand still, too (a restore, a rebalance): records that they have not read yet would be late, and the user did not say
-how long that may last.
-Turned down: marks that tasks pass on. A partition has records of all partitions above it and of all key ranges, so it
-is silent only if all of them are, also those that never had a record.
+Invariant: the results of a record without an order depend only on the record and on
+global tables.
+Invariant: windows that the user asked to be closed in silence are. Turned down:
+processors without an order (they may keep state, and are scheduled by stream time), and
+topics by pattern (positions of a share group cannot be found again when a pattern
+changes). Turned down: the source's `idle_advance` for the topics below it. Such a topic
+is silent while the tasks that write it stand still, too (a restore, a rebalance):
+records that they have not read yet would be late, and the user did not say how long
+that may last. Turned down: marks that tasks pass on. A partition has records of all
+partitions above it and of all key ranges, so it is silent only if all of them are, also
+those that never had a record.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ _TABLES = TableAggregate | ForeignKeyAnswer | ForeignKeyResult
 
 
 def check_unordered(subtopology: SubTopology) -> None:
-    """Check that a sub-topology can do without an order, if a source of it says `order="none"`.
+    """Check that a sub-topology can do without an order, if a source of it says
+    `order="none"`.
 
     Raises:
         TopologyError: it cannot; names the node and the cure.
@@ -70,7 +75,8 @@ def check_unordered(subtopology: SubTopology) -> None:
 
 
 def check_silences(topology: Structure) -> None:
-    """Check that what waits for stream time is reached by the `idle_advance=` of some source, if there is one above it.
+    """Check that what waits for stream time is reached by the `idle_advance=` of some
+    source, if there is one above it.
 
     Raises:
         TopologyError: it is not; names the node, the topic between them and the cure.
@@ -141,7 +147,9 @@ def _sources(node: Node, nodes: Mapping[str, Node]) -> list[Source]:
 
 
 def _idle_above(source: Source, nodes: Mapping[str, Node]) -> Source | None:
-    """Return a source with `idle_advance=` from which the records of a repartition topic come; None: there is none."""
+    """Return a source with `idle_advance=` from which the records of a repartition
+    topic come; None: there is none.
+    """
     for sink in nodes.values() if source.internal else ():
         if isinstance(sink, Sink) and sink.internal and sink.topic in source.topics:
             for above in _sources(sink, nodes):

@@ -1,11 +1,12 @@
-"""The lineage of nodes and stores: the topics and stores that their records come from, and the operators that write a
-store.
+"""The lineage of nodes and stores: the topics and stores that their records come from,
+and the operators that write a store.
 
-`changes` compares two versions of a program by it: under the same name, a store with another lineage has rows of
-another meaning.
+`changes` compares two versions of a program by it: under the same name, a store with
+another lineage has rows of another meaning.
 
-Invariant: the lineage has all topics and stores anywhere upstream, also those upstream of internal topics. A pattern
-stands for itself, because each process notices the topics that match it at another time.
+Invariant: the lineage has all topics and stores anywhere upstream, also those upstream
+of internal topics. A pattern stands for itself, because each process notices the topics
+that match it at another time.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def topics_above(topology: Structure) -> Above:
 
 
 def stores_above(topology: Structure) -> Above:
-    """Return, for each store by name, the other stores that its rows are made from: those that the nodes above its own
-    write, or look up.
+    """Return, for each store by name, the other stores that its rows are made from:
+    those that the nodes above its own write, or look up.
     """
     gathered = _gathered(topology, _stores_used)
     known = {store.name for store in topology.stores}
@@ -123,10 +124,12 @@ def read_by(source: Source) -> frozenset[str]:
 class Made:
     """The lineage of a store.
 
-    Shape: `methods` are the operators that write it, such as `count` or `StreamStreamJoin`; `reads` are all topics that
-    its rows come from. `held` is the serde of the values in the updates that a suppression holds; `left`: whether the
-    rows of a foreign-key join include those without a match; `first`: the topics of the first side of a left join of
-    tables, which has a row for each of its rows. Of other stores they are None.
+    Shape: `methods` are the operators that write it, such as `count` or
+    `StreamStreamJoin`; `reads` are all topics that its rows come from. `held` is the
+    serde of the values in the updates that a suppression holds; `left`: whether the
+    rows of a foreign-key join include those without a match; `first`: the topics of the
+    first side of a left join of tables, which has a row for each of its rows. Of other
+    stores they are None.
     """
 
     methods: frozenset[str]
@@ -138,7 +141,9 @@ class Made:
 
 
 def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
-    """Return the lineage of each store of a sub-topology, by name. Several nodes may write one store."""
+    """Return the lineage of each store of a sub-topology, by name. Several nodes may
+    write one store.
+    """
     found: dict[str, Made] = {}
     by_name = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:

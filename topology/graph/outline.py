@@ -1,9 +1,11 @@
-"""The outline of a topology: its stores, repartition topics, sources and sinks by name, to compare two versions.
+"""The outline of a topology: its stores, repartition topics, sources and sinks by name,
+to compare two versions.
 
-It is read from the JSON of `describe("json")`, which a file or a topic of the cluster keeps.
+It is read from the JSON of `describe("json")`, which a file or a topic of the cluster
+keeps.
 
-Invariant: topologies that do the same with the same names have equal outlines. An outline leaves out functions, names
-of nodes, and the topics that match a pattern now.
+Invariant: topologies that do the same with the same names have equal outlines. An
+outline leaves out functions, names of nodes, and the topics that match a pattern now.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from coopstreams.topology.json_text import read_long
 class Store:
     """A store.
 
-    Shape: `reads` are the topics that its rows come from, internal topics included; `changelog` is the changelog topic,
-    which may be the source topic itself, or None. `schemas` are those of the classes of its values, and `key_schemas`
-    those of its keys, see `serdes.schemas_of`.
+    Shape: `reads` are the topics that its rows come from, internal topics included;
+    `changelog` is the changelog topic, which may be the source topic itself, or None.
+    `schemas` are those of the classes of its values, and `key_schemas` those of its
+    keys, see `serdes.schemas_of`.
     """
 
     name: str
@@ -44,26 +47,35 @@ class Store:
     expires: bool = False
     """Whether its rows have a time to live."""
     held: str | None = None
-    """The serde of the values in the updates that a suppression holds. None: no suppression, or an earlier description.
+    """The serde of the values in the updates that a suppression holds. None: no
+    suppression, or an earlier description.
     """
     left: bool | None = None
-    """Whether a foreign-key join keeps rows without a match. None: no such join, or an earlier description."""
+    """Whether a foreign-key join keeps rows without a match. None: no such join, or an
+    earlier description.
+    """
     first: frozenset[str] | None = None
-    """The topics of the first side of a left join of tables. None: no such join, or an earlier description."""
+    """The topics of the first side of a left join of tables. None: no such join, or an
+    earlier description.
+    """
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
     asked: str | None = None
-    """The serde of the left rows of a foreign-key join, whose hash its subscribers have. None: no such store, or an
-    earlier description.
+    """The serde of the left rows of a foreign-key join, whose hash its subscribers
+    have. None: no such store, or an earlier description.
     """
     asked_schemas: tuple[Any, ...] = ()
     computed: bool = False
     """Whether these rows are in no store."""
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
-    """The stores that its rows are made from. Not compared: descriptions by earlier versions of coopstreams lack it."""
+    """The stores that its rows are made from. Not compared: descriptions by earlier
+    versions of coopstreams lack it.
+    """
 
     twin: str = field(default="", compare=False)
-    """Of a stream's join with itself, the store that has the same rows, and may be kept alone. Empty: none."""
+    """Of a stream's join with itself, the store that has the same rows, and may be kept
+    alone. Empty: none.
+    """
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -82,8 +94,9 @@ class Store:
 class RepartitionOutline:
     """A repartition topic.
 
-    Shape: `reads` are the topics that its records come from; `feeds` are the stores and topics that come from it, with
-    an empty name for an external sink and for topics that a function chooses. Calls, as of `foreach`, are not seen.
+    Shape: `reads` are the topics that its records come from; `feeds` are the stores and
+    topics that come from it, with an empty name for an external sink and for topics
+    that a function chooses. Calls, as of `foreach`, are not seen.
     """
 
     name: str
@@ -100,8 +113,8 @@ class RepartitionOutline:
 class Outline:
     """A version of a topology.
 
-    Shape: mappings are by name; `sources` are the topics and patterns that are read, without repartition topics;
-    `patterns` have the flags of each, as of `re`.
+    Shape: mappings are by name; `sources` are the topics and patterns that are read,
+    without repartition topics; `patterns` have the flags of each, as of `re`.
     """
 
     application_id: str
@@ -114,7 +127,9 @@ class Outline:
     unordered: frozenset[str] = frozenset()
     """The sources whose records a share group deals."""
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By store, the partition counts of the topics that cut its rows, as far as known: see `partitions.unchecked`."""
+    """By store, the partition counts of the topics that cut its rows, as far as known:
+    see `partitions.unchecked`.
+    """
 
     def reads(self, topic: str) -> bool:
         """Return whether a topic is a source, or matches a pattern."""
@@ -127,7 +142,9 @@ class Outline:
         return frozenset(topics) - self.repartitions.keys()
 
     def meets(self, mine: Iterable[str], other: Outline, others: Iterable[str]) -> bool:
-        """Return whether two versions may read a common topic; two different patterns may always match a common one."""
+        """Return whether two versions may read a common topic; two different patterns
+        may always match a common one.
+        """
         pairs = (
             (one, another)
             for one in self.outside(mine)
@@ -148,7 +165,9 @@ class Outline:
 
 
 def outline(topology: Topology) -> Outline:
-    """Return the outline of a topology as it runs: `topology.optimization` decides which changelogs it has."""
+    """Return the outline of a topology as it runs: `topology.optimization` decides
+    which changelogs it has.
+    """
     return read_outline(topology.describe("json"))
 
 
@@ -156,8 +175,8 @@ def read_outline(described: str | bytes) -> Outline:
     """Return the outline of a topology that was described in JSON.
 
     Raises:
-        TopologyError: the text is not such a description, or another version of coopstreams wrote it. Describe it
-            again.
+        TopologyError: the text is not such a description, or another version of
+            coopstreams wrote it. Describe it again.
     """
     try:
         drawn = read_long(orjson.loads, described)
@@ -216,7 +235,9 @@ def _named_topics(sources: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _twins(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the stores of the right sides of joins of a stream with itself, each with that of the left side."""
+    """Return the stores of the right sides of joins of a stream with itself, each with
+    that of the left side.
+    """
     joins = (
         node
         for node in nodes
@@ -296,5 +317,7 @@ def _repartition(
 def _of_ids(
     drawn: Mapping[str, Any], name: str, schemas: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Return the schemas whose ids a store or a source has under a name; an earlier version may have written none."""
+    """Return the schemas whose ids a store or a source has under a name; an earlier
+    version may have written none.
+    """
     return tuple(schemas[id_] for id_ in drawn.get(name, ()))

@@ -1,9 +1,10 @@
 """Custom partitioners: `to(…, partitioner=…)` chooses the partition of each record.
 
-Without one, a record goes where the Java producer's default partitioner sends it, see `keys.partition_of`.
+Without one, a record goes where the Java producer's default partitioner sends it, see
+`keys.partition_of`.
 
-Turned down: None for the default partition, as Java's empty `Optional` (a function that forgets to return also returns
-None).
+Turned down: None for the default partition, as Java's empty `Optional` (a function that
+forgets to return also returns None).
 Source: Kafka Streams `StreamPartitioner`; KIP-837 for several partitions, or none.
 """
 
@@ -16,8 +17,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Partitioner: TypeAlias = Callable[[str, K, V, int], int | Collection[int]]
-"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several partitions, each of which gets
-the record; or `[]`, which drops it.
+"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several
+partitions, each of which gets the record; or `[]`, which drops it.
 """
 
 

@@ -1,13 +1,14 @@
 """The partition counts of all topics, given those of the source topics.
 
-A repartition topic takes the largest count of the topics upstream, with two exceptions: the user gives it a count, or a
-join reads it beside other topics. Co-partitioned topics must have equal counts, so internal ones take the count of the
-existing ones. A changelog has one partition for each partition of its sub-topology.
+A repartition topic takes the largest count of the topics upstream, with two exceptions:
+the user gives it a count, or a join reads it beside other topics. Co-partitioned topics
+must have equal counts, so internal ones take the count of the existing ones. A
+changelog has one partition for each partition of its sub-topology.
 
-Invariant: the result is a function of the topology and the counts; an existing internal topic with another count is an
-error.
-Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`, `CopartitionedTopicsEnforcer`,
-`InternalTopicConfig`.
+Invariant: the result is a function of the topology and the counts; an existing internal
+topic with another count is an error.
+Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`,
+`CopartitionedTopicsEnforcer`, `InternalTopicConfig`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _ANY_SIZE = {"retention.bytes": "-1"}
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """An internal topic as the topology needs it. `exists`: the cluster has it already, with this partition count."""
+    """An internal topic as the topology needs it. `exists`: the cluster has it already,
+    with this partition count.
+    """
 
     name: str
     partitions: int
@@ -49,12 +52,14 @@ class TopicPlan:
 class ResolvedTopics:
     """The result of `check_partitions`.
 
-    Shape: `partitions` has every topic that is read and every internal topic; `tasks[i]` is the number of partitions of
-    sub-topology i. While no topic matches a pattern, the counts of its sub-topology and of all internal topics that
-    follow from it are 0, and these are not created.
-    `orphans` are existing topics that look like internal topics of this application but are not in this topology.
-    Another version of the program (in which a generated name had another number) left them and their state behind, or
-    they belong to an application whose id begins with this one's and a '-'. So they are a reason to warn, not to stop.
+    Shape: `partitions` has every topic that is read and every internal topic;
+    `tasks[i]` is the number of partitions of sub-topology i. While no topic matches a
+    pattern, the counts of its sub-topology and of all internal topics that follow from
+    it are 0, and these are not created. `orphans` are existing topics that look like
+    internal topics of this application but are not in this topology. Another version of
+    the program (in which a generated name had another number) left them and their state
+    behind, or they belong to an application whose id begins with this one's and a '-'.
+    So they are a reason to warn, not to stop.
     """
 
     partitions: Mapping[str, int]
@@ -78,8 +83,10 @@ def check_partitions(
     `additional_retention_ms`: as of `topic_config`.
 
     Raises:
-        UnknownTopicError: source topics do not exist; the message suggests similar names.
-        TopologyError: co-partitioned topics have different counts, or an internal topic exists with another count.
+        UnknownTopicError: source topics do not exist; the message suggests similar
+        names.
+        TopologyError: co-partitioned topics have different counts, or an internal topic
+        exists with another count.
     """
     _check_known(topology, counts)
     partitions = _resolve(topology, counts)
@@ -112,7 +119,9 @@ def _check_known(topology: Topology, counts: Mapping[str, int]) -> None:
 
 
 def _orphans(topology: Topology, counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the topics that look like internal ones, but that the topology does not use."""
+    """Return the topics that look like internal ones, but that the topology does not
+    use.
+    """
     used = {topic.name for topic in topology.internal_topics}
     used.update(topology.source_topics)
     used.update(topology.sink_topics)
@@ -121,10 +130,12 @@ def _orphans(topology: Topology, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
-    """Return the stores whose partitions no changelog of their own fixes, each with the topics that cut its rows.
+    """Return the stores whose partitions no changelog of their own fixes, each with the
+    topics that cut its rows.
 
-    They have no changelog, or are restored from their topic. Where such a topic gets partitions, no internal topic
-    stops to fit, but keys are in other partitions than their rows.
+    They have no changelog, or are restored from their topic. Where such a topic gets
+    partitions, no internal topic stops to fit, but keys are in other partitions than
+    their rows.
     """
     internal = {topic.name for topic in topology.internal_topics}
     return {
@@ -142,11 +153,11 @@ def unchecked(topology: Topology) -> dict[str, tuple[str, ...]]:
 def grown(
     topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return the source and repartition topics that have got partitions since an application looked, each with what
-    follows, in words.
+    """Return the source and repartition topics that have got partitions since an
+    application looked, each with what follows, in words.
 
-    `before`: the partition counts by which it runs. Topics that a share group deals are not among them: the brokers
-    deal their new partitions too.
+    `before`: the partition counts by which it runs. Topics that a share group deals are
+    not among them: the brokers deal their new partitions too.
     """
     more = _with_more_partitions(topology, before, counts)
     if not more:
@@ -198,10 +209,12 @@ def _with_more_partitions(
 def check_names(topology: Topology) -> None:
     """Check that every internal topic has an explicit name.
 
-    A generated name contains a counter: adding or removing an operator changes it and orphans the topic with its state.
+    A generated name contains a counter: adding or removing an operator changes it and
+    orphans the topic with its state.
 
     Raises:
-        TopologyError: a topic has a generated name; the message says where to write a name.
+        TopologyError: a topic has a generated name; the message says where to write a
+        name.
 
     Source: KIP-1111 `ensure.explicit.internal.resource.naming`.
     """
@@ -223,9 +236,9 @@ def topic_config(
 ) -> dict[str, str]:
     """Return the topic settings with which an internal topic is created.
 
-    `additional_retention_ms`: how much longer than its store a window changelog keeps records. The broker counts from
-    their timestamps, by its own clock. None is deleted because of its size: that would follow from the brokers'
-    `log.retention.bytes`.
+    `additional_retention_ms`: how much longer than its store a window changelog keeps
+    records. The broker counts from their timestamps, by its own clock. None is deleted
+    because of its size: that would follow from the brokers' `log.retention.bytes`.
     """
     if topic.kind == "repartition":
         policy = {
@@ -285,7 +298,9 @@ def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _side_by_side(topology: Topology) -> dict[str, set[str]]:
-    """Return, for each co-partitioned topic, all topics that must have the same count, itself included."""
+    """Return, for each co-partitioned topic, all topics that must have the same count,
+    itself included.
+    """
     beside: dict[str, set[str]] = {}
     for _, topics in topology.copartitioned:
         together = set(topics).union(*(beside.get(topic, ()) for topic in topics))
@@ -336,7 +351,8 @@ def _plan(
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
-    """Whether a topic is named like an internal topic of any version of this application.
+    """Whether a topic is named like an internal topic of any version of this
+    application.
 
     Source: Kafka Streams `StreamsResetter.matchesInternalTopicFormat`.
     """

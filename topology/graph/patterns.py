@@ -1,13 +1,14 @@
-"""Sources by pattern: such a source reads every topic whose whole name matches, including topics created later.
+"""Sources by pattern: such a source reads every topic whose whole name matches,
+including topics created later.
 
-Only the cluster knows these topics, so a topology has none for such a source when it is built. `matched` fills them in
-whenever the topics of the cluster have been listed, and recomputes everything that follows from them (internal topics,
-co-partitioned topics).
+Only the cluster knows these topics, so a topology has none for such a source when it is
+built. `matched` fills them in whenever the topics of the cluster have been listed, and
+recomputes everything that follows from them (internal topics, co-partitioned topics).
 
-Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version of this application, with the
-record of its last version, and the marks of its backfills.
-Turned down: an error when nothing matches. As in Kafka Streams, the application waits: a matching topic may be created
-later.
+Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version
+of this application, with the record of its last version, and the marks of its
+backfills. Turned down: an error when nothing matches. As in Kafka Streams, the
+application waits: a matching topic may be created later.
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
 """
 
@@ -38,7 +39,8 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
     """Return the topology with each pattern filled in with the topics that match it.
 
     Raises:
-        TopologyError: two sources, or a source and a global table, would read the same topic. Narrow a pattern.
+        TopologyError: two sources, or a source and a global table, would read the same
+        topic. Narrow a pattern.
     """
     if not topology.has_patterns:
         return topology
@@ -57,8 +59,11 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
 
 
 def matchable(topology: Topology, names: Iterable[str]) -> list[str]:
-    """Return the topics that a pattern may match, in the order of their names: all but internal ones."""
-    names, application = sorted(names), topology.application_id
+    """Return the topics that a pattern may match, in the order of their names: all but
+    internal ones.
+    """
+    names = sorted(names)
+    application = topology.application_id
     own = {topology_topic(application), *marks_topics(application, names)}
     return [
         name

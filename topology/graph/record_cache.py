@@ -1,11 +1,12 @@
 """Finds the tables that forward each update at once although the record cache is on.
 
-A join of two tables forwards the difference since the last flush. That is right if both sides hold back their updates
-until the flush, or neither does. So if one side is not cached, neither are the other side and the join.
+A join of two tables forwards the difference since the last flush. That is right if both
+sides hold back their updates until the flush, or neither does. So if one side is not
+cached, neither are the other side and the join.
 
-Invariant: the tables that a join looks up, and the join itself, are all cached or all uncached.
-Turned down: caching one side alone (a row that comes and goes between two flushes would leave a join result that is
-never retracted).
+Invariant: the tables that a join looks up, and the join itself, are all cached or all
+uncached. Turned down: caching one side alone (a row that comes and goes between two
+flushes would leave a join result that is never retracted).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 
 
 def uncached(nodes: Sequence[Node]) -> frozenset[str]:
-    """Return the names of the uncached tables: not `cached` by their store, versioned, or joined with such a table."""
+    """Return the names of the uncached tables: not `cached` by their store, versioned,
+    or joined with such a table.
+    """
     by_name = {node.name: node for node in nodes}
     found = {node.name for node in nodes if _tells_at_once(node)}
     together = [

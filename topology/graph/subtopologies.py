@@ -1,10 +1,12 @@
-"""From the graph of a builder to a `Topology`: cuts it into sub-topologies, and names and collects internal topics.
+"""From the graph of a builder to a `Topology`: cuts it into sub-topologies, and names
+and collects internal topics.
 
-A sub-topology is a connected component of the graph. A repartition topic is a sink and a source without an edge between
-them, so it separates sub-topologies. They are numbered in the order of their first nodes, as in Kafka Streams.
+A sub-topology is a connected component of the graph. A repartition topic is a sink and
+a source without an edge between them, so it separates sub-topologies. They are numbered
+in the order of their first nodes, as in Kafka Streams.
 
-Invariant: every node is in one sub-topology, every store has at most one changelog, every internal topic has a name of
-its own.
+Invariant: every node is in one sub-topology, every store has at most one changelog,
+every internal topic has a name of its own.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def cut(graph: Graph) -> Topology:
     """Return the topology that the graph describes.
 
     Raises:
-        TopologyError: the graph is empty, a topic is read in two ways, a processor's stores do not fit, or a topic of
-            the user has the name of an internal one.
+        TopologyError: the graph is empty, a topic is read in two ways, a processor's
+            stores do not fit, or a topic of the user has the name of an internal one.
     """
     if not graph.nodes:
         raise TopologyError(
@@ -91,7 +93,9 @@ def assembled(
     given: Mapping[str, int | None],
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
-    """Return the topology of these connected components. `given`: the user's partition counts by repartition topic."""
+    """Return the topology of these connected components. `given`: the user's partition
+    counts by repartition topic.
+    """
     subtopologies = tuple(
         _subtopology(number, component) for number, component in enumerate(components)
     )
@@ -129,8 +133,9 @@ def _resolved(node: Node, graph: Graph) -> Node:
 
 
 def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
-    """Return the nodes without those that drop null keys before a repartition topic above a left or outer stream join:
-    such a join takes records without a key, and they advance its time.
+    """Return the nodes without those that drop null keys before a repartition topic
+    above a left or outer stream join: such a join takes records without a key, and they
+    advance its time.
 
     Source: Kafka Streams `NodesWithRelaxedNullKeyJoinDownstream`.
     """
@@ -165,7 +170,9 @@ def _joins_null_keys(node: Node) -> bool:
 
 
 def _connected(nodes: list[Node]) -> list[list[Node]]:
-    """Return the connected components, in the order of their first nodes, each in the order of `nodes`."""
+    """Return the connected components, in the order of their first nodes, each in the
+    order of `nodes`.
+    """
     component_of = {node.name: [node] for node in nodes}
     keepers = {
         store.name: node.name for node in reversed(nodes) for store in stores_of(node)
@@ -185,7 +192,9 @@ def _connected(nodes: list[Node]) -> list[list[Node]]:
 
 
 def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
-    """Return the nodes that write the stores a processor uses: they must run in the same task."""
+    """Return the nodes that write the stores a processor uses: they must run in the
+    same task.
+    """
     return (
         [keepers[store] for store in node.store_names if store in keepers]
         if isinstance(node, Processing)
@@ -285,7 +294,9 @@ _KEPT = Aggregate | CogroupMerge | TableSource | Filter | MapValues
 
 
 def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Yield, for each operator that needs co-partitioned topics, its name for messages and the topics upstream."""
+    """Yield, for each operator that needs co-partitioned topics, its name for messages
+    and the topics upstream.
+    """
     above: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         sides = [above[parent] for parent in node.parents]
@@ -309,10 +320,12 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
 def before_windows(
     subtopologies: Iterable[SubTopology],
 ) -> Mapping[int, frozenset[str]]:
-    """Return the sub-topologies that write, through others or not, to one with windows or other rows that expire.
+    """Return the sub-topologies that write, through others or not, to one with windows
+    or other rows that expire.
 
-    If their partitions were cut by key range, tasks would read them at different speeds, in a backlog by hours of
-    records. The one that is ahead would move the stream time of the windows, and records of the others would be late.
+    If their partitions were cut by key range, tasks would read them at different
+    speeds, in a backlog by hours of records. The one that is ahead would move the
+    stream time of the windows, and records of the others would be late.
 
     Shape: by number, with the names of the stores.
     """
@@ -354,7 +367,9 @@ def _written(nodes: Iterable[Node]) -> set[str]:
 
 
 def _expiring(part: SubTopology, fed: Mapping[str, Node]) -> frozenset[str]:
-    """Return the stores whose rows expire in the stream time of these nodes; that of a processor is its task's."""
+    """Return the stores whose rows expire in the stream time of these nodes; that of a
+    processor is its task's.
+    """
     nodes = [
         node for node in part.nodes if node.name in fed or isinstance(node, Processing)
     ]

@@ -1,4 +1,6 @@
-"""A drawing of a topology as an SVG file, which browsers show in the reader's colours, light or dark."""
+"""A drawing of a topology as an SVG file, which browsers show in the reader's colours,
+light or dark.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _STYLE = """
 
 def svg(drawing: Drawing, title: str) -> str:
     """Return the file."""
-    width, height = drawing.width + 2 * MARGIN, drawing.height + 2 * MARGIN
+    width = drawing.width + 2 * MARGIN
+    height = drawing.height + 2 * MARGIN
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -58,14 +61,16 @@ def curve(points: tuple[Point, ...]) -> str:
         parts.append(
             f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
         )
-        x, y = to_x, to_y
+        x = to_x
+        y = to_y
     return "".join(parts)
 
 
 def _box(box: Box) -> str:
     texts = [(box.title, "name"), *([(box.subtitle, "soft")] if box.subtitle else [])]
     texts += [(line.text, "soft") for line in box.lines]
-    x, top = box.x + box.width / 2, box.y + PADDING / 2 + LINE - 5
+    x = box.x + box.width / 2
+    top = box.y + PADDING / 2 + LINE - 5
     lines = [
         _text(style, "middle", x, top + LINE * number, text)
         for number, (text, style) in enumerate(texts)

@@ -14,9 +14,13 @@ class Topology(Structure):
     """A program as a value. Made by `StreamsBuilder.build()`."""
 
     def optimized(self, optimization: str) -> Topology:
-        """Return the topology as it runs with this `topology.optimization`: `none`, `all`, or comma-separated names."""
+        """Return the topology as it runs with this `topology.optimization`: `none`,
+        `all`, or comma-separated names.
+        """
         return optimized(self, optimization)
 
     def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type
-        """Return the description of the topology as `text`, `mermaid`, `dot`, `svg` or `json`."""
+        """Return the description of the topology as `text`, `mermaid`, `dot`, `svg` or
+        `json`.
+        """
         return describe(self, format)

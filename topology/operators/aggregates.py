@@ -1,11 +1,13 @@
 """Aggregations of streams, with or without windows, and of tables.
 
-The row of a key, or of a key and a window, is an `Entry` of the store's write buffer, changed in place and marked dirty
-once. Tumbling and hopping windows are generated code; sliding windows and sessions are in `windowing`.
+The row of a key, or of a key and a window, is an `Entry` of the store's write buffer,
+changed in place and marked dirty once. Tumbling and hopping windows are generated code;
+sliding windows and sessions are in `windowing`.
 
-Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
-Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`, `KTableAggregate`, `KTableReduce`,
-`KTableRepartitionMap`.
+Invariant: what is forwarded is what the store holds: (key bytes, new value or None,
+timestamp of the row).
+Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`,
+`KTableAggregate`, `KTableReduce`, `KTableRepartitionMap`.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ def aggregate(
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
     if node.cogrouped or isinstance(node.windows, SlidingWindows | SessionWindows):
-        # These windows look back beyond the open ones, or another stream is ahead of theirs: expired rows must be gone,
-        # however records are cut into batches.
+        # These windows look back beyond the open ones, or another stream is ahead of
+        # theirs: expired rows must be gone, however records are cut into batches.
         observed = (
             _observed(compiler, function, node) if node.cogrouped else operator_time
         )
@@ -102,8 +104,11 @@ def aggregate(
 
 
 def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
-    """Generate the latest stream time of all streams that are cogrouped with a node's; return its variable."""
-    observed, analysis = function.fresh("observed"), compiler.analysis
+    """Generate the latest stream time of all streams that are cogrouped with a node's;
+    return its variable.
+    """
+    observed = function.fresh("observed")
+    analysis = compiler.analysis
     times = [
         compiler.unit.operator_time(
             analysis.numbers[other.name], analysis.topics(other)
@@ -125,24 +130,22 @@ def cogroup_merge(
 def table_group(
     compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables
 ) -> None:
-    """Generate code: an update of a row becomes an update of the row of its new key, or of two rows."""
+    """Generate code: an update of a row becomes an update of the row of its new key, or
+    of two rows.
+    """
     drop_the_past(function, node, record)
-    value, new, old = (
-        function.value(record),
-        function.fresh("new"),
-        function.fresh("old"),
-    )
+    value = function.value(record)
+    new = function.fresh("new")
+    old = function.fresh("old")
     assert record.old is not None  # `group_table` requested old values
     one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
     other = compiler.call_of(
         function, "mapper", node.mapper, record, ("key", record.old)
     )
     regroup = compiler.unit.constant("regrouped", regrouped)
-    many, key, pair = (
-        function.fresh("pairs"),
-        function.fresh("key"),
-        function.fresh("pair"),
-    )
+    many = function.fresh("pairs")
+    key = function.fresh("key")
+    pair = function.fresh("pair")
     with function.guard("processing", node.name):
         function.line(f"{new} = None if {value} is None else {one}")
         function.line(f"{old} = None if {record.old} is None else {other}")
@@ -163,7 +166,8 @@ def table_group(
 def regrouped(
     new: tuple[Any, Any] | None, old: tuple[Any, Any] | None
 ) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the updates of the rows of new keys: (key, (new value, old value)). Null keys and values are left out.
+    """Return the updates of the rows of new keys: (key, (new value, old value)). Null
+    keys and values are left out.
 
     Equal keys may be two rows, as 1, 1.0 and True are in JSON: then their texts differ.
     """
@@ -188,10 +192,13 @@ def table_aggregate(
     node: TableAggregate,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the old value is subtracted from the row of a key, and the new one added."""
+    """Generate code: the old value is subtracted from the row of a key, and the new one
+    added.
+    """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
-    unit, pair = compiler.unit, function.value(record)
+    unit = compiler.unit
+    pair = function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     key = function.key(record) if node.initializer is not None else "None"
     entry = compiler.entry_of(function, node.store, key_bytes)
@@ -233,7 +240,9 @@ def table_aggregate(
 
 def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
     """Return the function `(key, (new, old), aggregate) -> aggregate`."""
-    adder, subtractor, initializer = node.adder, node.subtractor, node.initializer
+    adder = node.adder
+    subtractor = node.subtractor
+    initializer = node.initializer
     if adder is None or subtractor is None:
 
         def counted(_: Any, pair: tuple[Any, Any], total: int | None) -> int | None:
@@ -274,7 +283,8 @@ def _add_to_row(
     key_bytes: str,
     skip: str | None = None,
 ) -> None:
-    """Generate code: a record is added to a row, and the row forwarded. Write nothing for this record afterwards.
+    """Generate code: a record is added to a row, and the row forwarded. Write nothing
+    for this record afterwards.
 
     `skip`: the statement behind a failure, if it is not the function's.
     """
@@ -328,16 +338,13 @@ def _add_to_windows(
         each = (
             f"{start} in range({first}, {record.timestamp} + 1, {windows.advance_ms})"
         )
-        start_bytes, closed = (
-            f"{pack}({start})",
-            f"{start} + {windows.size_ms + windows.grace_ms}",
-        )
+        start_bytes = f"{pack}({start})"
+        closed = f"{start} + {windows.size_ms + windows.grace_ms}"
     else:  # of the user's, whose methods may fail
-        name, found = (
-            compiler.unit.constant("windows", windows),
-            function.fresh("found"),
-        )
-        start_bytes, closed = function.fresh("start_bytes"), function.fresh("closed")
+        name = compiler.unit.constant("windows", windows)
+        found = function.fresh("found")
+        start_bytes = function.fresh("start_bytes")
+        closed = function.fresh("closed")
         each = f"{start_bytes}, {closed} in {found}"
         pair = f"({pack}({start}), {name}.end({start}) + {windows.grace_ms})"
         with function.guard("processing", node.name, skip=f"{found} = ()"):
@@ -375,15 +382,17 @@ def _add_to_moving_windows(
     key_bytes: str,
     operator_time: str,
 ) -> None:
-    """Generate code: a record is added to sliding windows or sessions, and their updates forwarded."""
-    unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
+    """Generate code: a record is added to sliding windows or sessions, and their
+    updates forwarded.
+    """
+    unit = compiler.unit
+    windows = node.windows
+    updates = function.fresh("updates")
     assert windows is not None
     name = unit.made("windows", node.name, _moving(node), unit.store(node.store))
     reads = aggregate_reads(node)
-    key, value = (
-        function.key(record) if reads.key else "None",
-        function.value(record) if reads.value else "None",
-    )
+    key = function.key(record) if reads.key else "None"
+    value = function.value(record) if reads.value else "None"
     call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
@@ -426,22 +435,20 @@ def _add_to_moving_windows(
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
-    """Return the function that makes the sliding windows or sessions of a task from its store."""
+    """Return the function that makes the sliding windows or sessions of a task from its
+    store.
+    """
     initializer: Any = node.initializer
     aggregator: Any = node.aggregator
     merger: Any = node.merger
     if aggregator is None:
-        initializer, aggregator, merger = (
-            windowing.zero,
-            windowing.counting,
-            windowing.added,
-        )
+        initializer = windowing.zero
+        aggregator = windowing.counting
+        merger = windowing.added
     elif initializer is None:
-        initializer, aggregator, merger = (
-            windowing.none,
-            windowing.reducing(aggregator),
-            windowing.merging(aggregator),
-        )
+        initializer = windowing.none
+        merger = windowing.merging(aggregator)
+        aggregator = windowing.reducing(aggregator)
     given: dict[str, Any] = {
         "windows": node.windows,
         "initializer": initializer,
@@ -486,7 +493,9 @@ def _forward_without_headers(
     updates: str,
     operator_time: str,
 ) -> None:
-    """Generate code: updates of sessions are forwarded without headers, as in Kafka Streams."""
+    """Generate code: updates of sessions are forwarded without headers, as in Kafka
+    Streams.
+    """
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
@@ -499,7 +508,9 @@ def _forward_without_headers(
 def _closing(
     compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str
 ) -> str:
-    """Return the variable of the open windows, and write the function that forwards them when they close."""
+    """Return the variable of the open windows, and write the function that forwards
+    them when they close.
+    """
     unit = compiler.unit
     topics = tuple(sorted(unit.operator_times[operator_time].topics))
     make = partial(_closing_windows, windows, node.name, topics)
@@ -537,7 +548,9 @@ def _forward_closed(
 def _row(
     node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str
 ) -> RecordVariables:
-    """Return the update of a row as a record. If the record's key is the row's key, it is not deserialised again."""
+    """Return the update of a row as a record. If the record's key is the row's key, it
+    is not deserialised again.
+    """
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
     row = RecordVariables(
@@ -558,10 +571,13 @@ def _kept(
     *,
     plain: bool,
 ) -> str:
-    """Generate a copy of the old value, which an aggregator may change in place; return its variable."""
+    """Generate a copy of the old value, which an aggregator may change in place; return
+    its variable.
+    """
     if plain:
         return before
-    old, unit = function.fresh("old"), compiler.unit
+    old = function.fresh("old")
+    unit = compiler.unit
     function.line(
         f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})"
     )
@@ -576,7 +592,9 @@ def _begun(
     old: str,
     skip: str | None,
 ) -> str:
-    """Generate the old value of a row that begins: the initial one, as in Kafka Streams. A reduce has none."""
+    """Generate the old value of a row that begins: the initial one, as in Kafka
+    Streams. A reduce has none.
+    """
     if node.initializer is None and not _is_count(node):
         return old
     initial = (
@@ -598,9 +616,12 @@ def _new_aggregate(
     old: str,
     skip: str | None,
 ) -> str:
-    """Generate the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
+    """Generate the new value and timestamp of a row; return the variable of the value.
+    A deleted row begins again.
+    """
     if node.aggregator is None:
-        first, later = "1", f"{old} + 1"
+        first = "1"
+        later = f"{old} + 1"
     elif node.initializer is None:
         first = function.value(record)
         later = compiler.call_of(
@@ -637,12 +658,12 @@ def _tumbling_key(
     key_bytes: str,
     operator_time: str,
 ) -> str:
-    """Generate the window of a record, or that the record is late; return the variable of the window's key."""
-    start, start_bytes, key = (
-        function.fresh("start"),
-        function.fresh("start_bytes"),
-        function.fresh("window_key"),
-    )
+    """Generate the window of a record, or that the record is late; return the variable
+    of the window's key.
+    """
+    start = function.fresh("start")
+    start_bytes = function.fresh("start_bytes")
+    key = function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(
         f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}"

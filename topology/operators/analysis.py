@@ -1,6 +1,8 @@
-"""Analysis of a sub-topology before code is written: the edges between nodes, and what each node reads.
+"""Analysis of a sub-topology before code is written: the edges between nodes, and what
+each node reads.
 
-Invariant: an answer errs only on the safe side. A wrong "reads" costs a deserialisation; "does not read" is proven.
+Invariant: an answer errs only on the safe side. A wrong "reads" costs a
+deserialisation; "does not read" is proven.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ _LOOKS_AT_FRAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A child, and the number of the parent from which the record comes: 0 is the first (the left of a join)."""
+    """A child, and the number of the parent from which the record comes: 0 is the first
+    (the left of a join).
+    """
 
     child: Node
     side: int
 
     @property
     def carries(self) -> bool:
-        """Whether records flow along it. A stream-table join looks up the table, but is not called for its updates."""
+        """Whether records flow along it. A stream-table join looks up the table, but is
+        not called for its updates.
+        """
         return not (
             isinstance(self.child, StreamTableJoin | ForeignKeyResult)
             and self.side == 1
@@ -100,7 +106,9 @@ class Analysis:
                 and node.store is None
                 and not self._edges[node.name]
             ):
-                continue  # a view without children serves look-ups only: its updates need not be computed
+                # a view without children serves look-ups only: its updates need not be
+                # computed
+                continue
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
@@ -143,14 +151,17 @@ class Analysis:
         ]
 
     def wants_old(self, node: Node) -> bool:
-        """Return whether a table forwards the old value with each update and has children that receive it."""
+        """Return whether a table forwards the old value with each update and has
+        children that receive it.
+        """
         return node.sends_old and bool(self.edges(node))
 
     def keeps_time(self, node: Node) -> bool:
-        """Whether every record of the topics upstream reaches a node with its timestamp.
+        """Whether every record of the topics upstream reaches a node with its
+        timestamp.
 
-        Records that are dropped because they have no key, or fail, are ignored; an update of a table counts as the
-        record that made it.
+        Records that are dropped because they have no key, or fail, are ignored; an
+        update of a table counts as the record that made it.
         """
         return all(
             self._passes_time(self.named(parent))
@@ -193,10 +204,11 @@ class Analysis:
         )
 
     def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
-        """Return whether the child, or anything below it, reads the key or value of the record that it gets.
+        """Return whether the child, or anything below it, reads the key or value of the
+        record that it gets.
 
-        `key` and `value` are the serdes of the record's bytes: bytes of the same serde pass through without being
-        deserialised.
+        `key` and `value` are the serdes of the record's bytes: bytes of the same serde
+        pass through without being deserialised.
         """
         memo = (edge.child.name, edge.side, key, value)
         if memo not in self._reads:
@@ -204,7 +216,9 @@ class Analysis:
         return self._reads[memo]
 
     def join_reads(self, node: StreamTableJoin) -> Reads:
-        """Return the parts of the stream record that a join reads: those of its joiner and of the table's view."""
+        """Return the parts of the stream record that a join reads: those of its joiner
+        and of the table's view.
+        """
         own = (
             reads_pair(node.joiner)
             if node.with_key
@@ -214,7 +228,9 @@ class Analysis:
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
-        """Return the filters and mappers between a table and the stores upstream; look-ups apply them to the rows."""
+        """Return the filters and mappers between a table and the stores upstream;
+        look-ups apply them to the rows.
+        """
         at = self.named(name)
         if getattr(at, "store", None) is not None or not isinstance(
             at, Filter | MapValues | TableTableJoin
@@ -239,7 +255,8 @@ class Analysis:
                 )
             case AsyncMap(pairs=pairs):  # its call has already read what it needs
                 return Reads(not pairs and self.below(node, key, None).key, value=False)
-            case AsyncProcessing():  # so has its call, and its output has keys of its own
+            case AsyncProcessing():
+                # so has its call, and its output has keys of its own
                 return Reads(key=False, value=False)
             case SelectKey(mapper=function):
                 return reads_pair(function) | Reads(
@@ -292,7 +309,9 @@ class Analysis:
                 return Reads(key=True, value=True)
 
     def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
-        """Return the parts that the children of a node read of the records that it forwards."""
+        """Return the parts that the children of a node read of the records that it
+        forwards.
+        """
         result = Reads(key=False, value=False)
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
@@ -310,7 +329,9 @@ def reads_partitioned(node: Sink | DynamicSink) -> Reads:
 
 
 def aggregate_reads(node: Aggregate) -> Reads:
-    """Return the parts that an aggregation's function reads: none in a count, the value in a reduce."""
+    """Return the parts that an aggregation's function reads: none in a count, the value
+    in a reduce.
+    """
     if node.aggregator is None:
         return Reads(key=False, value=False)
     return (
@@ -321,7 +342,9 @@ def aggregate_reads(node: Aggregate) -> Reads:
 
 
 def reads_step(step: Node) -> Reads:
-    """Return the parts that the functions of a filter, a mapper of values, a split or a peek read."""
+    """Return the parts that the functions of a filter, a mapper of values, a split or a
+    peek read.
+    """
     match step:
         case Filter(predicate=function) | Peek(action=function):
             return reads_pair(function)
@@ -343,10 +366,12 @@ def reads_step(step: Node) -> Reads:
 def reads_argument(
     function: Callable[..., Any], position: int, arguments: int = 2
 ) -> bool:
-    """Return False only if the function, given this many arguments, provably never reads this one.
+    """Return False only if the function, given this many arguments, provably never
+    reads this one.
 
-    An example is `lambda _, value: value.name`. The caller may then pass None instead of deserialising the argument.
-    Only plain Python functions and conditions on fields can prove it.
+    An example is `lambda _, value: value.name`. The caller may then pass None instead
+    of deserialising the argument. Only plain Python functions and conditions on fields
+    can prove it.
     """
     if isinstance(function, Condition):
         return position == arguments - 1

@@ -1,8 +1,8 @@
-"""The operators of asynchronous functions, in two forms: in the code that begins the calls, and in the program that
-takes their results.
+"""The operators of asynchronous functions, in two forms: in the code that begins the
+calls, and in the program that takes their results.
 
-The first is the part of the sub-topology above these nodes, run ahead of the program to find their arguments. It drops
-the same records as the program, without reporting them.
+The first is the part of the sub-topology above these nodes, run ahead of the program to
+find their arguments. It drops the same records as the program, without reporting them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 def take_result(
     compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables
 ) -> None:
-    """Generate code: the result of the record's call, which has ended, is forwarded; its error fails the record."""
+    """Generate code: the result of the record's call, which has ended, is forwarded;
+    its error fails the record.
+    """
     result = f"{compiler.unit.bind('result', 'result = process.result')}({node.name!r})"
     if node.flat and node.pairs:
         pairs = f"{compiler.unit.constant('pairs_of', _pairs)}({result})"
@@ -76,4 +78,6 @@ AHEAD: Mapping[type[Node], Operator] = {
     AsyncMap: begin_call,
     AsyncProcessing: begin_call,
 }
-"""The operators of the code that begins the calls, which leaves the actions of `peek` to the program."""
+"""The operators of the code that begins the calls, which leaves the actions of `peek`
+to the program.
+"""

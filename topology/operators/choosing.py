@@ -20,7 +20,9 @@ from coopstreams.topology.operators.stateless import (
 def split(
     compiler: Compiler, function: Function, node: Split, record: RecordVariables
 ) -> None:
-    """Generate the choice of a branch: that of the first true predicate, else the default branch, if there is one."""
+    """Generate the choice of a branch: that of the first true predicate, else the
+    default branch, if there is one.
+    """
     calls = [
         compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE)
         for predicate in node.predicates
@@ -36,9 +38,12 @@ def split(
 def dynamic_sink(
     compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables
 ) -> None:
-    """Generate code: a record is appended to the output of the topic that the function names, made on first use."""
+    """Generate code: a record is appended to the output of the topic that the function
+    names, made on first use.
+    """
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
-    topic, out = function.guarded("topic", call, node), function.fresh("out")
+    topic = function.guarded("topic", call, node)
+    out = function.fresh("out")
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     with function.guard("production", node.name):

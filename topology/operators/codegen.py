@@ -1,15 +1,15 @@
 """Writes the Python source of a compiled sub-topology: a unit and its functions.
 
-Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is
-`continue`. While code is written, a `RecordVariables` knows which variables hold the key and the value, as bytes and as
-objects, and writes the missing form where it is first needed. So nothing is deserialised that no node reads, and
-nothing is serialised that no node changed.
+Everything is local to one function over a batch: a record is a few local variables, an
+operator a few lines, a drop is `continue`. While code is written, a `RecordVariables`
+knows which variables hold the key and the value, as bytes and as objects, and writes
+the missing form where it is first needed. So nothing is deserialised that no node
+reads, and nothing is serialised that no node changed.
 
 Invariant: null never reaches a serde.
-Invariant: `try` encloses one call of a user function or serde, never the nodes below: an error belongs to one node and
-one record.
-Turned down: composed closures (140 ns more for three operators: measured), node objects with `forward` (twice the
-time).
+Invariant: `try` encloses one call of a user function or serde, never the nodes below:
+an error belongs to one node and one record. Turned down: composed closures (140 ns more
+for three operators: measured), node objects with `forward` (twice the time).
 """
 
 from __future__ import annotations
@@ -42,18 +42,23 @@ PARAMETERS = (
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 MOST_LOOPS = 8
-"""The most nested loops in one function: CPython allows 20 nested blocks, some for a `try` and a window loop."""
+"""The most nested loops in one function: CPython allows 20 nested blocks, some for a
+`try` and a window loop.
+"""
 
 
 @dataclass(slots=True)
 class RecordVariables:
     """The variables of the record at hand, at one point of the code.
 
-    Shape: key and value each have at least one form. `key_serde` belongs to `key_bytes`, and `value_serde` to
-    `value_bytes`; without bytes it is None. `parts`: variables of parts of the value; `without_parts`: that of the
-    value where its parts are not read. `stream_time` is the source partition's. `dense`: the value is never null.
-    `old`: for a table's update, the old value as an object; None if no node needs it. `latest`: for a versioned table's
-    update, whether it is the latest of its row; None if all are.
+    Shape: key and value each have at least one form. `key_serde` belongs to
+    `key_bytes`, and `value_serde` to `value_bytes`; without bytes it is None. `parts`:
+    variables of parts of the value; `without_parts`: that of the value where its parts
+    are not read. `stream_time` is the source partition's. `dense`: the value is never
+    null.
+    `old`: for a table's update, the old value as an object; None if no node needs it.
+    `latest`: for a versioned table's update, whether it is the latest of its row; None
+    if all are.
     """
 
     source: str
@@ -116,7 +121,8 @@ class RecordVariables:
 class OperatorTime:
     """The stream time of the node with this number.
 
-    `topics`: those whose records reach the node. `due`: functions called when records of other tasks advance it.
+    `topics`: those whose records reach the node. `due`: functions called when records
+    of other tasks advance it.
     """
 
     number: int
@@ -125,21 +131,24 @@ class OperatorTime:
     resumed: list[str] = field(default_factory=list)
     """Functions called with the time at which a task resumes."""
     stores: list[str] = field(default_factory=list)
-    """Functions called with the time after each batch, so that stores expire windows."""
+    """Functions called with the time after each batch, so that stores expire windows.
+    """
 
 
 class Unit:
     """The source of one compiled sub-topology while it is written.
 
-    Shape: `constants` are the values that the code refers to and all tasks share; `binding` are the lines that fetch
-    the objects of one task.
+    Shape: `constants` are the values that the code refers to and all tasks share;
+    `binding` are the lines that fetch the objects of one task.
     """
 
     def __init__(
         self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None
     ) -> None:
         self.by_key = by_key
-        """Records come in the order of their keys only: an operator time is the current record's, and may go back."""
+        """Records come in the order of their keys only: an operator time is the current
+        record's, and may go back.
+        """
         self.wrapper = wrapper
         """Wraps the function of each node; None: nodes are inlined where possible."""
         self.constants: dict[str, object] = {}
@@ -149,7 +158,8 @@ class Unit:
         self.drops: list[tuple[str, str]] = []
         self.operator_times: dict[str, OperatorTime] = {}
         self.expiring: dict[str, tuple[str, ...]] = {}
-        """The stores whose rows expire, with the topics whose stream time they follow."""
+        """The stores whose rows expire, with the topics whose stream time they follow.
+        """
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
@@ -158,7 +168,8 @@ class Unit:
 
     def constant(self, label: str, value: object) -> str:
         """Return the name under which the code finds a value: the label, made unique."""
-        name, n = label, 1
+        name = label
+        n = 1
         while name in self.constants and self.constants[name] is not value:
             n += 1
             name = f"{label}_{n}"
@@ -169,7 +180,8 @@ class Unit:
         """Return a unique Python name for a user's name, always the same one."""
         if (prefix, name) not in self._identifiers:
             wanted = f"{prefix}_{re.sub(r'[^0-9a-zA-Z]', '_', name)}"
-            unique, n = wanted, 1
+            unique = wanted
+            n = 1
             while unique in self._identifiers.values():
                 n += 1
                 unique = f"{wanted}_{n}"
@@ -186,7 +198,9 @@ class Unit:
     def made(
         self, prefix: str, node: str, make: Callable[..., object], given: str
     ) -> str:
-        """Return the variable of an object of a node, which each task makes by `make`, given these arguments."""
+        """Return the variable of an object of a node, which each task makes by `make`,
+        given these arguments.
+        """
         name = self.identifier(prefix, node)
         self.constants.setdefault(f"make_{name}", make)
         return self.bind(name, f"{name} = make_{name}({given})")
@@ -204,7 +218,9 @@ class Unit:
         return self.drops.index((node, reason))
 
     def store(self, spec: StoreSpec) -> str:
-        """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in front, a method of it."""
+        """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in
+        front, a method of it.
+        """
         name = self.identifier("store", spec.name)
         functions = {
             "get": "entries.get",
@@ -221,7 +237,9 @@ class Unit:
         )
 
     def output(self, topic: str) -> str:
-        """Return the variable of an output; with `key_`, `value_`, `timestamp_` in front it appends to a column."""
+        """Return the variable of an output; with `key_`, `value_`, `timestamp_` in
+        front it appends to a column.
+        """
         name = self.identifier("out", topic)
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
         return self.bind(
@@ -234,7 +252,9 @@ class Unit:
         )
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
-        """Return the variable of a node's stream time: the largest timestamp that it has received from these topics."""
+        """Return the variable of a node's stream time: the largest timestamp that it
+        has received from these topics.
+        """
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(
@@ -258,9 +278,11 @@ class Unit:
         write: Callable[[Function], None],
         node: str | None = None,
     ) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function for `what` and one record. The first call writes it.
+        """Return name and parameters of the function for `what` and one record. The
+        first call writes it.
 
-        `node`: the node that the record enters by the function; None: several, or a part of one.
+        `node`: the node that the record enters by the function; None: several, or a
+        part of one.
         """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
@@ -276,7 +298,9 @@ class Unit:
         return self._called[what]
 
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
-        """Return the whole source: a function that binds the generated functions to the objects of one task."""
+        """Return the whole source: a function that binds the generated functions to the
+        objects of one task.
+        """
         lines = ["def make(process, stores, outputs):"]
         lines += [
             f"    {line}"
@@ -314,7 +338,9 @@ class Unit:
         return "\n".join(lines)
 
     def operator_times_of(self, topic: str) -> list[str]:
-        """Return the operator times of the nodes that records of a topic reach, parents first."""
+        """Return the operator times of the nodes that records of a topic reach, parents
+        first.
+        """
         return [
             name
             for name, operator_time in sorted(
@@ -324,11 +350,15 @@ class Unit:
         ]
 
     def _reached_by_all(self, operator_time: str) -> str:
-        """Return the variable of the operator time up to which every record was processed."""
+        """Return the variable of the operator time up to which every record was
+        processed.
+        """
         return f"all_{operator_time}" if self.by_key else operator_time
 
     def _moves(self) -> Iterator[str]:
-        """Yield, for each operator time, the function that advances it by other tasks' records."""
+        """Yield, for each operator time, the function that advances it by other tasks'
+        records.
+        """
         for name, operator_time in self.operator_times.items():
             moved = self._reached_by_all(name)
             yield from [
@@ -343,7 +373,9 @@ class Unit:
             )
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that advances its operator times to given values."""
+        """Yield, for each topic, the function that advances its operator times to given
+        values.
+        """
         for number, topic in enumerate(topics):
             names = self.operator_times_of(topic)
             if names:
@@ -372,7 +404,9 @@ class Unit:
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _expired(self) -> Iterator[str]:
-        """Yield the function that deletes the rows that have expired by the stream times of their topics."""
+        """Yield the function that deletes the rows that have expired by the stream
+        times of their topics.
+        """
         yield from ["", "def expired():"]
         for name, topics in self.expiring.items():
             yield f"    stream_time = process.stream_time({topics!r})"
@@ -381,7 +415,9 @@ class Unit:
             yield "    pass"
 
     def _headed(self) -> Iterator[str]:
-        """Yield the function `headers_come`: from its first call on the code keeps headers."""
+        """Yield the function `headers_come`: from its first call on the code keeps
+        headers.
+        """
         yield from [
             "",
             "headed = False",
@@ -394,10 +430,11 @@ class Unit:
 class Function:
     """A generated function while it is written.
 
-    Shape: `skip` is the statement that ends the work on the record at hand: `return`, or `continue` in a loop.
-    `over_batch`: the function is given many records and loops over them; `prologue` and `epilogue` are its lines before
-    and behind the loop. `parts`: the variables of parts of the values, whose columns are read before the
-    loop.
+    Shape: `skip` is the statement that ends the work on the record at hand: `return`,
+    or `continue` in a loop.
+    `over_batch`: the function is given many records and loops over them; `prologue` and
+    `epilogue` are its lines before and behind the loop. `parts`: the variables of parts
+    of the values, whose columns are read before the loop.
     """
 
     def __init__(self, unit: Unit, name: str) -> None:
@@ -435,7 +472,9 @@ class Function:
         ]
 
     def mentions(self, variable: str) -> bool:
-        """Whether the lines written so far use a variable. Texts do not count: topics and nodes may have its name."""
+        """Whether the lines written so far use a variable. Texts do not count: topics
+        and nodes may have its name.
+        """
         code = "\n".join(_TEXT.sub("", line).split("#")[0] for line in self.lines)
         return re.search(rf"(?<![.\w]){variable}\b", code) is not None
 
@@ -457,7 +496,8 @@ class Function:
     @contextmanager
     def loop(self, header: str) -> Iterator[None]:
         """Generate a loop; in its body, `skip` continues with the next iteration."""
-        skip, self.skip = self.skip, "continue"
+        skip = self.skip
+        self.skip = "continue"
         self.loops += 1
         with self.block(header):
             yield
@@ -473,7 +513,9 @@ class Function:
         skip: str | None = None,
         undo: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Generate calls of user functions or serdes. An error runs the lines `undo`, fails the record, runs `skip`."""
+        """Generate calls of user functions or serdes. An error runs the lines `undo`,
+        fails the record, runs `skip`.
+        """
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
@@ -490,7 +532,9 @@ class Function:
         skip: str | None = None,
         undo: Sequence[str] = (),
     ) -> str:
-        """Generate code: a new variable gets the result of calls of user functions, guarded; return the variable."""
+        """Generate code: a new variable gets the result of calls of user functions,
+        guarded; return the variable.
+        """
         name = self.fresh(part)
         with self.guard("processing", node.name, skip=skip, undo=undo):
             self.line(f"{name} = {code}")
@@ -507,12 +551,16 @@ class Function:
         self.line(self.skip)
 
     def skip_if(self, condition: str) -> None:
-        """Generate code: under a condition, the record ends here; it is not counted as dropped."""
+        """Generate code: under a condition, the record ends here; it is not counted as
+        dropped.
+        """
         with self.block(f"if {condition}:"):
             self.line(self.skip)
 
     def key(self, record: RecordVariables) -> str:
-        """Return the variable of the key as an object; write its deserialisation if needed."""
+        """Return the variable of the key as an object; write its deserialisation if
+        needed.
+        """
         if record.key is None:
             assert record.key_bytes is not None
             assert record.key_serde is not None
@@ -522,7 +570,9 @@ class Function:
         return record.key
 
     def value(self, record: RecordVariables) -> str:
-        """Return the variable of the value as an object; write its deserialisation if needed."""
+        """Return the variable of the value as an object; write its deserialisation if
+        needed.
+        """
         if record.value is None:
             assert record.value_bytes is not None
             assert record.value_serde is not None
@@ -536,7 +586,8 @@ class Function:
         return record.value
 
     def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
-        """Return the variable of the value of a record whose parts were not read, and the test whether they were.
+        """Return the variable of the value of a record whose parts were not read, and
+        the test whether they were.
 
         Write its deserialisation if needed.
         """
@@ -560,7 +611,9 @@ class Function:
     def key_as_bytes(
         self, record: RecordVariables, serde: Serde[Any], node: Node
     ) -> str:
-        """Return the variable of the key as bytes of this serde; write its serialisation if needed."""
+        """Return the variable of the key as bytes of this serde; write its
+        serialisation if needed.
+        """
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
         return self._encoded(
@@ -570,7 +623,9 @@ class Function:
     def value_as_bytes(
         self, record: RecordVariables, serde: Serde[Any], node: Node
     ) -> str:
-        """Return the variable of the value as bytes of this serde; write its serialisation if needed."""
+        """Return the variable of the value as bytes of this serde; write its
+        serialisation if needed.
+        """
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes
         return self._encoded("value", self.value(record), serde, node, record.dense)
@@ -581,10 +636,8 @@ class Function:
         if serde == raw:
             return data
         name = self.fresh(part)
-        decode, whole = (
-            self.unit.constant(f"decode_{part}", serde.decode),
-            self.unit.constant(f"{part}_serde", serde),
-        )
+        decode = self.unit.constant(f"decode_{part}", serde.decode)
+        whole = self.unit.constant(f"{part}_serde", serde)
         with self.guard(
             "deserialization", source, f"unreadable({whole}, {data}, error)"
         ):
@@ -598,10 +651,8 @@ class Function:
         self, part: str, value: str, serde: Serde[Any], node: Node, dense: bool
     ) -> str:
         name = self.fresh(f"{part}_bytes")
-        encode, whole = (
-            self.unit.constant(f"encode_{part}", serde.encode),
-            self.unit.constant(f"{part}_serde", serde),
-        )
+        encode = self.unit.constant(f"encode_{part}", serde.encode)
+        whole = self.unit.constant(f"{part}_serde", serde)
         topic = node.topic if isinstance(node, Sink) else None
         with self.guard(
             "production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"

@@ -1,11 +1,14 @@
-"""Generates the code of a record's path through the nodes: some are inlined, others are called.
+"""Generates the code of a record's path through the nodes: some are inlined, others are
+called.
 
-A linear run of nodes becomes one function. If a node has several children, each but the last becomes a function of its
-own, called in order, so that a record passes depth first through one child before the next; the last is inlined. What
-several children read is deserialised before the calls. With a wrapper every node is a function, and the wrapper returns
-what is called in its place; without one there is no trace of it in the code.
+A linear run of nodes becomes one function. If a node has several children, each but the
+last becomes a function of its own, called in order, so that a record passes depth first
+through one child before the next; the last is inlined. What several children read is
+deserialised before the calls. With a wrapper every node is a function, and the wrapper
+returns what is called in its place; without one there is no trace of it in the code.
 
-Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is inlined.
+Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is
+inlined.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
-"""`(compiler, function, node, record)`: writes the code of a node for a record from its parent number `record.side`."""
+"""`(compiler, function, node, record)`: writes the code of a node for a record from its
+parent number `record.side`.
+"""
 
 
 class Compiler:
@@ -54,13 +59,17 @@ class Compiler:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
-        """Whether other tasks have other keys of the partition: their records advance stream time here, too."""
+        """Whether other tasks have other keys of the partition: their records advance
+        stream time here, too.
+        """
         self.native = native
         """The stores whose rows are numbers in native memory: see `folding`."""
         self.parts = parts
         """Reads parts of JSON values; None: values become dicts."""
         self.may_drop = may_drop
-        """Whether a record at which a function raises may be dropped, so that others go on."""
+        """Whether a record at which a function raises may be dropped, so that others go
+        on.
+        """
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self.self_joins = self_joins(
             analysis.nodes,
@@ -73,7 +82,9 @@ class Compiler:
         return self.caching and node.name not in self.analysis.uncached
 
     def forward(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Generate code: a record goes to the children of a node. Nothing may be written for this record afterwards."""
+        """Generate code: a record goes to the children of a node. Nothing may be
+        written for this record afterwards.
+        """
         edges = self.analysis.edges(node)
         if len(edges) > 1:
             self._read_once(function, edges, record)
@@ -89,7 +100,8 @@ class Compiler:
         record: RecordVariables,
         to: str | None = None,
     ) -> None:
-        """Generate code: a record goes to the children of a node, or to the one named `to`, by calls, not inlined.
+        """Generate code: a record goes to the children of a node, or to the one named
+        `to`, by calls, not inlined.
 
         For a node that forwards in several places.
         """
@@ -100,7 +112,9 @@ class Compiler:
     def drop_late(
         self, function: Function, node: Node, record: RecordVariables, condition: str
     ) -> None:
-        """Generate code: under this condition the record is late: drop it, count it, pass it to `Late` children."""
+        """Generate code: under this condition the record is late: drop it, count it,
+        pass it to `Late` children.
+        """
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.drop(node, "late")
@@ -108,12 +122,16 @@ class Compiler:
     def call_late(
         self, function: Function, node: Node, record: RecordVariables
     ) -> None:
-        """Generate code: a late record goes to the node's `Late` children, by calls: late records are rare."""
+        """Generate code: a late record goes to the node's `Late` children, by calls:
+        late records are rare.
+        """
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Generate code: a record goes to one child, inlined if possible. Write nothing for this record afterwards."""
+        """Generate code: a record goes to one child, inlined if possible. Write nothing
+        for this record afterwards.
+        """
         inline = (
             self.analysis.has_one_parent(edge.child)
             and function.loops < MOST_LOOPS
@@ -122,7 +140,9 @@ class Compiler:
         (self._write if inline else self._call)(function, edge, replace(record))
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
-        """Generate the function that forwards the updates that a record cache holds back; return its name."""
+        """Generate the function that forwards the updates that a record cache holds
+        back; return its name.
+        """
         function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
         with function.loop(
@@ -145,7 +165,9 @@ class Compiler:
         return function.name
 
     def read_stream_time(self, function: Function, node: Node) -> None:
-        """Generate code: a flush begins with the stream time of its node, if a node below asks for it."""
+        """Generate code: a flush begins with the stream time of its node, if a node
+        below asks for it.
+        """
         if function.mentions("stream_time"):
             topics = self.unit.constant("topics", self.analysis.topics(node))
             function.prologue.append(f"stream_time = process.stream_time({topics})")
@@ -158,9 +180,11 @@ class Compiler:
         record: RecordVariables,
         parts: tuple[str, ...],
     ) -> str:
-        """Return the call of a user function with these parts of a record, None for those it provably never reads.
+        """Return the call of a user function with these parts of a record, None for
+        those it provably never reads.
 
-        A field or a condition is no call where its value is a dict, or its parts are columns.
+        A field or a condition is no call where its value is a dict, or its parts are
+        columns.
         """
         if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
             code = expression(self.unit, called, record.parts.__getitem__)
@@ -171,10 +195,8 @@ class Compiler:
         read = []
         for at, part in enumerate(parts):
             if part in ("key", "value"):
-                reads, form = (
-                    reads_argument(called, at, len(parts)),
-                    function.key if part == "key" else function.value,
-                )
+                reads = reads_argument(called, at, len(parts))
+                form = function.key if part == "key" else function.value
                 read.append(form(record) if reads else "None")
             else:
                 read.append(part)
@@ -188,10 +210,11 @@ class Compiler:
     def stream_time(
         self, function: Function, node: Node, record: RecordVariables
     ) -> str:
-        """Generate code: a node has received a record; return the variable of its stream time, the largest timestamp.
+        """Generate code: a node has received a record; return the variable of its
+        stream time, the largest timestamp.
 
-        The records that other tasks have of the partition count, too: the output of a node must not depend on how the
-        partition is cut.
+        The records that other tasks have of the partition count, too: the output of a
+        node must not depend on how the partition is cut.
         """
         operator_time = self.operator_time(function, node)
         with function.block(f"if {record.timestamp} > {operator_time}:"):
@@ -199,7 +222,8 @@ class Compiler:
         return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
-        """Generate code: the record's headers are kept with the row that it changed, if the row's update is held back.
+        """Generate code: the record's headers are kept with the row that it changed, if
+        the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """
@@ -209,13 +233,16 @@ class Compiler:
 
     def entry_of(self, function: Function, store: StoreSpec, key_bytes: str) -> str:
         """Generate the look-up of a row of a store; return the variable of its entry."""
-        entry, name = function.fresh("entry"), self.unit.store(store)
+        entry = function.fresh("entry")
+        name = self.unit.store(store)
         function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
         self.remember(function, store, f"{entry}.value")
         return entry
 
     def remember(self, function: Function, store: StoreSpec, value: str) -> None:
-        """Generate code: the value of a row is remembered before a record changes it, if a self-join looks it up."""
+        """Generate code: the value of a row is remembered before a record changes it,
+        if a self-join looks it up.
+        """
         if store.name in self.self_joins.first:
             function.line(f"{self.before}.clear()")
             function.line(f"{self.before}[{store.name!r}] = {value}")
@@ -224,13 +251,17 @@ class Compiler:
 
     @property
     def before(self) -> str:
-        """The variable of the values that rows had before the record, by the names of their stores: see `self_joins`."""
+        """The variable of the values that rows had before the record, by the names of
+        their stores: see `self_joins`.
+        """
         return self.unit.made("before", "rows", dict, "")
 
     def touch(
         self, function: Function, store: StoreSpec, key_bytes: str, entry: str
     ) -> None:
-        """Generate code: an entry, whose value and timestamp are set, is marked as changed."""
+        """Generate code: an entry, whose value and timestamp are set, is marked as
+        changed.
+        """
         name = self.unit.store(store)
         with function.block(f"if not {entry}.dirty:"):
             function.line(f"touch_{name}({key_bytes}, {entry})")
@@ -238,7 +269,9 @@ class Compiler:
             function.line(f"note_{name}({key_bytes}, {entry})")
 
     def operator_time(self, function: Function, node: Node) -> str:
-        """Return the variable of a node's stream time, for a function that may change it."""
+        """Return the variable of a node's stream time, for a function that may change
+        it.
+        """
         operator_time = self.unit.operator_time(
             self.analysis.numbers[node.name], self.analysis.topics(node)
         )
@@ -246,7 +279,9 @@ class Compiler:
         return operator_time
 
     def expire(self, operator_time: str, store: StoreSpec) -> str:
-        """Let an operator time expire a store's windows after each batch; return the function that expires them now."""
+        """Let an operator time expire a store's windows after each batch; return the
+        function that expires them now.
+        """
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
         if name not in self.unit.operator_times[operator_time].stores:
@@ -254,7 +289,9 @@ class Compiler:
         return name
 
     def expire_view(self, function: Function, node: Node, store: StoreSpec) -> None:
-        """Let the windows in the store of a view, or of a join of tables, expire with those of the tables above."""
+        """Let the windows in the store of a view, or of a join of tables, expire with
+        those of the tables above.
+        """
         if store.kind != "key_value":
             for windows in self.analysis.windows_above(node):
                 self.expire(self.operator_time(function, windows), store)
@@ -262,7 +299,9 @@ class Compiler:
     def _read_once(
         self, function: Function, edges: list[Edge], record: RecordVariables
     ) -> None:
-        """Deserialise parts here that several children read. A part that one child reads is deserialised there."""
+        """Deserialise parts here that several children read. A part that one child
+        reads is deserialised there.
+        """
         reads = [
             self.analysis.reads(edge, record.key_serde, record.value_serde)
             for edge in edges

@@ -1,14 +1,16 @@
-"""Rows that expire: a table deletes a row when stream time has passed its timestamp by the time to live, and forwards
-the deletion.
+"""Rows that expire: a table deletes a row when stream time has passed its timestamp by
+the time to live, and forwards the deletion.
 
-The stream time is that of the partitions that feed the table, advanced by all their records, even those filtered out
-before the table: it is stored with each position, so a row expires at the same record after a restart. Rows that are
-due are deleted before a record of these topics enters any operator, and when records of other key ranges advance stream
-time. The deletion has the timestamp at which the row expired, and no headers.
+The stream time is that of the partitions that feed the table, advanced by all their
+records, even those filtered out before the table: it is stored with each position, so a
+row expires at the same record after a restart. Rows that are due are deleted before a
+record of these topics enters any operator, and when records of other key ranges advance
+stream time. The deletion has the timestamp at which the row expired, and no headers.
 
-Invariant: between two records of a key, its row expires at the same place for any number of key ranges.
-Turned down: operator times (behind a filter they are unknown after a restart), and deleting a row at a look-up (nodes
-below the table would get the deletion late or never).
+Invariant: between two records of a key, its row expires at the same place for any
+number of key ranges. Turned down: operator times (behind a filter they are unknown
+after a restart), and deleting a row at a look-up (nodes below the table would get the
+deletion late or never).
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ def expiring(compiler: Compiler) -> list[tuple[Node, StoreSpec]]:
 
 
 def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
-    """Generate the function that deletes the rows of a table that have expired, and forwards the deletions."""
-    unit, name = compiler.unit, compiler.unit.store(store)
+    """Generate the function that deletes the rows of a table that have expired, and
+    forwards the deletions.
+    """
+    unit = compiler.unit
+    name = compiler.unit.store(store)
     unit.expiring[name] = compiler.analysis.topics(node)
     due = unit.function(f"{name}_due")
     due.parameters = ("stream_time",)
@@ -62,7 +67,9 @@ def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
 
 
 def expire_first(compiler: Compiler, function: Function, source: Source) -> None:
-    """Generate code: before a record enters any operator, the rows that it makes due are deleted."""
+    """Generate code: before a record enters any operator, the rows that it makes due
+    are deleted.
+    """
     for name, topics in compiler.unit.expiring.items():
         if not set(topics).isdisjoint(source.topics):
             function.line(f"if stream_time >= {name}.due_ms: {name}_due(stream_time)")

@@ -1,12 +1,14 @@
-"""Writes fields and conditions as Python expressions, so that a loop over records does not call them.
+"""Writes fields and conditions as Python expressions, so that a loop over records does
+not call them.
 
-A value of JSON is a dict, and then the part is an item of it: two instructions in place of two calls *(measured: 28 ns
-and 209 ns)*. Where parts of the values are columns, it is a variable. For any other value, the field or the condition
-is called, as any user function.
+A value of JSON is a dict, and then the part is an item of it: two instructions in place
+of two calls *(measured: 28 ns and 209 ns)*. Where parts of the values are columns, it
+is a variable. For any other value, the field or the condition is called, as any user
+function.
 
-Invariant: an expression has the value of the call, and raises what the call would raise.
-Turned down: attributes of typed values (a Struct's class is known only at run time, and `getattr` costs as much as the
-call).
+Invariant: an expression has the value of the call, and raises what the call would
+raise. Turned down: attributes of typed values (a Struct's class is known only at run
+time, and `getattr` costs as much as the call).
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from coopstreams.topology.fields import Both, Comparison, Condition, Either, Not
 from coopstreams.topology.operators.codegen import Unit
 
 _MOST_LEVELS = 20
-"""How deep conditions are nested at most: CPython's parser has a limit for parentheses."""
+"""How deep conditions are nested at most: CPython's parser has a limit for parentheses.
+"""
 
 Part = Callable[[str], str]
 """The code of a part, by its name."""
 
 
 def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
-    """Return the code of a field or a condition; None: it is nested too deeply, or of an unknown class."""
+    """Return the code of a field or a condition; None: it is nested too deeply, or of
+    an unknown class.
+    """
     return (
         part(condition.name)
         if type(condition) is field
@@ -33,7 +38,9 @@ def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
 
 
 def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
-    """Return the expression of a field or a condition for the value in a variable; `call`: the code that calls it."""
+    """Return the expression of a field or a condition for the value in a variable;
+    `call`: the code that calls it.
+    """
 
     def part(name: str) -> str:  # the repr of a StrEnum is not code
         return f"{value}[{repr(name) if type(name) is str else unit.constant('name', name)}]"
@@ -45,7 +52,9 @@ def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
 
 
 def _truth(unit: Unit, condition: Condition, part: Part, levels: int) -> str | None:
-    """Return code that is True or False. CPython compiles `not not` to nothing where it is a test."""
+    """Return code that is True or False. CPython compiles `not not` to nothing where it
+    is a test.
+    """
     if not levels:
         return None
     if type(condition) is field:

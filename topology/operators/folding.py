@@ -1,11 +1,14 @@
-"""Aggregations whose rows are numbers in native memory: generated code gives them columns, not records.
+"""Aggregations whose rows are numbers in native memory: generated code gives them
+columns, not records.
 
-What stands before the aggregation stays a loop over records, whose last lines append to columns. The columns are added
-to the store behind the last record of a batch; record by record where a reducer may raise, so that the error belongs to
-one record, and where updates are forwarded at once with headers. A count directly below its source takes the batch as
-it is, without a loop.
+What stands before the aggregation stays a loop over records, whose last lines append to
+columns. The columns are added to the store behind the last record of a batch; record by
+record where a reducer may raise, so that the error belongs to one record, and where
+updates are forwarded at once with headers. A count directly below its source takes the
+batch as it is, without a loop.
 
-Invariant: between two batches the columns are empty, so nothing sees the store without the records before.
+Invariant: between two batches the columns are empty, so nothing sees the store without
+the records before.
 Source: `aggregates` is the reference.
 """
 
@@ -59,7 +62,9 @@ def fold(
 
 
 def settle(compiler: Compiler, function: Function, source: Source) -> None:
-    """Generate code after the loop over a source: the columns that its records may have reached are added."""
+    """Generate code after the loop over a source: the columns that its records may have
+    reached are added.
+    """
     for node in compiler.analysis.nodes:
         if isinstance(node, Aggregate) and node.store.name in compiler.native:
             name = compiler.unit.identifier("fold", node.name)
@@ -68,7 +73,8 @@ def settle(compiler: Compiler, function: Function, source: Source) -> None:
 
 
 def forward_at_once(compiler: Compiler, flush: str, node: Aggregate) -> None:
-    """Generate code: the updates that the record cache holds back are forwarded as columns, if they may be.
+    """Generate code: the updates that the record cache holds back are forwarded as
+    columns, if they may be.
 
     `flush`: the name of the function that forwards them one by one.
     """
@@ -86,7 +92,8 @@ def forward_at_once(compiler: Compiler, flush: str, node: Aggregate) -> None:
 
 def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
     """Bind the columns, and write the function that adds them to the store."""
-    unit, store = compiler.unit, compiler.unit.store(node.store)
+    unit = compiler.unit
+    store = compiler.unit.store(node.store)
     columns = [
         part
         for part, used in zip(
@@ -129,10 +136,11 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
 def _add_batch(
     compiler: Compiler, function: Function, node: Aggregate, name: str, values: str
 ) -> None:
-    """Generate code before the loop: a batch whose records have no headers is added as it is.
+    """Generate code before the loop: a batch whose records have no headers is added as
+    it is.
 
-    `values`: the column of the values. In a reduce, all must be numbers of its class, and so must the earlier ones:
-    then nothing fails.
+    `values`: the column of the values. In a reduce, all must be numbers of its class,
+    and so must the earlier ones: then nothing fails.
     """
     lines = Function(compiler.unit, "")
     times = node.windows is not None and compiler.shared
@@ -169,10 +177,12 @@ def _batches(
 ) -> str | None:
     """Return the column of the values if a batch can be added as it is, by its keys.
 
-    This holds for a count of all records of a source, and for a fold of a part of their values that is a column.
+    This holds for a count of all records of a source, and for a fold of a part of their
+    values that is a column.
     """
     above = compiler.analysis.named(node.parents[0])
-    source, values = above, "batch.values"
+    source = above
+    values = "batch.values"
     if node.aggregator is not None:
         if (
             not isinstance(above, MapValues)
@@ -180,10 +190,8 @@ def _batches(
             or not function.parts
         ):
             return None
-        source, values = (
-            compiler.analysis.named(above.parents[0]),
-            f"{function.parts[above.mapper.name]}_column",
-        )
+        source = compiler.analysis.named(above.parents[0])
+        values = f"{function.parts[above.mapper.name]}_column"
     at_hand = (
         function.over_batch
         and len(node.parents) == 1
@@ -206,14 +214,17 @@ def _call(
     columns: Sequence[str],
     more: str,
 ) -> None:
-    """Generate the call that adds columns to the store, and the forwarding of updates that must not wait."""
+    """Generate the call that adds columns to the store, and the forwarding of updates
+    that must not wait.
+    """
     store = compiler.unit.store(node.store)
     reducer = (
         "None"
         if node.aggregator is None
         else compiler.unit.constant("reducer", node.aggregator)
     )
-    # Where records bring the operator time before them, it has advanced since the first of them.
+    # Where records bring the operator time before them, it has advanced since the first
+    # of them.
     brought = columns[-1].startswith("before")
     operator_time = (
         "-1"

@@ -1,7 +1,8 @@
-"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins.
+"""The operators of a foreign-key join: the left side subscribes, the right side
+answers, the left side joins.
 
-Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`,
-`ForeignTableJoin...`, `ResponseJoin...`.
+Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`,
+`SubscriptionJoin...`, `ForeignTableJoin...`, `ResponseJoin...`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ from coopstreams.topology.stores import subscriber_key
 def ask(
     compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables
 ) -> None:
-    """Generate code: a change of a left row sends subscriptions to the right rows of its new and old foreign keys."""
+    """Generate code: a change of a left row sends subscriptions to the right rows of
+    its new and old foreign keys.
+    """
     drop_the_past(function, node, record)
     assert record.old is not None  # the join requested old values
-    key, value = function.key(record), function.value(record)
+    key = function.key(record)
+    value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.key, node)
-    # As `result` writes the row again to compare: a topic may have other bytes (spaces, other fields, their order).
+    # As `result` writes the row again to compare: a topic may have other bytes (spaces,
+    # other fields, their order).
     data = function.value_as_bytes(record.with_value(value), node.value, node)
     make = compiler.unit.constant(
         "ask",
@@ -52,7 +57,8 @@ def ask(
     many = function.guarded(
         "questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node
     )
-    foreign_key, asked = function.fresh("foreign_key"), function.fresh("asked")
+    foreign_key = function.fresh("foreign_key")
+    asked = function.fresh("asked")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
         made = RecordVariables(
             node.name,
@@ -72,7 +78,8 @@ def answer(
     node: ForeignKeyAnswer,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a subscription is kept and answered, and a change of a right row answered to all its subscribers.
+    """Generate code: a subscription is kept and answered, and a change of a right row
+    answered to all its subscribers.
 
     Subscribers are answered in the order of their keys.
     """
@@ -82,24 +89,22 @@ def answer(
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
-        store, found_of = (
-            compiler.unit.store(node.store),
-            compiler.unit.constant("subscribers_of", subscribers_of),
-        )
+        store = compiler.unit.store(node.store)
+        found_of = compiler.unit.constant("subscribers_of", subscribers_of)
         with function.loop(
             f"for {primary_key}, {hash_} in {found_of}({store}.of({key_bytes})):"
         ):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
             _send(compiler, function, node, record, primary_key, made, record.timestamp)
         return
-    asked, row = function.value(record), function.fresh("row")
-    timestamp, said = function.fresh("timestamp"), function.fresh("answer")
+    asked = function.value(record)
+    row = function.fresh("row")
+    timestamp = function.fresh("timestamp")
+    said = function.fresh("answer")
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
-        row_key, make = (
-            function.fresh("row_key"),
-            compiler.unit.constant("subscriber_key", subscriber_key),
-        )
+        row_key = function.fresh("row_key")
+        make = compiler.unit.constant("subscriber_key", subscriber_key)
         function.line(f"{row_key} = {make}({key_bytes}, {asked}.primary_key)")
         entry = compiler.entry_of(function, node.store, row_key)
         function.line(
@@ -107,7 +112,8 @@ def answer(
         )
         function.line(f"{entry}.timestamp = {record.timestamp}")
         compiler.touch(function, node.store, row_key, entry)
-        right, known = node.parents[1], replace(record, has_key=True)
+        right = node.parents[1]
+        known = replace(record, has_key=True)
         found = look_up(
             compiler,
             function,
@@ -129,10 +135,12 @@ def answer(
 
 
 def _holds_back(compiler: Compiler, name: str) -> bool:
-    """Whether a right table holds back its updates until the flush, which then answers all subscribers.
+    """Whether a right table holds back its updates until the flush, which then answers
+    all subscribers.
 
-    So a subscription is answered with the row as of the last flush: the flush forwards no deletion of a row that came
-    since and is gone again, and a join with that row would never be retracted.
+    So a subscription is answered with the row as of the last flush: the flush forwards
+    no deletion of a row that came since and is gone again, and a join with that row
+    would never be retracted.
     """
     node = compiler.analysis.named(name)
     while (
@@ -154,7 +162,8 @@ def _send(
     said: str,
     timestamp: str,
 ) -> None:
-    key, value = function.fresh("key_bytes"), function.fresh("value")
+    key = function.fresh("key_bytes")
+    value = function.fresh("value")
     function.line(f"{key}, {value} = {primary_key}, {said}")
     made = RecordVariables(
         node.name,
@@ -174,11 +183,14 @@ def result(
     node: ForeignKeyResult,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of an answer with the left row that asked, unless the row has changed since."""
+    """Generate the join of an answer with the left row that asked, unless the row has
+    changed since.
+    """
     key_bytes = function.key_as_bytes(record, node.key, node)
     said = function.value(record)
     left = node.parents[1]
-    # The left row as of the last flush, too: it is the one that has asked, and the flush asks for a newer one.
+    # The left row as of the last flush, too: it is the one that has asked, and the
+    # flush asks for a newer one.
     row = look_up(
         compiler,
         function,
@@ -187,7 +199,8 @@ def result(
         key_bytes,
         said=_holds_back(compiler, left),
     )
-    data, right = function.fresh("data"), function.fresh("right")
+    data = function.fresh("data")
+    right = function.fresh("right")
     unit = compiler.unit
     with function.guard("production", node.name):
         function.line(
@@ -196,7 +209,8 @@ def result(
         )
     current = f"{unit.constant('is_current', is_current)}({said}.hash, {data}, None if {data} is None else {row.stored})"
     with function.block(f"if not {current}:"):
-        # The last round of a backfill has no questions: there each answer meets the row that asked.
+        # The last round of a backfill has no questions: there each answer meets the row
+        # that asked.
         asks = node.ask in compiler.analysis.numbers
         if node.left or not asks:
             function.drop(node, "stale-answer")
@@ -225,7 +239,8 @@ def _ask_again(
     row: RowVariables,
     data: str,
 ) -> None:
-    """Generate code: a stale answer of an inner join is dropped; one without a right row lets the left row ask again.
+    """Generate code: a stale answer of an inner join is dropped; one without a right
+    row lets the left row ask again.
 
     It goes on as a deletion if the left row names no right row, or is gone.
     """
@@ -237,7 +252,8 @@ def _ask_again(
         "again",
         partial(again, ask_node.extract, ask_node.foreign_key.for_keys().serialize),
     )
-    # A copy: code behind this block may not take the key from a variable that is set in it.
+    # A copy: code behind this block may not take the key from a variable that is set in
+    # it.
     here = replace(record, has_key=True)
     key = function.key(here)
     primary_key = function.key_as_bytes(here, node.key, node)
@@ -249,8 +265,8 @@ def _ask_again(
         subscription = function.fresh("subscription")
         timestamp = function.fresh("timestamp")
         function.line(f"{foreign_key}, {subscription} = {asked}")
-        # That of its row, as when it asked first: the answer at hand is about another row. Behind a suppression the
-        # timestamp of a row is unknown, and -1.
+        # That of its row, as when it asked first: the answer at hand is about another
+        # row. Behind a suppression the timestamp of a row is unknown, and -1.
         function.line(
             f"{timestamp} = {row.timestamp} if {row.timestamp} >= 0 else {record.timestamp}"
         )

@@ -1,4 +1,5 @@
-"""The join of a stream with a global table, by a key that a mapper takes from each record.
+"""The join of a stream with a global table, by a key that a mapper takes from each
+record.
 
 Source: Kafka Streams `KStreamGlobalKTableJoin`.
 """
@@ -19,14 +20,14 @@ def stream_global_join(
     node: StreamGlobalJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of a record with the current row of the mapped key; the output keeps the record's timestamp."""
+    """Generate the join of a record with the current row of the mapped key; the output
+    keeps the record's timestamp.
+    """
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
-    unit, key, name = (
-        compiler.unit,
-        function.fresh("mapped"),
-        compiler.unit.store(node.store),
-    )
+    unit = compiler.unit
+    key = function.fresh("mapped")
+    name = compiler.unit.store(node.store)
     row = function.fresh("row")
     named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
     encode = unit.constant("encode_key", node.store.key.for_keys().serialize)

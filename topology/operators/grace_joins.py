@@ -1,12 +1,15 @@
-"""The join of a stream with a versioned table with grace: it waits for late rows of the table.
+"""The join of a stream with a versioned table with grace: it waits for late rows of the
+table.
 
-A record is held until stream time has passed its timestamp by the grace, and is then joined with the row version that
-was valid at its timestamp. Held records come out in the order of timestamp, key bytes, arrival. A record that is later
-than the grace is joined at once. A result has the headers of its record.
+A record is held until stream time has passed its timestamp by the grace, and is then
+joined with the row version that was valid at its timestamp. Held records come out in
+the order of timestamp, key bytes, arrival. A record that is later than the grace is
+joined at once. A result has the headers of its record.
 
-Invariant: stream time counts the stream's records that are not dropped. Null values, null keys in an inner join and the
-table's records do not count.
-Source: Kafka Streams `KStreamKTableJoinProcessor` with a `TimeOrderedKeyValueBuffer`, KIP-923.
+Invariant: stream time counts the stream's records that are not dropped. Null values,
+null keys in an inner join and the table's records do not count.
+Source: Kafka Streams `KStreamKTableJoinProcessor` with a `TimeOrderedKeyValueBuffer`,
+KIP-923.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class GraceBuffer:
         headers: Headers | None,
         now: int,
     ) -> list[Held]:
-        """Hold a record, and return the records that are now due: itself, if it is late or has no key."""
+        """Hold a record, and return the records that are now due: itself, if it is late
+        or has no key.
+        """
         if key is None or timestamp < now - self._grace_ms:
             return [(key, value, headers, timestamp)]
         self._held.add(key, _STREAM, timestamp, Headed(value, headers or []))
@@ -71,14 +76,17 @@ class GraceBuffer:
 def buffered_join(
     compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables
 ) -> None:
-    """Generate code: a record is held, and the records that are due are joined with their rows."""
+    """Generate code: a record is held, and the records that are due are joined with
+    their rows.
+    """
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    now, unit = compiler.stream_time(function, node, record), compiler.unit
+    now = compiler.stream_time(function, node, record)
+    unit = compiler.unit
     name = unit.made("held", node.name, partial(GraceBuffer, node), "stores")
     due = unit.operator_times[now].due
     if f"{name}_due" not in due:

@@ -1,16 +1,20 @@
-"""The buffers of a stream-stream join: the records of both sides, and those without a match so far.
+"""The buffers of a stream-stream join: the records of both sides, and those without a
+match so far.
 
-A side keeps one row for each key and timestamp: the values of the records that have both, in the order of arrival. An
-index in memory has the timestamps of each key, so that a probe reads only rows that match. Records that wait for a
-match are stored by key; in memory they are in the order in which they will be emitted: timestamp, right side before
-left, key bytes. A self-join may have one store for both sides: a record comes first as a left record, meets the records
-before it, and is stored when it comes as a right record.
+A side keeps one row for each key and timestamp: the values of the records that have
+both, in the order of arrival. An index in memory has the timestamps of each key, so
+that a probe reads only rows that match. Records that wait for a match are stored by
+key; in memory they are in the order in which they will be emitted: timestamp, right
+side before left, key bytes. A self-join may have one store for both sides: a record
+comes first as a left record, meets the records before it, and is stored when it comes
+as a right record.
 
-Invariant: what a join returns for a record depends only on the records before it, never on when a batch or a commit
-ends.
-Turned down: a row for each record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key
-and one millisecond are rare, and a restart would have to find the last number.
-Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`, `TimestampedKeyAndJoinSide`.
+Invariant: what a join returns for a record depends only on the records before it, never
+on when a batch or a commit ends. Turned down: a row for each record with a sequence
+number (Kafka Streams' `retainDuplicates`): two records of one key and one millisecond
+are rare, and a restart would have to find the last number.
+Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`,
+`TimestampedKeyAndJoinSide`.
 """
 
 from __future__ import annotations
@@ -34,9 +38,12 @@ Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
 """A result of a join: key, left value, right value, timestamp."""
 
 Wait: TypeAlias = tuple[int, int, bytes]
-"""A record that waits for a match: timestamp, 1 - side, key. They are emitted in this order."""
+"""A record that waits for a match: timestamp, 1 - side, key. They are emitted in this
+order.
+"""
 
-LEFT, RIGHT = 0, 1
+LEFT = 0
+RIGHT = 1
 _FOREVER = 1 << 63
 _NEVER = -1
 
@@ -45,7 +52,9 @@ class SideTimes(Protocol):
     """The bound program, as a join uses it."""
 
     elsewhere: bool
-    """Whether records of some keys of the partition go to tasks that run at their own speed."""
+    """Whether records of some keys of the partition go to tasks that run at their own
+    speed.
+    """
 
     def stream_time(self, topics: tuple[str, ...]) -> int:
         """Return the largest stream time that any of these topics has reached."""
@@ -55,8 +64,8 @@ class SideTimes(Protocol):
 class JoinMemory:
     """The memory of one join in one task.
 
-    `shared`: other tasks have other keys of the partitions. Then the stream times of `topics` (of the left, of the
-    right side) show how far their records have come.
+    `shared`: other tasks have other keys of the partitions. Then the stream times of
+    `topics` (of the left, of the right side) show how far their records have come.
     """
 
     def __init__(
@@ -68,7 +77,8 @@ class JoinMemory:
         shared: bool,
     ) -> None:
         windows = node.windows
-        before, after = windows.before_ms, windows.after_ms
+        before = windows.before_ms
+        after = windows.after_ms
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
         self._sides = [
@@ -83,7 +93,9 @@ class JoinMemory:
             if len(node.stores) > 2
             else None
         )
-        self._topics, self._process, self._shared = topics, process, shared
+        self._topics = topics
+        self._process = process
+        self._shared = shared
         self._told = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
@@ -96,7 +108,9 @@ class JoinMemory:
     def before(
         self, side: int, key: bytes | None, timestamp: int, now: int
     ) -> list[Pair]:
-        """Return and remove the unmatched records that are emitted before a record's own results. Call `take` next."""
+        """Return and remove the unmatched records that are emitted before a record's
+        own results. Call `take` next.
+        """
         if key is None:
             return []
         if timestamp == now or (self._shared and now > self._told):
@@ -139,11 +153,13 @@ class JoinMemory:
         self._told = max(self._told, now)
 
     def due(self, now: int) -> list[Pair]:
-        """Return and remove the unmatched records that were due when the gate was last opened. `now`: stream time.
+        """Return and remove the unmatched records that were due when the gate was last
+        opened. `now`: stream time.
 
-        The task that takes a record opens the gate for all. Tasks that run at their own speed may open it before a
-        record arrives here that must wait, or after the last record here, and may be ahead of the records that wait
-        here. So `due` opens it as well.
+        The task that takes a record opens the gate for all. Tasks that run at their own
+        speed may open it before a record arrives here that must wait, or after the last
+        record here, and may be ahead of the records that wait here. So `due` opens it
+        as well.
         """
         self._told = max(self._told, now)
         if self._waiting is None:
@@ -162,24 +178,29 @@ class JoinMemory:
 
 
 class EmissionGate:
-    """Decides when records without a match are emitted: one gate for all tasks of a partition on an instance.
+    """Decides when records without a match are emitted: one gate for all tasks of a
+    partition on an instance.
 
-    Kafka Streams looks for due records only when the first of them could be due. After a search it takes the last
-    record examined for the first remaining one, so it emits some later than it could. Thus the waiting records of one
-    task delay another's. The tasks share the gate, so that the number of ranges does not change when records are
+    Kafka Streams looks for due records only when the first of them could be due. After
+    a search it takes the last record examined for the first remaining one, so it emits
+    some later than it could. Thus the waiting records of one task delay another's. The
+    tasks share the gate, so that the number of ranges does not change when records are
     emitted.
 
-    Shape: a waiting record is (timestamp, 1 - side, key), in this order. `reach`: how far left and right records look
-    ahead.
+    Shape: a waiting record is (timestamp, 1 - side, key), in this order. `reach`: how
+    far left and right records look ahead.
     """
 
     def __init__(
         self, reach: tuple[int, int], grace_ms: int, guard: AbstractContextManager[Any]
     ) -> None:
-        self._reach, self._grace_ms, self._guard = reach, grace_ms, guard
+        self._reach = reach
+        self._grace_ms = grace_ms
+        self._guard = guard
         self._order: Any = SortedList()
         self._of: tuple[Any, Any] = (SortedList(), SortedList())
-        self._first, self._opened = _FOREVER, -_FOREVER
+        self._first = _FOREVER
+        self._opened = -_FOREVER
 
     def add(self, waiting: Iterable[Wait]) -> None:
         """Add waiting records."""
@@ -205,7 +226,8 @@ class EmissionGate:
             self._opened = max(self._opened, now)
 
     def look(self, now: int, side: int) -> None:
-        """Open the gate for the records that are due at this stream time, if the first of them could be due.
+        """Open the gate for the records that are due at this stream time, if the first
+        of them could be due.
 
         `side`: that of the record that advanced stream time.
         """
@@ -247,12 +269,16 @@ class EmissionGate:
 
 
 class _Side:
-    """The records of one stream: the timestamps of each key in memory, the values in a window store."""
+    """The records of one stream: the timestamps of each key in memory, the values in a
+    window store.
+    """
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
-        self._store, self._retention_ms = store, retention_ms
-        # Rows that the store has expired stay expired: siblings may have advanced it beyond the rows of this task. The
-        # rows count from their own times: one earlier owner may have been ahead of the remaining records of another.
+        self._store = store
+        self._retention_ms = retention_ms
+        # Rows that the store has expired stay expired: siblings may have advanced it
+        # beyond the rows of this task. The rows count from their own times: one earlier
+        # owner may have been ahead of the remaining records of another.
         self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
         newest = self._newest
@@ -268,7 +294,9 @@ class _Side:
         self._of_all[0] = max(self._of_all[0], newest)
 
     def observe(self, timestamp: int) -> None:
-        """Advance the side to its newest record: records older than the retention are gone."""
+        """Advance the side to its newest record: records older than the retention are
+        gone.
+        """
         if timestamp > self._newest:
             self._newest = timestamp
             if timestamp - self._swept > self._retention_ms:
@@ -280,7 +308,9 @@ class _Side:
         return self._newest - self._retention_ms + 1
 
     def observe_others(self, stream_time: int) -> None:
-        """Advance the side to the records of other tasks, up to this task's stream time: the others may be ahead."""
+        """Advance the side to the records of other tasks, up to this task's stream
+        time: the others may be ahead.
+        """
         self.observe(min(self._of_all[0], stream_time))
 
     def put(self, key: bytes, timestamp: int, value: Any) -> None:
@@ -304,7 +334,9 @@ class _Side:
     def between(
         self, key: bytes, first: int, last: int
     ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield a key's timestamps from first to last (inclusive, ascending), with their values in arrival order."""
+        """Yield a key's timestamps from first to last (inclusive, ascending), with
+        their values in arrival order.
+        """
         times = self._times.get(key)
         if times is None:
             return
@@ -325,7 +357,9 @@ class _Side:
 
 
 class UnmatchedRecords:
-    """The records without a match so far: stored by key, and in memory in the order of their emission."""
+    """The records without a match so far: stored by key, and in memory in the order of
+    their emission.
+    """
 
     def __init__(self, store: TableStore) -> None:
         self.store = store
@@ -352,7 +386,9 @@ class UnmatchedRecords:
         )
 
     def remove(self, key: bytes, side: int, timestamp: int) -> bool:
-        """Remove all records of a key, side and timestamp; return whether there were any."""
+        """Remove all records of a key, side and timestamp; return whether there were
+        any.
+        """
         at = (timestamp, 1 - side, key)
         if at not in self.order:
             return False

@@ -1,4 +1,5 @@
-"""Look-ups in tables, also in those without a store: filters, mappers and joins are applied to the rows upstream.
+"""Look-ups in tables, also in those without a store: filters, mappers and joins are
+applied to the rows upstream.
 
 Source: Kafka Streams `KTableValueGetter` and its implementations.
 """
@@ -21,10 +22,12 @@ LATEST = 1 << 62
 
 
 class RowVariables(NamedTuple):
-    """The variables of a row that was looked up: its value and its timestamp, undefined if the value is None.
+    """The variables of a row that was looked up: its value and its timestamp, undefined
+    if the value is None.
 
-    `stored`: the expression of the bytes in which the store has the value, None if it has changed since the last
-    commit; undefined, too. The value of a table without a store has none, unless it is that of a row upstream.
+    `stored`: the expression of the bytes in which the store has the value, None if it
+    has changed since the last commit; undefined, too. The value of a table without a
+    store has none, unless it is that of a row upstream.
     """
 
     value: str
@@ -45,9 +48,11 @@ def look_up(
 ) -> RowVariables:
     """Generate the look-up of a table's row; return its variables.
 
-    `as_of`: the moment, if the table keeps versions. It is set for stream records, which must not find a row that has
-    expired by their stream time. `said`: the row as of the last flush of the record caches, as the nodes below have
-    received it. `before`: the row before the record at hand, below a table that is above a self-join.
+    `as_of`: the moment, if the table keeps versions. It is set for stream records,
+    which must not find a row that has expired by their stream time. `said`: the row as
+    of the last flush of the record caches, as the nodes below have received it.
+    `before`: the row before the record at hand, below a table that is above a
+    self-join.
     """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
@@ -60,7 +65,8 @@ def look_up(
             compiler, function, store, record, key_bytes, said=said, before=before
         )
         if as_of is not None and store.ttl_ms is not None:
-            # The topic of the stream may be ahead of that of the table, which has not forwarded the expiry yet.
+            # The topic of the stream may be ahead of that of the table, which has not
+            # forwarded the expiry yet.
             with function.block(
                 f"if {row.value} is not None and {row.timestamp} + {store.ttl_ms} <= {record.stream_time}:"
             ):
@@ -89,7 +95,9 @@ def look_up(
 def joined_value(
     kind: str, joiner: str, left: str, right: str, *, known: str | None = None
 ) -> str:
-    """Return the expression of a table join's value, None if it has none. `known`: this value is not None."""
+    """Return the expression of a table join's value, None if it has none. `known`: this
+    value is not None.
+    """
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
     if kind == "outer" and known is None:
@@ -108,7 +116,8 @@ def _stored(
     said: bool = False,
     before: bool = False,
 ) -> RowVariables:
-    name, entry = compiler.unit.store(store), function.fresh("entry")
+    name = compiler.unit.store(store)
+    entry = function.fresh("entry")
     written = compiler.unit.constant(
         "as_written", as_written if store.history_ms is None else latest_as_written
     )
@@ -150,16 +159,15 @@ def _version(
     before: bool,
 ) -> RowVariables:
     """Generate the look-up of the version that was valid at a moment, or the latest."""
-    unit, row, entry = (
-        compiler.unit,
-        _stored(compiler, function, store, record, key_bytes, before=before),
-        function.fresh("version"),
-    )
+    unit = compiler.unit
+    row = _stored(compiler, function, store, record, key_bytes, before=before)
+    entry = function.fresh("version")
     now = unit.operator_time(
         compiler.analysis.numbers[node.name], compiler.analysis.topics(node)
     )
     assert store.past is not None
-    version, past = unit.constant("version_at", version_at), unit.store(store.past)
+    version = unit.constant("version_at", version_at)
+    past = unit.store(store.past)
     stored = row.stored if as_of is None else "None"
     found = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
     asked = (
@@ -211,7 +219,9 @@ def _let_go(
     key_bytes: str,
     row: RowVariables,
 ) -> RowVariables:
-    """Generate code: if an update of a row is held, the row is as before the update, with an unknown timestamp."""
+    """Generate code: if an update of a row is held, the row is as before the update,
+    with an unknown timestamp.
+    """
     held = function.fresh("held")
     stored = f"({row.stored} if {held} is None else {held}.before)"
     seen = RowVariables(function.fresh("row"), function.fresh("timestamp"), stored)
@@ -260,7 +270,9 @@ def _joined(
 
 
 def later(left: RowVariables, right: RowVariables) -> str:
-    """Return the expression of the larger timestamp of two rows, one of which may be missing."""
+    """Return the expression of the larger timestamp of two rows, one of which may be
+    missing.
+    """
     return (
         f"-1 if {left.value} is None and {right.value} is None else {left.timestamp} if {right.value} is None "
         f"else {right.timestamp} if {left.value} is None else max({left.timestamp}, {right.timestamp})"

@@ -1,11 +1,13 @@
-"""Parts of JSON values as columns, for programs that read their values by `field(...)` only: no dicts are made.
+"""Parts of JSON values as columns, for programs that read their values by `field(...)`
+only: no dicts are made.
 
-The extension reads the columns (`MakeParts`); without it, values become dicts. It may leave any record `unread`; the
-code then deserialises the value and calls the functions on it.
+The extension reads the columns (`MakeParts`); without it, values become dicts. It may
+leave any record `unread`; the code then deserialises the value and calls the functions
+on it.
 
-Invariant: a part is read only where nothing needs the whole value, so no value is read twice.
-Turned down: reading parts in Python, by a msgspec type of these fields (in skipped parts it accepts bytes that are not
-UTF-8, which orjson refuses).
+Invariant: a part is read only where nothing needs the whole value, so no value is read
+twice. Turned down: reading parts in Python, by a msgspec type of these fields (in
+skipped parts it accepts bytes that are not UTF-8, which orjson refuses).
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ class Parts(Protocol):
     def columns(
         self, values: Sequence[bytes | None], unread: object
     ) -> list[tuple[list[Any], type | None]]:
-        """Return the column of each part, and int or float if all in it are of this class.
+        """Return the column of each part, and int or float if all in it are of this
+        class.
 
-        A record is unread in all columns if a part is missing or no scalar, or if the value is no JSON object.
+        A record is unread in all columns if a part is missing or no scalar, or if the
+        value is no JSON object.
         """
         ...
 
@@ -54,7 +58,8 @@ MakeParts: TypeAlias = Callable[[Sequence[str]], Parts]
 
 
 def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
-    """Return the names of the parts of a source's values that are read; none if the whole value is.
+    """Return the names of the parts of a source's values that are read; none if the
+    whole value is.
 
     Only a linear run of operators counts, which is one loop with access to the columns.
     """
@@ -89,9 +94,11 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
 
 
 def read_parts(function: Function, make: MakeParts, names: Sequence[str]) -> None:
-    """Generate code before the loop over a source: the columns of these parts of its values.
+    """Generate code before the loop over a source: the columns of these parts of its
+    values.
 
-    Shape: with `_column` and `_class` behind it, the variable of a part is that of its column and class.
+    Shape: with `_column` and `_class` behind it, the variable of a part is that of its
+    column and class.
     """
     unit = function.unit
     function.parts = {name: unit.identifier("part", name) for name in names}

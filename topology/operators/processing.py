@@ -1,5 +1,6 @@
-"""The operators of the Processor API: one makes record objects for a processor, and forwards the records it returns;
-one applies the effects that a call of `process_async` has recorded.
+"""The operators of the Processor API: one makes record objects for a processor, and
+forwards the records it returns; one applies the effects that a call of `process_async`
+has recorded.
 
 Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 """
@@ -17,11 +18,14 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 def process(
     compiler: Compiler, function: Function, node: Processing, record: RecordVariables
 ) -> None:
-    """Generate code: the processor is called with the record; its context calls the code of the nodes below."""
+    """Generate code: the processor is called with the record; its context calls the
+    code of the nodes below.
+    """
     key_bytes = "None"
     if node.key is not None:
         key_bytes = function.key_as_bytes(record, node.key, node)
-    key, value = function.key(record), function.value(record)
+    key = function.key(record)
+    value = function.value(record)
     work = _work(compiler, node)
     with function.guard("processing", node.name):
         function.line(f"run_{work}({key_bytes}, {key}, {value}, {record.timestamp})")
@@ -33,7 +37,9 @@ def do_effects(
     node: AsyncProcessing,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the effects recorded by the record's call are applied; an error of the call fails it here."""
+    """Generate code: the effects recorded by the record's call are applied; an error of
+    the call fails it here.
+    """
     assert record.key_bytes is not None, "the keys are those of the topic"
     function.drop_if(f"{record.key_bytes} is None", node, "null-key")
     result = compiler.unit.bind("result", "result = process.result")
@@ -45,10 +51,12 @@ def do_effects(
 
 
 def _work(compiler: Compiler, node: Processing) -> str:
-    """Return the variable of a node's work in a task; with `run_` in front, its method for a record."""
-    unit, names = (
-        compiler.unit,
-        list(dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node))),
+    """Return the variable of a node's work in a task; with `run_` in front, its method
+    for a record.
+    """
+    unit = compiler.unit
+    names = list(
+        dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node))
     )
     key_bytes = "key_bytes" if node.key is not None else None
     after = RecordVariables(node.name, key_bytes, node.key, "value", key="key")
@@ -67,10 +75,8 @@ def _work(compiler: Compiler, node: Processing) -> str:
             compiler, node, None, lambda body: compiler.forward(body, node, after)
         )
         ways = dict.fromkeys(names, everyone)
-    work, table = (
-        unit.identifier("work", node.name),
-        ", ".join(f"{name!r}: {way}" for name, way in ways.items()),
-    )
+    work = unit.identifier("work", node.name)
+    table = ", ".join(f"{name!r}: {way}" for name, way in ways.items())
     begin = f"{work} = process.begin_work({unit.constant('processing', node)}, stores, {everyone}, {{{table}}})"
     return unit.bind(work, begin, f"run_{work} = {work}.run")
 
@@ -81,7 +87,9 @@ def _way(
     to: str | None,
     write: Callable[[Function], None],
 ) -> str:
-    """Return a function of (key bytes, key, value, timestamp) for forwarded records; `write` writes its body."""
+    """Return a function of (key bytes, key, value, timestamp) for forwarded records;
+    `write` writes its body.
+    """
     unit = compiler.unit
     name, parameters = unit.shared(
         (node.name, "children", to), unit.identifier("after", node.name), write

@@ -1,12 +1,15 @@
-"""Joins of a table with itself, or with what is computed from it: one record changes both sides.
+"""Joins of a table with itself, or with what is computed from it: one record changes
+both sides.
 
-Without the record cache the first side that tells the join finds the other one changed already, or not yet. So the join
-cannot take its old result from the record: if a row is deleted, each side finds the other one gone, and takes it that
-there never was a result. Here the rows as they were before the record are remembered until the next one: the join looks
-them up for its old result, and remembers what it has told since.
+Without the record cache the first side that tells the join finds the other one changed
+already, or not yet. So the join cannot take its old result from the record: if a row is
+deleted, each side finds the other one gone, and takes it that there never was a result.
+Here the rows as they were before the record are remembered until the next one: the join
+looks them up for its old result, and remembers what it has told since.
 
-Invariant: of each record the join forwards a chain of changes, from its result before the record to that behind it.
-Turned down: one update for both sides (Kafka Streams forwards one for each side), and a store of the results.
+Invariant: of each record the join forwards a chain of changes, from its result before
+the record to that behind it. Turned down: one update for both sides (Kafka Streams
+forwards one for each side), and a store of the results.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _KEEPS = TableSource | Aggregate | TableAggregate | Filter | MapValues | TableTa
 
 @dataclass(frozen=True, slots=True)
 class SelfJoins:
-    """The joins whose sides have a table in common, and the stores of the tables above them.
+    """The joins whose sides have a table in common, and the stores of the tables above
+    them.
 
     A record changes one of the stores `first`, and then perhaps some of those `behind`.
     """
@@ -42,9 +46,11 @@ class SelfJoins:
 
 
 def self_joins(nodes: Sequence[Node], cached: frozenset[str]) -> SelfJoins:
-    """Return the joins of the `nodes` of a sub-topology whose sides have a table in common, if they are not `cached`.
+    """Return the joins of the `nodes` of a sub-topology whose sides have a table in
+    common, if they are not `cached`.
 
-    Sessions, sliding windows and suppressions are left out: several rows change with one of their records, or none.
+    Sessions, sliding windows and suppressions are left out: several rows change with
+    one of their records, or none.
     """
     above: dict[str, frozenset[str]] = {}
     by_name = {node.name: node for node in nodes}

@@ -36,7 +36,9 @@ KEY_AND_VALUE = ("key", "value")
 def filter_records(
     compiler: Compiler, function: Function, node: Filter, record: RecordVariables
 ) -> None:
-    """Generate code: a record that fails the predicate is dropped; on a table, it becomes a tombstone."""
+    """Generate code: a record that fails the predicate is dropped; on a table, it
+    becomes a tombstone.
+    """
     if node.table:
         _filter_rows(compiler, function, node, record)
         return
@@ -55,8 +57,8 @@ def _filter_rows(
 
     If the old value is known and failed the predicate too, forward nothing.
 
-    For a versioned table, always forward the tombstone: a record may change the past, which the old value does not
-    show.
+    For a versioned table, always forward the tombstone: a record may change the past,
+    which the old value does not show.
     """
     if not node.sends_old:
         record = replace(record, old=None)
@@ -73,11 +75,9 @@ def _filter_rows(
         if record.old
         else ""
     )
-    word, value, kept = (
-        "not " if node.negate else "",
-        function.value(record),
-        function.fresh("value"),
-    )
+    word = "not " if node.negate else ""
+    value = function.value(record)
+    kept = function.fresh("value")
     old = function.fresh("old") if record.old else None
     with function.guard("processing", node.name):
         function.line(
@@ -107,7 +107,8 @@ def _filter_kept_rows(
     passes = compiler.call_of(
         function, "predicate", node.predicate, record, KEY_AND_VALUE
     )
-    value, word = function.value(record), "not " if node.negate else ""
+    value = function.value(record)
+    word = "not " if node.negate else ""
     kept = function.guarded(
         "value", f"{value} if {value} is not None and {word}{passes} else None", node
     )
@@ -132,9 +133,11 @@ def _keep(
     *,
     skip_nothing: bool,
 ) -> None:
-    """Generate code: a row is stored and forwarded; with `skip_nothing`, only if there is a row or was one.
+    """Generate code: a row is stored and forwarded; with `skip_nothing`, only if there
+    is a row or was one.
 
-    The store has no versions, even if the table above has: each record is the latest of its row.
+    The store has no versions, even if the table above has: each record is the latest of
+    its row.
     """
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
     compiler.expire_view(function, node, store)
@@ -200,7 +203,8 @@ def flat_map_values(
 ) -> None:
     """Generate code: a value becomes any number of values.
 
-    The mapper is run to its end first, so that its errors are not taken for those of a node below.
+    The mapper is run to its end first, so that its errors are not taken for those of a
+    node below.
     """
     call = compiler.call_of(
         function,
@@ -220,7 +224,9 @@ def flat_map_values(
 def flat_map(
     compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables
 ) -> None:
-    """Generate code: a record becomes several. The pairs are unpacked at once, so a bad pair fails the mapper."""
+    """Generate code: a record becomes several. The pairs are unpacked at once, so a bad
+    pair fails the mapper.
+    """
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     pairs = f"[(new_key, new_value) for new_key, new_value in {call}]"
     forward_pairs(
@@ -243,8 +249,11 @@ def forward_pair(
     record: RecordVariables,
     pair: str,
 ) -> None:
-    """Generate code: the record is forwarded with the key and the value of this pair, guarded."""
-    key, value = function.fresh("key"), function.fresh("value")
+    """Generate code: the record is forwarded with the key and the value of this pair,
+    guarded.
+    """
+    key = function.fresh("key")
+    value = function.fresh("value")
     with function.guard("processing", node.name):
         function.line(f"{key}, {value} = {pair}")
     compiler.forward(function, node, record.with_key(key).with_value(value))
@@ -258,7 +267,8 @@ def forward_pairs(
     many: str,
 ) -> None:
     """Generate code: the record is forwarded with each of these keys and values."""
-    key, value = function.fresh("key"), function.fresh("value")
+    key = function.fresh("key")
+    value = function.fresh("value")
     with function.loop(f"for {key}, {value} in {many}:"):
         compiler.forward(function, node, record.with_key(key).with_value(value))
 
@@ -312,7 +322,9 @@ def pass_on(
     node: Merge | ToStream | Branch | Late,
     record: RecordVariables,
 ) -> None:
-    """Generate code: the record is forwarded. A stream has no latest record, unlike a table."""
+    """Generate code: the record is forwarded. A stream has no latest record, unlike a
+    table.
+    """
     compiler.forward(
         function,
         node,
@@ -338,11 +350,9 @@ def apply_to(
 ) -> None:
     """Generate code: the record is noted for the external sink."""
     note = compiler.unit.bind("note_applied", "note_applied = process.applied.append")
-    made, key, value = (
-        compiler.unit.constant("Applied", Applied),
-        function.key(record),
-        function.value(record),
-    )
+    made = compiler.unit.constant("Applied", Applied)
+    key = function.key(record)
+    value = function.value(record)
     function.line(f"{note}({made}(process.at_hand(), {key}, {value}))")
 
 
@@ -355,7 +365,8 @@ def each_partition(
     topic: str,
     out: str,
 ) -> Iterator[None]:
-    """Generate the body once for each partition that a sink's partitioner chooses; without a partitioner, once.
+    """Generate the body once for each partition that a sink's partitioner chooses;
+    without a partitioner, once.
 
     A record for which it chooses no partition is dropped and counted.
     """
@@ -363,11 +374,13 @@ def each_partition(
         yield
         return
     unit = compiler.unit
-    count, partition = function.fresh("partitions"), function.fresh("partition")
+    count = function.fresh("partitions")
+    partition = function.fresh("partition")
     # Unguarded: a missing topic is not a fault of the record.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
-    key, value = function.key(record), function.value(record)
+    key = function.key(record)
+    value = function.value(record)
     found = function.guarded("chosen", f"{call}{key}, {value}, {count})", node)
     function.drop_if(f"not {found}", node, "no-partition")
     with function.block(f"for {partition} in {found}:"):

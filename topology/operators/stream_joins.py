@@ -1,9 +1,12 @@
-"""The join of two streams: each record is joined with the other stream's records of its key that are near in time.
+"""The join of two streams: each record is joined with the other stream's records of its
+key that are near in time.
 
-`JoinMemory` keeps the records and finds the pairs. This module adds null keys and values, stream time, and the joiner.
+`JoinMemory` keeps the records and finds the pairs. This module adds null keys and
+values, stream time, and the joiner.
 
-Invariant: results come in the order in which Kafka Streams forwards them: first the records without a match whose
-window has closed, then the matches by timestamp and arrival.
+Invariant: results come in the order in which Kafka Streams forwards them: first the
+records without a match whose window has closed, then the matches by timestamp and
+arrival.
 Source: Kafka Streams `KStreamKStreamJoin`.
 """
 
@@ -28,11 +31,10 @@ def stream_stream_join(
 ) -> None:
     """Generate the join of a record of the side `record.side`."""
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
-    value, key_bytes = (
-        function.value(record),
-        function.key_as_bytes(record, node.key, node),
-    )
-    now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
+    value = function.value(record)
+    key_bytes = function.key_as_bytes(record, node.key, node)
+    now = compiler.stream_time(function, node, record)
+    memory = _memory(compiler, node)
     _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
     if not outer:
         _drop_if(
@@ -77,8 +79,11 @@ def _tell_when_due(
     memory: str,
     record: RecordVariables,
 ) -> None:
-    """Generate the function that forwards records without a match when other tasks' records advance stream time."""
-    name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
+    """Generate the function that forwards records without a match when other tasks'
+    records advance stream time.
+    """
+    name = f"{memory}_due"
+    due = compiler.unit.operator_times[operator_time].due
     if name in due:
         return
     due.append(name)
@@ -107,8 +112,8 @@ def _forward(
 ) -> None:
     """Generate the joins of these pairs.
 
-    `skip`: `break` if the pairs are those of one record, which fails with all that remain. Pairs of several records
-    fail one by one.
+    `skip`: `break` if the pairs are those of one record, which fails with all that
+    remain. Pairs of several records fail one by one.
     """
     key, left, right, timestamp = (
         function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp")

@@ -1,12 +1,14 @@
-"""`suppress`: a buffer that holds the updates of a table until their window closes, or until a time has passed.
+"""`suppress`: a buffer that holds the updates of a table until their window closes, or
+until a time has passed.
 
-The buffer is a store with a changelog. An index in memory orders its rows by the time at which they are emitted, then
-by key bytes; it is rebuilt when a task opens.
+The buffer is a store with a changelog. An index in memory orders its rows by the time
+at which they are emitted, then by key bytes; it is rebuilt when a task opens.
 
-Invariant: the buffer has one update for each row; a later update replaces the earlier one.
-Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update. Here the old
-value is the one that was emitted before.
-Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKeyValueChangeBuffer`.
+Invariant: the buffer has one update for each row; a later update replaces the earlier
+one. Turned down: Kafka Streams' old value of an emitted update, which is the value
+before the last update. Here the old value is the one that was emitted before.
+Source: Kafka Streams `KTableSuppressProcessorSupplier`,
+`InMemoryTimeOrderedKeyValueChangeBuffer`.
 """
 
 from __future__ import annotations
@@ -35,12 +37,11 @@ class SuppressionBuffer:
         self._end: Callable[[bytes], int] | None = (
             node.end_of if node.until_close else None
         )
-        self._wait_ms, self._most, self._most_bytes = (
-            node.wait_ms,
-            node.max_records,
-            node.max_bytes,
-        )
-        self._stops, self._name = node.when_full == "shut_down", node.name
+        self._wait_ms = node.wait_ms
+        self._most = node.max_records
+        self._most_bytes = node.max_bytes
+        self._stops = node.when_full == "shut_down"
+        self._name = node.name
         self._drops_deletions = node.until_close
         self._queue: list[tuple[int, bytes]] = []
         self._places: dict[bytes, int] = {}
@@ -57,7 +58,9 @@ class SuppressionBuffer:
         timestamp: int,
         headers: Headers | None,
     ) -> None:
-        """Hold an update. If one of the same row is held already, replace it and keep its place."""
+        """Hold an update. If one of the same row is held already, replace it and keep
+        its place.
+        """
         entry = self._store.entries.get(key) or self._store.load(key)
         earlier: SuppressedUpdate | None = entry.value
         if earlier is None:
@@ -82,14 +85,18 @@ class SuppressionBuffer:
         return held
 
     def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate, int]]:
-        """Yield the due updates with key and timestamp, and the earliest ones above the limits; remove each afterwards.
+        """Yield the due updates with key and timestamp, and the earliest ones above the
+        limits; remove each afterwards.
 
-        A look-up of the row while its update is forwarded finds the row as it was before, as in Kafka Streams.
+        A look-up of the row while its update is forwarded finds the row as it was
+        before, as in Kafka Streams.
 
         Raises:
-            ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The message names the cures.
+            ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The
+            message names the cures.
         """
-        queue, last = self._queue, stream_time - self._wait_ms
+        queue = self._queue
+        last = stream_time - self._wait_ms
         while queue and (queue[0][0] <= last or self._is_full()):
             if queue[0][0] > last and self._stops:
                 raise ProcessingError(
@@ -126,7 +133,9 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 def suppress(
     compiler: Compiler, function: Function, node: Suppress, record: RecordVariables
 ) -> None:
-    """Generate code: an update is held, and the updates that are then due are forwarded."""
+    """Generate code: an update is held, and the updates that are then due are
+    forwarded.
+    """
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
@@ -153,7 +162,9 @@ def buffer(compiler: Compiler, node: Suppress) -> str:
 
 
 def held_headers(compiler: Compiler, node: Node) -> str:
-    """Return the expression of the headers that a held record keeps; with where it was read, if it may be asked for."""
+    """Return the expression of the headers that a held record keeps; with where it was
+    read, if it may be asked for.
+    """
     asked = _is_asked(compiler, node)
     return (
         f"{compiler.unit.constant('placed_headers', placed_headers)}(process)"
@@ -163,9 +174,11 @@ def held_headers(compiler: Compiler, node: Node) -> str:
 
 
 def under_held_headers(compiler: Compiler, headers: str, call: str) -> str:
-    """Return the statement that makes a call for a record that was held, under its headers.
+    """Return the statement that makes a call for a record that was held, under its
+    headers.
 
-    They may have a place although no processor asks for it: if the program had one when the record came.
+    They may have a place although no processor asks for it: if the program had one when
+    the record came.
     """
     return f"{compiler.unit.constant('as_read', as_read)}(process, {headers}, lambda: {call})"
 

@@ -1,13 +1,17 @@
-"""The join of two tables: an update of either side is joined with the row of the other, and updates the result.
+"""The join of two tables: an update of either side is joined with the row of the other,
+and updates the result.
 
-Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two
-rows'. If the old value is known (left and outer joins request it), a deletion is forwarded only for a row that was
-forwarded. Where one record changes both sides, `self_joins` knows the old value.
+Invariant: the result is the relational join of both tables as they are now; its
+timestamp is the larger of the two rows'. If the old value is known (left and outer
+joins request it), a deletion is forwarded only for a row that was forwarded. Where one
+record changes both sides, `self_joins` knows the old value.
 
-Under the record cache both sides may change before either is flushed. So a join also looks up both rows as of the last
-flush: if both were deleted since, it forwards the deletion. A join without a store waits until both sides are flushed,
-then forwards each key once.
-Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`, `...OuterJoin`, `KTableKTableJoinMerger`.
+Under the record cache both sides may change before either is flushed. So a join also
+looks up both rows as of the last flush: if both were deleted since, it forwards the
+deletion. A join without a store waits until both sides are flushed, then forwards each
+key once.
+Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`,
+`...OuterJoin`, `KTableKTableJoinMerger`.
 """
 
 from __future__ import annotations
@@ -32,15 +36,16 @@ def table_table_join(
     node: TableTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of an update of the side `record.side` with the row of the other side."""
+    """Generate the join of an update of the side `record.side` with the row of the
+    other side.
+    """
     drop_null_key(function, node, record)
     drop_the_past(function, node, record)
     record = replace(record, has_key=True, latest=None)
-    value, key_bytes = (
-        function.value(record),
-        function.key_as_bytes(record, node.key, node),
-    )
-    mine, others = node.parents[record.side], node.parents[1 - record.side]
+    value = function.value(record)
+    key_bytes = function.key_as_bytes(record, node.key, node)
+    mine = node.parents[record.side]
+    others = node.parents[1 - record.side]
     waits = waits_for_both(compiler, node)
     other = look_up(compiler, function, others, record, key_bytes)
     asks = compiler.caches(node) and (waits or _needs_other(node, record))
@@ -56,7 +61,9 @@ def table_table_join(
         record.old = look_up(
             compiler, function, mine, record, key_bytes, said=True
         ).value
-    result, old, timestamp = function.fresh("value"), None, function.fresh("timestamp")
+    result = function.fresh("value")
+    old = None
+    timestamp = function.fresh("timestamp")
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
         function.line(
@@ -100,14 +107,17 @@ def _told_before(
     key_bytes: str,
     other: RowVariables,
 ) -> str | None:
-    """Generate the result that a self-join has forwarded last; return its variable, or None if it is not needed.
+    """Generate the result that a self-join has forwarded last; return its variable, or
+    None if it is not needed.
 
-    An inner join skips the update if there was none, and the other row is missing. Without nodes below that ask for old
-    values, the variable is set only if the other row is missing.
+    An inner join skips the update if there was none, and the other row is missing.
+    Without nodes below that ask for old values, the variable is set only if the other
+    row is missing.
     """
     if node.name not in compiler.self_joins.joins:
         return None
-    told, said = function.fresh("told"), _told(node)
+    told = function.fresh("told")
+    said = _told(node)
     joiner = compiler.unit.constant("joiner", node.joiner)
 
     def find() -> None:
@@ -132,7 +142,9 @@ def _told_before(
 
 
 def _told(node: TableTableJoin) -> str:
-    """Return the key of a self-join's last result among the values of `Compiler.before`: no store has such a name."""
+    """Return the key of a self-join's last result among the values of
+    `Compiler.before`: no store has such a name.
+    """
     return repr(f"{node.name} told")
 
 
@@ -142,7 +154,9 @@ def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
 
 
 def flush(compiler: Compiler, node: TableTableJoin) -> str:
-    """Generate the function that forwards the pending updates of such a join; return its name."""
+    """Generate the function that forwards the pending updates of such a join; return
+    its name.
+    """
     function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
     with function.loop(
@@ -171,7 +185,9 @@ class LastEmitted(Entry):
 
 
 class PendingUpdates:
-    """The updates that a join forwards when both sides are flushed: the latest update of each key."""
+    """The updates that a join forwards when both sides are flushed: the latest update
+    of each key.
+    """
 
     def __init__(self) -> None:
         self._updates: dict[bytes, LastEmitted] = {}
@@ -184,17 +200,21 @@ class PendingUpdates:
         old: object,
         headers: Headers | None,
     ) -> None:
-        """Add an update. If the key has an update already, its old value stays: it was forwarded last."""
+        """Add an update. If the key has an update already, its old value stays: it was
+        forwarded last.
+        """
         update = self._updates.get(key)
         if update is None:
             update = self._updates[key] = LastEmitted(value, timestamp, old)
         else:
-            update.value, update.timestamp = value, timestamp
+            update.value = value
+            update.timestamp = timestamp
         update.headers = headers
 
     def take(self) -> list[tuple[bytes, Entry]]:
         """Return and remove the pending updates."""
-        updates, self._updates = self._updates, {}
+        updates = self._updates
+        self._updates = {}
         return list(updates.items())
 
 
@@ -210,7 +230,9 @@ def _skip_nothing(
     other: RowVariables,
     before: RowVariables,
 ) -> None:
-    """Generate code: if neither the new nor the old result exists, the update ends here."""
+    """Generate code: if neither the new nor the old result exists, the update ends
+    here.
+    """
     if _needs_other(node, record):
         function.skip_if(
             f"{other.value} is None"
@@ -232,7 +254,9 @@ def _join(
     *,
     known: bool = True,
 ) -> str:
-    """Return the expression of the join with the other row. `known`: the other row is not None if the join needs it."""
+    """Return the expression of the join with the other row. `known`: the other row is
+    not None if the join needs it.
+    """
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
     return joined_value(
         node.kind,

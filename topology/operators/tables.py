@@ -1,11 +1,13 @@
 """Tables: upserts from a topic, and the join of a stream with a table.
 
-A row is an `Entry` of the store's write buffer, found by its key bytes with a dictionary look-up, changed in place and
-marked dirty once. If the record cache holds back the updates of a table, the operator forwards none; `flush` forwards
-each dirty row once.
+A row is an `Entry` of the store's write buffer, found by its key bytes with a
+dictionary look-up, changed in place and marked dirty once. If the record cache holds
+back the updates of a table, the operator forwards none; `flush` forwards each dirty row
+once.
 
-Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row). The old
-value is forwarded beside the new one only if an operator below needs it (`Analysis.wants_old`).
+Invariant: what is forwarded is what the store holds: (key bytes, new value or None,
+timestamp of the row). The old value is forwarded beside the new one only if an operator
+below needs it (`Analysis.wants_old`).
 Source: Kafka Streams `KTableSource`, `KStreamKTableJoinProcessor`.
 """
 
@@ -28,7 +30,9 @@ from coopstreams.topology.stores import StoreSpec
 def table_source(
     compiler: Compiler, function: Function, node: TableSource, record: RecordVariables
 ) -> None:
-    """Generate code: a record sets the row of its key, a tombstone deletes it. Both are updates, changed or not."""
+    """Generate code: a record sets the row of its key, a tombstone deletes it. Both are
+    updates, changed or not.
+    """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if node.store is None:
@@ -57,7 +61,9 @@ def stream_table_join(
     node: StreamTableJoin,
     record: RecordVariables,
 ) -> None:
-    """Generate the join of a stream record with the current row of its key; the output keeps the record's timestamp."""
+    """Generate the join of a stream record with the current row of its key; the output
+    keeps the record's timestamp.
+    """
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)
@@ -76,9 +82,11 @@ def join_row(
     record: RecordVariables,
     checked: str | None = None,
 ) -> RecordVariables:
-    """Generate the join of a record with the row of its key; return the result as a record.
+    """Generate the join of a record with the row of its key; return the result as a
+    record.
 
-    `checked`: a variable of the value, as bytes or object, that is known not to be None.
+    `checked`: a variable of the value, as bytes or object, that is known not to be
+    None.
     """
     row = look_up(
         compiler,

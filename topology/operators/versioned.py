@@ -1,8 +1,10 @@
-"""Versioned tables: each record is inserted into the history of its row by its timestamp, not by its offset.
+"""Versioned tables: each record is inserted into the history of its row by its
+timestamp, not by its offset.
 
-A record that is older than the row's latest version changes only the past. It is forwarded as not the latest
-(`RecordVariables.latest`): streams see it, but aggregations and joins of tables drop it. A record older than the
-history retention is dropped as late.
+A record that is older than the row's latest version changes only the past. It is
+forwarded as not the latest (`RecordVariables.latest`): streams see it, but aggregations
+and joins of tables drop it. A record older than the history retention is dropped as
+late.
 
 Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
 """
@@ -25,14 +27,16 @@ def versioned_source(
     store: StoreSpec,
     record: RecordVariables,
 ) -> None:
-    """Generate code: a record becomes a version of its row. The record's key is not null."""
-    value, key_bytes = (
-        function.value(record),
-        function.key_as_bytes(record, store.key, node),
-    )
-    now, unit = compiler.stream_time(function, node, record), compiler.unit
+    """Generate code: a record becomes a version of its row. The record's key is not
+    null.
+    """
+    value = function.value(record)
+    key_bytes = function.key_as_bytes(record, store.key, node)
+    now = compiler.stream_time(function, node, record)
+    unit = compiler.unit
     assert store.past is not None
-    past, latest = unit.store(store.past), function.fresh("latest")
+    past = unit.store(store.past)
+    latest = function.fresh("latest")
     oldest = function.fresh("oldest")
     function.line(f"{oldest} = {now} - {store.history_ms}")
     compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
@@ -51,6 +55,8 @@ def versioned_source(
 
 
 def drop_the_past(function: Function, node: Node, record: RecordVariables) -> None:
-    """Generate code: a record that changes only the past of its row is dropped; the operator uses the latest rows."""
+    """Generate code: a record that changes only the past of its row is dropped; the
+    operator uses the latest rows.
+    """
     if record.latest is not None:
         function.drop_if(f"not {record.latest}", node, "not-the-latest")

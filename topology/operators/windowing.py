@@ -1,11 +1,14 @@
-"""Sliding and session windows: how a record changes the windows of its key, and which windows close.
+"""Sliding and session windows: how a record changes the windows of its key, and which
+windows close.
 
-Generated code calls these objects once for each record. They change the store and return the updates in the order in
-which Kafka Streams forwards them. An error of a user function ends the work on the record. Sliding windows that were
-updated before stay so, as in Kafka Streams; sessions are as they were, where Kafka Streams has deleted those that the
-record was to extend.
+Generated code calls these objects once for each record. They change the store and
+return the updates in the order in which Kafka Streams forwards them. An error of a user
+function ends the work on the record. Sliding windows that were updated before stay so,
+as in Kafka Streams; sessions are as they were, where Kafka Streams has deleted those
+that the record was to extend.
 
-Invariant: a value that goes into another window is a copy, because aggregators may mutate their aggregate.
+Invariant: a value that goes into another window is a copy, because aggregators may
+mutate their aggregate.
 Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`,
 `AbstractKStreamTimeWindowAggregateProcessor`.
 """
@@ -96,8 +99,10 @@ class Sliding:
         aggregator: Aggregator,
     ) -> None:
         self._store = store
-        self._difference, self._grace = windows.difference_ms, windows.grace_ms
-        self._initializer, self._aggregator = initializer, aggregator
+        self._difference = windows.difference_ms
+        self._grace = windows.grace_ms
+        self._initializer = initializer
+        self._aggregator = aggregator
         self._serde = store.spec.value
 
     def is_late(self, timestamp: int, stream_time: int) -> bool:
@@ -136,24 +141,23 @@ class _Sliding:
         close_time: int,
         updates: list[Update],
     ) -> None:
-        self._of, self._key_bytes, self._key, self._value = (
-            windows,
-            key_bytes,
-            key,
-            value,
-        )
-        self._timestamp, self._close_time, self._updates = (
-            timestamp,
-            close_time,
-            updates,
-        )
+        self._of = windows
+        self._key_bytes = key_bytes
+        self._key = key
+        self._value = value
+        self._timestamp = timestamp
+        self._close_time = close_time
+        self._updates = updates
 
     def usual(self) -> None:
-        """Add the record to the windows that hold it, latest first, then make the missing windows.
+        """Add the record to the windows that hold it, latest first, then make the
+        missing windows.
 
-        These are its predecessor's right window, its own left window and its own right window, in this order.
+        These are its predecessor's right window, its own left window and its own right
+        window, in this order.
         """
-        timestamp, difference = self._timestamp, self._of._difference
+        timestamp = self._timestamp
+        difference = self._of._difference
         found = self._of._store.fetch(
             self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1
         )
@@ -163,7 +167,9 @@ class _Sliding:
         has_left = has_right = False
         previous: int | None = None
         for window, entry in reversed(found):
-            start, value, newest = _start(window), entry.value, entry.timestamp
+            start = _start(window)
+            value = entry.value
+            newest = entry.timestamp
             if value is None:
                 continue
             starts.add(start)
@@ -180,7 +186,8 @@ class _Sliding:
                     return
                 previous = newest
             else:
-                left, previous = self._copy(value), newest
+                left = self._copy(value)
+                previous = newest
                 break
         if (
             previous is not None
@@ -199,7 +206,9 @@ class _Sliding:
             self._begin_right(right)
 
     def early(self) -> None:
-        """Add the record in the first difference after the epoch, where all share the window that begins at 0."""
+        """Add the record in the first difference after the epoch, where all share the
+        window that begins at 0.
+        """
         timestamp = self._timestamp
         found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
         starts: set[int] = set()
@@ -207,7 +216,9 @@ class _Sliding:
         right: tuple[Any, int] | None = None
         previous: int | None = None
         for window, entry in found:
-            start, value, newest = _start(window), entry.value, entry.timestamp
+            start = _start(window)
+            value = entry.value
+            newest = entry.timestamp
             if value is None:
                 continue
             starts.add(start)
@@ -227,7 +238,9 @@ class _Sliding:
         self._add(0, *(combined or (self._of._initializer(), timestamp)))
 
     def _begin_right(self, right: tuple[Any, int] | None) -> None:
-        """Create the window that begins after the record, if a later record lies in it; its aggregate is `right`."""
+        """Create the window that begins after the record, if a later record lies in it;
+        its aggregate is `right`.
+        """
         if right is not None and right[1] > self._timestamp:
             window = window_key(self._key_bytes, self._timestamp + 1)
             self._of._store.put(window, *right)
@@ -236,7 +249,8 @@ class _Sliding:
     def _add(self, start: int, value: Any, newest: int) -> None:
         if start + self._of._difference < self._close_time:
             return
-        window, old = window_key(self._key_bytes, start), self._copy(value)
+        window = window_key(self._key_bytes, start)
+        old = self._copy(value)
         try:
             new = self._of._aggregator(self._key, self._value, value)
         except Exception:
@@ -264,12 +278,11 @@ class Sessions:
         merger: Aggregator,
     ) -> None:
         self._store = store
-        self._gap, self._wait = windows.gap_ms, windows.gap_ms + windows.grace_ms
-        self._initializer, self._aggregator, self._merger = (
-            initializer,
-            aggregator,
-            merger,
-        )
+        self._gap = windows.gap_ms
+        self._wait = windows.gap_ms + windows.grace_ms
+        self._initializer = initializer
+        self._aggregator = aggregator
+        self._merger = merger
         self._serde = store.spec.value
 
     def update(
@@ -281,16 +294,15 @@ class Sessions:
         stream_time: int,
         updates: list[Update],
     ) -> bool:
-        """Merge the sessions within the gap of a record, add it, and append the updates.
+        """Merge the sessions within the gap of a record, add it, and append the
+        updates.
 
         Return False, and change nothing, if the session is closed.
         """
-        store, start, end, total = (
-            self._store,
-            timestamp,
-            timestamp,
-            self._initializer(),
-        )
+        store = self._store
+        start = timestamp
+        end = timestamp
+        total = self._initializer()
         absorbed = [
             (row, entry)
             for row, entry in store.sessions(
@@ -300,7 +312,8 @@ class Sessions:
         ]
         for row, entry in absorbed:
             total = self._merger(key, total, snapshot(entry.value, self._serde))
-            start, end = min(start, _start(row)), max(end, _end(row))
+            start = min(start, _start(row))
+            end = max(end, _end(row))
         if end < stream_time - self._wait:
             return False
         total = self._aggregator(key, value, total)  # before any change: it may raise
@@ -315,15 +328,17 @@ class Sessions:
         return True
 
     def in_turn(self, updates: list[Update]) -> Iterator[Update]:
-        """Yield the updates of a record. While a session is told as absorbed it has no row, as in Kafka Streams, also
-        if the session that absorbs it has the same window.
+        """Yield the updates of a record. While a session is told as absorbed it has no
+        row, as in Kafka Streams, also if the session that absorbs it has the same
+        window.
         """
         for update in updates:
             entry = self._store.entries.get(update.key)
             if entry is None or update.value is not None:
                 yield update
                 continue
-            value, entry.value = entry.value, None
+            value = entry.value
+            entry.value = None
             try:
                 yield update
             finally:
@@ -331,11 +346,13 @@ class Sessions:
 
 
 class Closing:
-    """The open windows of one task, and those that have closed and not been forwarded yet.
+    """The open windows of one task, and those that have closed and not been forwarded
+    yet.
 
-    It begins with the open windows of the store. Windows that were closed before a restart were forwarded before it.
-    `parts`: the parts of the task's range on each partition that feeds it, with the stream time at which each begins:
-    parts with different owners have reached different times.
+    It begins with the open windows of the store. Windows that were closed before a
+    restart were forwarded before it. `parts`: the parts of the task's range on each
+    partition that feeds it, with the stream time at which each begins: parts with
+    different owners have reached different times.
     """
 
     def __init__(
@@ -369,7 +386,9 @@ class Closing:
             self.next = self._waiting[0][0]
 
     def closed(self, stream_time: int) -> list[Update]:
-        """Return and remove the windows that are closed, ordered by their starts (sessions: by their ends)."""
+        """Return and remove the windows that are closed, ordered by their starts
+        (sessions: by their ends).
+        """
         due = []
         while self._waiting and self._waiting[0][0] <= stream_time:
             _, time, key = heappop(self._waiting)
@@ -388,10 +407,11 @@ class Closing:
         ]
 
     def resume(self, stream_time: int) -> None:
-        """Find the windows that are open at this stream time: those of the store that are not closed.
+        """Find the windows that are open at this stream time: those of the store that
+        are not closed.
 
-        The time of a part is at least that of its newest row, and that at which it began. If the latter is unknown, it
-        is the task's time.
+        The time of a part is at least that of its newest row, and that at which it
+        began. If the latter is unknown, it is the task's time.
         """
         self._open.clear()
         self._waiting.clear()
@@ -412,7 +432,9 @@ class Closing:
                 self.add(key)
 
     def _part_of(self, key: bytes) -> tuple[int, ...]:
-        """Return, for each partition, the number of the part of the range that has a window's key."""
+        """Return, for each partition, the number of the part of the range that has a
+        window's key.
+        """
         if not self._parts:
             return ()
         hash_ = key_hash(

@@ -1,4 +1,5 @@
-"""Decides whether a worker that ended is restarted, or ends the run: a state machine without I/O.
+"""Decides whether a worker that ended is restarted, or ends the run: a state machine
+without I/O.
 
     0               it drained, because another process asked it to         restarted
     below 0         a signal killed it                                      restarted
@@ -7,14 +8,16 @@
                     it has run before                                       restarted
     any other       an error                                                restarted
 
-The first restart is at once, the next ones after 1, 2, 4, ... 60 s; after ten minutes without an end the count begins
-again. A worker that ends more than `most` times in a row ends the run: a record that cannot be processed would
-otherwise kill one worker after the other for ever. A worker that is refused at a restart (its port is taken, the file
-of a secret is being replaced, the program is already the next version) kills none: while others go on, it may be
-refused any number of times.
+The first restart is at once, the next ones after 1, 2, 4, ... 60 s; after ten minutes
+without an end the count begins again. A worker that ends more than `most` times in a
+row ends the run: a record that cannot be processed would otherwise kill one worker
+after the other for ever. A worker that is refused at a restart (its port is taken, the
+file of a secret is being replaced, the program is already the next version) kills none:
+while others go on, it may be refused any number of times.
 
-Invariant: the ends of one worker do not count for the others, except STOPPED and the WRONG of a first start.
-Turned down: one count for all workers (a machine that stands still for a moment may kill all of them at once).
+Invariant: the ends of one worker do not count for the others, except STOPPED and the
+WRONG of a first start. Turned down: one count for all workers (a machine that stands
+still for a moment may kill all of them at once).
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ from coopstreams.topology.errors import (
 
 FAILED = 1
 WRONG = 2
-"""Exit status: settings, program or topics do not fit each other, or a topic does not exist. Typer uses the same for a
-wrong command line.
+"""Exit status: settings, program or topics do not fit each other, or a topic does not
+exist. Typer uses the same for a wrong command line.
 """
 STOPPED = 3
 """Exit status: an instance has stopped the whole application."""
@@ -96,11 +99,14 @@ class Restarts:
     ) -> Verdict:
         """Note an end; return the decision.
 
-        `status`: as in `Popen.returncode`. `why`: the worker's reason, if any. `ran`: the process had its tasks open.
-        `others`: another worker runs, or is about to be restarted after an end that was not WRONG.
+        `status`: as in `Popen.returncode`. `why`: the worker's reason, if any. `ran`:
+        the process had its tasks open.
+        `others`: another worker runs, or is about to be restarted after an end that was
+        not WRONG.
         """
         rest_s = self._back_off.died(now)
-        self._last_status, self._has_run = status, self._has_run or ran
+        self._last_status = status
+        self._has_run = self._has_run or ran
         told = f"worker {self._worker} {describe_end(status, why)}"
         if status == STOPPED:
             return Over(

@@ -1,14 +1,18 @@
-"""Supervises several processes of one application, each a group member, because a Python process computes on one core.
+"""Supervises several processes of one application, each a group member, because a
+Python process computes on one core.
 
-A worker that ends by a signal, by an error or because another process asked it to, is restarted after a back-off, and
-the others continue its tasks meanwhile. `restarts.py` decides on the back-off, and when all end instead.
+A worker that ends by a signal, by an error or because another process asked it to, is
+restarted after a back-off, and the others continue its tasks meanwhile. `restarts.py`
+decides on the back-off, and when all end instead.
 
-The supervisor passes a worker's environment the supervisor's process id, the number of restarts, the reason of the last
-end, and the file descriptor of a pipe. To it the worker writes `RAN` when it has its tasks open for the first time, and
-a sentence when it ends.
+The supervisor passes a worker's environment the supervisor's process id, the number of
+restarts, the reason of the last end, and the file descriptor of a pipe. To it the
+worker writes `RAN` when it has its tasks open for the first time, and a sentence when
+it ends.
 
-Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log says
-so. No child of a worker outlives it: a forked one keeps the lock of the state folder.
+Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in
+time is killed, and the log says so. No child of a worker outlives it: a forked one
+keeps the lock of the state folder.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ log = logging.getLogger(__name__)
 SUPERVISOR = "_COOPSTREAMS_SUPERVISED"
 """Environment variable of a worker: the process id of its supervisor."""
 LAST_WORDS = "_COOPSTREAMS_LAST_WORDS"
-"""Environment variable of a worker: the file descriptor for `RAN` and the reason of its end."""
+"""Environment variable of a worker: the file descriptor for `RAN` and the reason of its
+end.
+"""
 RAN = b"\n"
 RESTARTS = "_COOPSTREAMS_RESTARTS"
 """Environment variable of a worker: how often it was restarted."""
@@ -47,16 +53,19 @@ LAST_END = "_COOPSTREAMS_LAST_END"
 
 LOOK_EVERY_S = 0.1
 MOST_WORDS = 2000
-"""The most characters of that reason, to fit into a pipe's buffer and into a log line."""
+"""The most characters of that reason, to fit into a pipe's buffer and into a log line.
+"""
 
 Spawn: TypeAlias = Callable[
     [int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"
 ]
-"""Starts a worker, in a session of its own, given its number, its command line, its environment and the file
-descriptors that it inherits.
+"""Starts a worker, in a session of its own, given its number, its command line, its
+environment and the file descriptors that it inherits.
 """
 Rests: TypeAlias = Callable[[int, float, str], None]
-"""Called when a worker waits for its restart: its number, the seconds, and how it ended."""
+"""Called when a worker waits for its restart: its number, the seconds, and how it
+ended.
+"""
 
 
 def spawn(
@@ -67,7 +76,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a worker whose output goes where the supervisor's goes.
 
-    It gets a session of its own: Ctrl-C reaches only the supervisor, which drains the workers.
+    It gets a session of its own: Ctrl-C reaches only the supervisor, which drains the
+    workers.
     """
     return subprocess.Popen(
         list(command), env=environment, pass_fds=descriptors, start_new_session=True
@@ -88,7 +98,9 @@ class _Worker:
 
 
 class Supervisor:
-    """Runs `command(number)` for each worker's number until `stop`, or until `restarts` ends the run."""
+    """Runs `command(number)` for each worker's number until `stop`, or until `restarts`
+    ends the run.
+    """
 
     def __init__(
         self,
@@ -111,7 +123,9 @@ class Supervisor:
         ]
 
     def run(self) -> int:
-        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that ended the run."""
+        """Start the workers; return the exit status: 0 after `stop`, else that of the
+        worker that ended the run.
+        """
         try:
             while True:
                 for worker in self._workers:
@@ -131,7 +145,9 @@ class Supervisor:
         return True
 
     def _look_after(self, worker: _Worker) -> Over | None:
-        """Start a worker that is due, or note one that has ended; return the reason to end the run, if there is one."""
+        """Start a worker that is due, or note one that has ended; return the reason to
+        end the run, if there is one.
+        """
         if worker.process is None:
             return self._start(worker) if time.monotonic() >= worker.start_at else None
         status = worker.process.poll()
@@ -155,10 +171,8 @@ class Supervisor:
         verdict = worker.ends.ended(status, why, now, ran=ran, others=others)
         if isinstance(verdict, Over):
             return verdict
-        worker.last_end, worker.start_at = (
-            describe_end(status, why),
-            now + verdict.rest_s,
-        )
+        worker.last_end = describe_end(status, why)
+        worker.start_at = now + verdict.rest_s
         self._say(worker, verdict)
         return None
 
@@ -218,7 +232,9 @@ class Supervisor:
 
 
 def _goes_on(worker: _Worker) -> bool:
-    """Return whether a worker runs, or is to be restarted after an end that says nothing against it."""
+    """Return whether a worker runs, or is to be restarted after an end that says
+    nothing against it.
+    """
     if worker.process is None:
         return not worker.ends.refused
     return worker.process.poll() is None
@@ -233,8 +249,9 @@ def _end_children(ended: subprocess.Popen[bytes]) -> None:
 def _read(words: int) -> str:
     """Return what an ended worker wrote, and close the pipe.
 
-    A child process that it left behind may still keep the other end open. The reason becomes an environment variable,
-    and these have no zero characters; an error that quotes a record may have some.
+    A child process that it left behind may still keep the other end open. The reason
+    becomes an environment variable, and these have no zero characters; an error that
+    quotes a record may have some.
     """
     said = b""
     with suppress(BlockingIOError):

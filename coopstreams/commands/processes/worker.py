@@ -1,7 +1,8 @@
-"""The worker's side of a supervisor: its restarts, that it runs, the reason of its end, and its end if the supervisor
-dies.
+"""The worker's side of a supervisor: its restarts, that it runs, the reason of its end,
+and its end if the supervisor dies.
 
-All of it comes from the environment (`supervisor.py`); an unsupervised process finds nothing there.
+All of it comes from the environment (`supervisor.py`); an unsupervised process finds
+nothing there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LOOK_EVERY_S = 1.0
 
 
 def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
-    """Return the fields of a restarted worker for `/v1/status`: `restarts` and `last_end`; of other processes, none."""
+    """Return the fields of a restarted worker for `/v1/status`: `restarts` and
+    `last_end`; of other processes, none.
+    """
     restarts = int(environment.get(RESTARTS, "0"))
     return (
         {"restarts": restarts, "last_end": environment.get(LAST_END, "")}
@@ -39,7 +42,9 @@ def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
 def end_with_supervisor(
     environment: Mapping[str, str], stop: Callable[[], None]
 ) -> bool:
-    """Call `stop` when the supervisor dies, since nothing else would end this process; return whether there is one."""
+    """Call `stop` when the supervisor dies, since nothing else would end this process;
+    return whether there is one.
+    """
     supervisor = environment.get(SUPERVISOR)
     if supervisor is None:
         return False
@@ -50,7 +55,9 @@ def end_with_supervisor(
 
 
 def say_running(environment: Mapping[str, str]) -> StateListener:
-    """Return a listener that tells the supervisor, if there is one, when the instance runs for the first time."""
+    """Return a listener that tells the supervisor, if there is one, when the instance
+    runs for the first time.
+    """
     told = threading.Event()
 
     def listen(state: StreamsState, _: StreamsState) -> None:

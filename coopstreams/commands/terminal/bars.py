@@ -2,8 +2,9 @@
 
     0_0  A▆▆▆▆▆▆▆▆▆B▃▃▃▃▃▃▃▃▃C▁▁▁▁▁▁▁▁▁    1,204 /s   ≤12
 
-A range has the letter and colour of its owner; its height is its records per second for its width. `░` is a task that
-does not run yet, `·` a part of the hash space that no process has.
+A range has the letter and colour of its owner; its height is its records per second for
+its width. `░` is a task that does not run yet, `·` a part of the hash space that no
+process has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from coopstreams.topology.keys import GROUPS, MAX_HASH
 
 WIDTH = 40
 MOST_PARTITIONS = 12
-"""The most bars of a sub-topology; the partitions with the largest lag come first if there are more."""
+"""The most bars of a sub-topology; the partitions with the largest lag come first if
+there are more.
+"""
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 COLOURS = (
     "blue",
@@ -46,7 +49,9 @@ class Letters:
         self._numbers: dict[str, int] = {}
 
     def meet(self, instances: Iterable[str]) -> None:
-        """Give letters to new instances; those of instances that have gone are free again."""
+        """Give letters to new instances; those of instances that have gone are free
+        again.
+        """
         known = sorted(instances)
         self._numbers = {
             name: number for name, number in self._numbers.items() if name in known
@@ -96,7 +101,8 @@ def range_bars(
     ascii_only: bool = False,
     gap: str = "red",
 ) -> Table:
-    """Return a bar for each partition, from the letters of instances and their tasks as `/v1/status` reports them.
+    """Return a bar for each partition, from the letters of instances and their tasks as
+    `/v1/status` reports them.
 
     `gap` is the style of ranges without an owner.
     """
@@ -138,7 +144,9 @@ def number_of(rate: float) -> str:
 
 
 def _lag(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lag of a partition: siblings count each other's records, so the most that one counts is a bound."""
+    """Return the lag of a partition: siblings count each other's records, so the most
+    that one counts is a bound.
+    """
     return lag(sorted(tasks, key=lambda task: task.get("lag") or 0)[-1:])
 
 
@@ -156,14 +164,17 @@ def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
 
 
 def _span(key_range: str) -> tuple[float, float]:
-    """Return the part of the hash space of a printed key range, which may be printed in key groups."""
+    """Return the part of the hash space of a printed key range, which may be printed in
+    key groups.
+    """
     first, last = map(int, key_range.split(".."))
     whole = GROUPS if last < GROUPS else MAX_HASH + 1
     return first / whole, min(1.0, (last + 1) / whole)
 
 
 def _bar(ranges: Sequence[_Range], most: float, gap: str, *, ascii_only: bool) -> Text:
-    bar, shown = Text(), None
+    bar = Text()
+    shown = None
     for place in range(WIDTH):
         middle = (place + 0.5) / WIDTH
         one = next((one for one in ranges if one.start <= middle < one.end), None)

@@ -22,8 +22,9 @@ PIPE_WIDTH = 200
 def plain_console() -> Console:
     """Return a console of standard output on which texts of users stay as they are.
 
-    Keys, values and errors may have what rich takes for its markup, `[b]`, or for the name of a picture, `:key:`.
-    Without a terminal it is wide, unless `COLUMNS` says how wide.
+    Keys, values and errors may have what rich takes for its markup, `[b]`, or for the
+    name of a picture, `:key:`. Without a terminal it is wide, unless `COLUMNS` says how
+    wide.
     """
     console = Console(markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -32,7 +33,8 @@ def plain_console() -> Console:
 
 
 def new_table(*columns: str, **options: Any) -> Table:
-    """Return an empty table whose only line is the one below its head, with columns of text that may be folded.
+    """Return an empty table whose only line is the one below its head, with columns of
+    text that may be folded.
 
     `options`: those of `rich.table.Table`.
     """
@@ -58,7 +60,9 @@ def total(figures: Iterable[float | None]) -> float | None:
 
 
 def written(task: Mapping[str, Any]) -> int | None:
-    """Return the number of records that a task has written, without changelogs; None before it runs."""
+    """Return the number of records that a task has written, without changelogs; None
+    before it runs.
+    """
     return sum(task["written"].values()) if "written" in task else None
 
 
@@ -70,7 +74,9 @@ def dropped(task: Mapping[str, Any]) -> int | None:
 
 
 def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the combined lag of tasks; with `≤` if they share partitions, whose lag includes other key ranges."""
+    """Return the combined lag of tasks; with `≤` if they share partitions, whose lag
+    includes other key ranges.
+    """
     known = list(tasks)
     value = total(task.get("lag") for task in known)
     return (
@@ -83,8 +89,8 @@ def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
 def reasons_of(
     instances: Iterable[Mapping[str, Any]],
 ) -> list[tuple[list[str], str, str]]:
-    """Return each reason of these instances once: the ids of those that have it, its code and its message, which may
-    quote a record.
+    """Return each reason of these instances once: the ids of those that have it, its
+    code and its message, which may quote a record.
 
     `not-shared` comes last: the same holds for all instances, and nothing is stuck.
     """
@@ -101,14 +107,17 @@ def reasons_of(
 
 
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the largest delay of stream time behind the clock; negative if stream time is ahead."""
+    """Return the largest delay of stream time behind the clock; negative if stream time
+    is ahead.
+    """
     spans = [span for task in tasks if (span := task.get("behind_ms")) is not None]
     return duration(max(spans)) if spans else "-"
 
 
 def duration(ms: int) -> str:
     """Return a time span in the largest unit of which there are at least two."""
-    sign, size = "-" if ms < 0 else "", abs(ms)
+    sign = "-" if ms < 0 else ""
+    size = abs(ms)
     for unit, name in _UNITS:
         if size >= 2 * unit:
             return f"{sign}{size // unit:,} {name}"

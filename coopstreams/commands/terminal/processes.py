@@ -21,10 +21,14 @@ from coopstreams.commands.terminal.figures import (
 )
 
 MOST_TASKS = 6
-"""The number of a process's tasks that are shown one by one; the others are only counted."""
+"""The number of a process's tasks that are shown one by one; the others are only
+counted.
+"""
 
 MOST_SAID = 160
-"""The most characters shown of the reason why a process ended; the log line above the table has it in full."""
+"""The most characters shown of the reason why a process ended; the log line above the
+table has it in full.
+"""
 
 _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "yellow"}
 
@@ -33,8 +37,8 @@ _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "
 class WorkerProcess:
     """The state of a worker.
 
-    `word` is the state that its supervisor sets: `starting`, `draining`, `ended`; empty: the worker's own report has
-    it.
+    `word` is the state that its supervisor sets: `starting`, `draining`, `ended`;
+    empty: the worker's own report has it.
     """
 
     number: int
@@ -53,7 +57,8 @@ class WorkerProcess:
 def processes_table(
     application: str, processes: Iterable[WorkerProcess], now: float
 ) -> Table:
-    """Return a row for each process and one for all: state, tasks with key ranges, records/s, lag.
+    """Return a row for each process and one for all: state, tasks with key ranges,
+    records/s, lag.
 
     `now` is on the clock of `again_at`.
     """
@@ -93,7 +98,9 @@ def processes_table(
 
 
 def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Table:
-    """Return a bar for each partition, with the key ranges of these processes by their numbers."""
+    """Return a bar for each partition, with the key ranges of these processes by their
+    numbers.
+    """
     owned = [
         (
             Text(str(process.number % 10), COLOURS[process.number % len(COLOURS)]),
@@ -124,7 +131,9 @@ def tasks_of(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
 
 
 def _state(process: WorkerProcess, now: float) -> Text:
-    """Return the state in a word, the reason if it is not healthy, and the number of restarts."""
+    """Return the state in a word, the reason if it is not healthy, and the number of
+    restarts.
+    """
     if process.last_end and process.word != "draining":
         return Text(
             f"again in {max(0.0, process.again_at - now):.0f} s: {process.last_end}"[

@@ -1,4 +1,6 @@
-"""How to resume an unfinished run of `coopstreams backfill` or `coopstreams rebuild --from source`."""
+"""How to resume an unfinished run of `coopstreams backfill` or `coopstreams rebuild
+--from source`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def resuming(
     config: Path | None,
     pairs: Sequence[str] | None,
 ) -> str:
-    """Return the command that resumes a run, with the settings of this one; of `--set` the names only: secrets.
+    """Return the command that resumes a run, with the settings of this one; of `--set`
+    the names only: secrets.
 
     `work`: the folder of runs; None: the default of the command.
     """

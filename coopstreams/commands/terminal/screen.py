@@ -1,11 +1,12 @@
-"""The terminal of `coopstreams run --processes N`: a table of the processes and the bars of their key ranges, redrawn
-in place below their log lines.
+"""The terminal of `coopstreams run --processes N`: a table of the processes and the
+bars of their key ranges, redrawn in place below their log lines.
 
-A worker has two pipes to the supervisor: one has its output, line by line; the other a status report every second.
+A worker has two pipes to the supervisor: one has its output, line by line; the other a
+status report every second.
 
-Invariant: no output of a worker is lost: `__exit__` returns after the last line of each.
-Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (their
-lines would break the table).
+Invariant: no output of a worker is lost: `__exit__` returns after the last line of
+each. Turned down: asking the workers over HTTP (they may serve no queries), and letting
+them write to the terminal (their lines would break the table).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ REPORTS = "_COOPSTREAMS_REPORTS"
 """Environment variable of a worker: the file descriptor for its reports."""
 REPORT_EVERY_S = 1.0
 LAST_LINES_S = 5.0
-"""The longest wait for the last lines of an ended worker: a child that it left behind may keep the pipe open."""
+"""The longest wait for the last lines of an ended worker: a child that it left behind
+may keep the pipe open.
+"""
 
 
 class Screen:
@@ -65,7 +68,9 @@ class Screen:
         environment: Mapping[str, str],
         descriptors: Sequence[int],
     ) -> subprocess.Popen[bytes]:
-        """Start a worker in a session of its own: Ctrl-C reaches only the supervisor, which drains the workers."""
+        """Start a worker in a session of its own: Ctrl-C reaches only the supervisor,
+        which drains the workers.
+        """
         reports, descriptor = os.pipe()
         try:
             worker = subprocess.Popen(
@@ -108,7 +113,8 @@ class Screen:
         try:
             self._console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
         except OSError:
-            # The terminal is gone. The processes of a job in the background go on, and what they write must be read.
+            # The terminal is gone. The processes of a job in the background go on, and
+            # what they write must be read.
             self._console.quiet = True
 
     def handler(self) -> logging.Handler:
@@ -161,7 +167,9 @@ class _Above(logging.Handler):
 
 
 def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
-    """In a worker: report its status once a second, if the supervisor shows it. Returns at once."""
+    """In a worker: report its status once a second, if the supervisor shows it. Returns
+    at once.
+    """
     descriptor = environment.get(REPORTS)
     if descriptor is not None:
         threading.Thread(

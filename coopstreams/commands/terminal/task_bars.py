@@ -1,10 +1,12 @@
-"""The progress of a backfill's tasks: bars on a terminal; anywhere else a line for each finished task.
+"""The progress of a backfill's tasks: bars on a terminal; anywhere else a line for each
+finished task.
 
     sub-topology 0      ━━━━━━━━╸━━━━━━━━  3 of 8 tasks
     reading orders-1    ━━━━━━━━━━━━━━━━━  1,200 records
     task 0_1[85..170]   ━━━━━╸━━━━━━━━━━━    310 records
 
-Invariant: a finished task is counted and its bar removed; so there are as many bars as tasks that Spark runs at a time.
+Invariant: a finished task is counted and its bar removed; so there are as many bars as
+tasks that Spark runs at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class TaskBars:
-    """Shows the progress of stages, as a context manager; `show` is for `on_progress` of a backfill."""
+    """Shows the progress of stages, as a context manager; `show` is for `on_progress`
+    of a backfill.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console

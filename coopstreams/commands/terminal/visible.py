@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def visible(text: str) -> str:
-    """Return a text of users with its control characters written out: a terminal would obey them, and a table break."""
+    """Return a text of users with its control characters written out: a terminal would
+    obey them, and a table break.
+    """
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode()
         for one in text

@@ -1,11 +1,13 @@
 """A time limit for calls that may never return.
 
-librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a group coordinator whose connection
-it has given up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). The call runs on a thread
-of its own, and the caller goes on without it when the time is over.
+librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a
+group coordinator whose connection it has given up (librdkafka issues 5456 and 5511;
+seen for minutes after a broker's restart). The call runs on a thread of its own, and
+the caller goes on without it when the time is over.
 
-Invariant: after the time limit no thread waits for the call; its late effect is void (its transaction is fenced).
-Turned down: a thread for each call (ten starts a second, for a hang that is rare).
+Invariant: after the time limit no thread waits for the call; its late effect is void
+(its transaction is fenced). Turned down: a thread for each call (ten starts a second,
+for a hang that is rare).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from typing import Any
 
 
 class Bounded:
-    """Makes calls, one at a time, on a thread that is abandoned with a call that never returns. One thread uses it."""
+    """Makes calls, one at a time, on a thread that is abandoned with a call that never
+    returns. One thread uses it.
+    """
 
     def __init__(self) -> None:
         self._calls: (

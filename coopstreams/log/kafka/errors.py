@@ -1,12 +1,14 @@
-"""Classifies librdkafka's errors: fenced, not delivered, gone, unknown, final, or transient ("heals").
+"""Classifies librdkafka's errors: fenced, not delivered, gone, unknown, final, or
+transient ("heals").
 
-An error is transient unless it is listed here as final. A list of the errors of a broker that dies, starts or moves
-leaders is never complete, and ending a process for one of them is worse than retrying until the time limit.
+An error is transient unless it is listed here as final. A list of the errors of a
+broker that dies, starts or moves leaders is never complete, and ending a process for
+one of them is worse than retrying until the time limit.
 
-Invariant: each message names the attempt, Kafka's answer and the cure; no module above this one sees a code of
-librdkafka.
-Turned down: a list of errors that heal (`_DESTROY_BROKER` was not on it: three of three workers ended because one
-broker was down).
+Invariant: each message names the attempt, Kafka's answer and the cure; no module above
+this one sees a code of librdkafka. Turned down: a list of errors that heal
+(`_DESTROY_BROKER` was not on it: three of three workers ended because one broker was
+down).
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ _REFUSED = _TIMED | frozenset({
 })  # fmt: skip
 """A broker refused the records of a batch.
 
-The client does not know which record was bad: it gives most of the batch the same code (measured).
+The client does not know which record was bad: it gives most of the batch the same code
+(measured).
 """
 FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     # authentication and authorisation
@@ -129,7 +132,9 @@ CONSEQUENCES = frozenset(
         KafkaError._PURGE_INFLIGHT,
     }
 )
-"""Errors of every call after a record made its transaction fail: they do not name the cause."""
+"""Errors of every call after a record made its transaction fail: they do not name the
+cause.
+"""
 _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError.POLICY_VIOLATION,
     KafkaError.NOT_ENOUGH_REPLICAS,
@@ -185,12 +190,15 @@ _CURE_TLS = (
 )
 
 _FENCED_BROKERS = "fenced"
-"""A word in the message of INVALID_REPLICATION_FACTOR if known brokers are down; without it there are too few."""
+"""A word in the message of INVALID_REPLICATION_FACTOR if known brokers are down;
+without it there are too few.
+"""
 
 CLIENT_ERRORS = (KafkaException, SystemError)
 """The exceptions of confluent-kafka.
 
-A fatal error raised through one of our callbacks becomes the cause of a SystemError, or is lost.
+A fatal error raised through one of our callbacks becomes the cause of a SystemError, or
+is lost.
 """
 
 
@@ -212,11 +220,12 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
-    """Whether the same work may succeed later without any change by a user. `login`: the refused login, if the error is
-    a refusal.
+    """Whether the same work may succeed later without any change by a user. `login`:
+    the refused login, if the error is a refusal.
 
-    A fatal error ends the client, not the work: a writer aborts with a new producer (seen: a broker that was killed and
-    one that was paused left a producer's sequence numbers out of order; its worker ended).
+    A fatal error ends the client, not the work: a writer aborts with a new producer
+    (seen: a broker that was killed and one that was paused left a producer's sequence
+    numbers out of order; its worker ended).
     """
     if (
         error.code() == KafkaError.INVALID_REPLICATION_FACTOR
@@ -227,14 +236,17 @@ def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
 
 
 def refuses_records(error: KafkaError) -> bool:
-    """Whether brokers, or the client, do not take a record as it is, or have not the topic or partition it is for."""
+    """Whether brokers, or the client, do not take a record as it is, or have not the
+    topic or partition it is for.
+    """
     return error.code() in _REFUSED | UNKNOWN
 
 
 def translated(
     error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
 ) -> LogError:
-    """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one.
+    """Return our exception for an error; `what` names the attempt, with the topic and
+    partition if there is one.
 
     `attempt`: which ACLs it needs.
     """
@@ -269,7 +281,9 @@ def translated(
 def not_delivered(
     error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING
 ) -> DeliveryError | AccessDeniedError:
-    """Return the exception for a record that the broker refused; `attempt`: which ACLs it needed."""
+    """Return the exception for a record that the broker refused; `attempt`: which ACLs
+    it needed.
+    """
     cure = (
         _cure_unknown(what) if error.code() in UNKNOWN else _CURE.get(error.code(), "")
     )
@@ -287,9 +301,11 @@ def not_delivered(
 
 
 def cause_of(error: KafkaError, transaction: str) -> KafkaError:
-    """Return the error that made a transaction fail, if this error is only its consequence.
+    """Return the error that made a transaction fail, if this error is only its
+    consequence.
 
-    `transaction`: the client's log line on the failed transaction, which ends with the name of the error.
+    `transaction`: the client's log line on the failed transaction, which ends with the
+    name of the error.
     """
     code = code_in(transaction) if error.code() in CONSEQUENCES else None
     return KafkaError(code) if code in _NOT_DELIVERED else error
@@ -299,7 +315,8 @@ def made_again(make: Callable[[], T]) -> T:
     """Return a client in the place of one with the same settings.
 
     Raises:
-        LogError: retryable: it cannot be made now. The settings are good, so a file that they name is being exchanged.
+        LogError: retryable: it cannot be made now. The settings are good, so a file
+        that they name is being exchanged.
     """
     try:
         return make()
@@ -325,8 +342,8 @@ def _cure_unknown(what: str) -> str:
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
-    """Return the exception for a cluster that does not answer, with its address, the last error and what to check; or
-    that a quota holds this client back.
+    """Return the exception for a cluster that does not answer, with its address, the
+    last error and what to check; or that a quota holds this client back.
     """
     if errors.held_back:
         return LogError(

@@ -1,9 +1,12 @@
-"""`FetchBuffer`: the records that a consumer has fetched, by partition, until a reader returns them.
+"""`FetchBuffer`: the records that a consumer has fetched, by partition, until a reader
+returns them.
 
-`messages.MessageBuffer` is pure Python, on messages of confluent-kafka; `native_buffer.NativeBuffer` is for the data
-plane in Rust. The reader decides what to read; a buffer fetches it, and keeps the records of held partitions.
+`messages.MessageBuffer` is pure Python, on messages of confluent-kafka;
+`native_buffer.NativeBuffer` is for the data plane in Rust. The reader decides what to
+read; a buffer fetches it, and keeps the records of held partitions.
 
-Invariant: a buffer gives the records of a partition in the order of the log, each once, from where it was started.
+Invariant: a buffer gives the records of a partition in the order of the log, each once,
+from where it was started.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ class Event(NamedTuple):
     error: KafkaError
     offset: int | None
     after: int | None
-    """The offset after the record before it; None: no record of the same part comes before it."""
+    """The offset after the record before it; None: no record of the same part comes
+    before it.
+    """
 
 
 class Part(Protocol):
@@ -48,7 +53,9 @@ class Part(Protocol):
     def batches(
         self, routes: Routes | None, at: Position, end: int | None
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends at `end`."""
+        """Return a batch for each slot; none without records, unless the partition ends
+        at `end`.
+        """
         ...
 
 
@@ -79,10 +86,14 @@ class FetchBuffer(Protocol):
         """Release the client, which may then be closed. Idempotent."""
 
     def wake(self) -> None:
-        """End the wait of the fetch that runs, or of the next one, if the buffer is `attentive`. Any thread."""
+        """End the wait of the fetch that runs, or of the next one, if the buffer is
+        `attentive`. Any thread.
+        """
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset; drop its buffered records. A partition that is new here is not held."""
+        """Read a partition from this offset; drop its buffered records. A partition
+        that is new here is not held.
+        """
 
     def stop(self, partition: TopicPartition) -> None:
         """Read a partition no longer."""
@@ -91,10 +102,14 @@ class FetchBuffer(Protocol):
         """Prepare for records of these partitions, which are about to be assigned."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the buffer."""
+        """Hold a partition, or release it: the records of a held one stay in the
+        buffer.
+        """
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition by these routes, if that can be done before they are returned."""
+        """Cut the records of a partition by these routes, if that can be done before
+        they are returned.
+        """
 
     def fetched_to(self, partition: TopicPartition) -> int:
         """Return the offset after the last record fetched from a partition."""

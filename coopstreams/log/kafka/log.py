@@ -1,9 +1,10 @@
 """A Kafka cluster as a `Log`: readers, writers, topics, offsets.
 
-Invariant: `end_offset` is requested each time, from the leader of the highest epoch that enough brokers know
-(`group.leadership`). A read_uncommitted consumer requests the other offsets: a read_committed one gets the last
-stable offset (`stable_offsets`), and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's
-restart (measured).
+Invariant: `end_offset` is requested each time, from the leader of the highest epoch
+that enough brokers know (`group.leadership`). A read_uncommitted consumer requests the
+other offsets: a read_committed one gets the last stable offset (`stable_offsets`), and
+`AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's restart
+(measured).
 """
 
 from __future__ import annotations
@@ -57,15 +58,20 @@ from coopstreams.topology.errors import (
 
 LOOK_S = 1.0
 GLANCE_S = 3.0
-"""How long, at most, to wait for a leader's end offset before the leader is looked up again."""
+"""How long, at most, to wait for a leader's end offset before the leader is looked up
+again.
+"""
 SILENT_S = 20.0
-"""A client without an answer for this long is replaced when a request runs out of time."""
+"""A client without an answer for this long is replaced when a request runs out of time.
+"""
 NEW_FOR_S = 30.0
 """How long a topic that this log created may be unknown to one of the brokers."""
 SOME = 3
 """How many partitions of a request are named in messages."""
 NO_ID = "A" * 22
-"""The zero topic id: brokers answer with it if their cluster is set to a format without ids."""
+"""The zero topic id: brokers answer with it if their cluster is set to a format without
+ids.
+"""
 SETTLE_S = 3.0
 """How long an opener may wait for `settle`."""
 
@@ -83,8 +89,8 @@ class _Brokers:
 class KafkaLog:
     """A Kafka cluster. Any thread. Nothing is connected before the first request.
 
-    `settings`: librdkafka's names; see `client_settings` for prefixes and defaults. `timeout_s`: how long brokers may
-    be unreachable before a request fails.
+    `settings`: librdkafka's names; see `client_settings` for prefixes and defaults.
+    `timeout_s`: how long brokers may be unreachable before a request fails.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
@@ -94,7 +100,9 @@ class KafkaLog:
         )  # raises if a setting is wrong, as the next call does
         data_plane()
         self.timeout_s = timeout_s
-        """How long brokers may be unreachable before a request fails; may be changed at any time."""
+        """How long brokers may be unreachable before a request fails; may be changed at
+        any time.
+        """
         self._errors = ClientErrors(login_of(self._settings))
         self._heard = False
         """Whether any request was answered."""
@@ -104,9 +112,13 @@ class KafkaLog:
         self._answered_at = time.monotonic()
         self._made: set[str] = set()
         self._made_until = 0.0
-        """The time (`time.monotonic`) until which topics created here may be unknown to a broker."""
+        """The time (`time.monotonic`) until which topics created here may be unknown to
+        a broker.
+        """
         self._listed: set[str] | None = None
-        """The topics in a broker's last list, and what was heard of single ones since. None: it was not asked yet."""
+        """The topics in a broker's last list, and what was heard of single ones since.
+        None: it was not asked yet.
+        """
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False
@@ -122,7 +134,8 @@ class KafkaLog:
         transactional_id: str | None = None,
         written: Callable[[], Collection[str]] | None = None,
     ) -> KafkaWriter:
-        """Return a writer; a transactional one first ends the open transaction of its id.
+        """Return a writer; a transactional one first ends the open transaction of its
+        id.
 
         In the topics `written` it also ends a hanging transaction.
         """
@@ -140,12 +153,15 @@ class KafkaLog:
         self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that exist.
+        """Return the partition counts of the topics asked for (None: of all) that
+        exist.
 
-        Brokers leave topics out that this user may not describe; asked for by name, they are an error.
+        Brokers leave topics out that this user may not describe; asked for by name,
+        they are an error.
         """
         known = self._known(topics)
-        # A broker may not know a new topic yet: wait, so that its creator finds it from now on.
+        # A broker may not know a new topic yet: wait, so that its creator finds it from
+        # now on.
         new = self._made if topics is None else self._made.intersection(topics)
         while time.monotonic() < self._made_until and not new <= known.keys():
             time.sleep(RETRY_S)
@@ -212,7 +228,9 @@ class KafkaLog:
     def _configs(
         self, topics: Sequence[str], what: str, attempt: Attempt
     ) -> list[dict[str, str]]:
-        """Return the configuration of each of these topics, in their order; all are asked for in one request."""
+        """Return the configuration of each of these topics, in their order; all are
+        asked for in one request.
+        """
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
         answers = (
             self._requests(AdminClient.describe_configs, resources, what, attempt)
@@ -238,13 +256,17 @@ class KafkaLog:
         return self._watermarks(partition)[0]
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark: every record acknowledged before lies below it, even if a broker hung."""
+        """Return the true high watermark: every record acknowledged before lies below
+        it, even if a broker hung.
+        """
         return self.end_offsets([partition])[partition]
 
     def end_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the true high watermark of each of these partitions, all in one request."""
+        """Return the true high watermark of each of these partitions, all in one
+        request.
+        """
         found: dict[TopicPartition, int] = {}
         unknown_since: dict[TopicPartition, float] = {}
         what = (
@@ -265,7 +287,9 @@ class KafkaLog:
     def stable_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the last stable offset of each of these partitions: no transaction is open below it."""
+        """Return the last stable offset of each of these partitions: no transaction is
+        open below it.
+        """
         settings = consumer_settings(self._settings, committed_only=True)
         with contextlib.closing(
             make_client(Consumer, settings, self._errors)
@@ -276,7 +300,9 @@ class KafkaLog:
             }
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the true high watermark if there is none."""
+        """Return the first offset of a record that is not older than this; the true
+        high watermark if there is none.
+        """
         where = KafkaPartition(*partition, timestamp_ms)
         (found,) = self._ask(
             lambda seconds: self._consumer.offsets_for_times([where], seconds),
@@ -292,13 +318,17 @@ class KafkaLog:
         return int(found.offset) if found.offset >= 0 else self.end_offset(partition)
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the high watermark that a leader reports: an old one, if that broker hung. One request."""
+        """Return the high watermark that a leader reports: an old one, if that broker
+        hung. One request.
+        """
         return self._watermarks(partition)[1]
 
     def silent_replicas(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, frozenset[int]]:
-        """Return the brokers of in-sync replicas of these partitions that do not answer within a second."""
+        """Return the brokers of in-sync replicas of these partitions that do not answer
+        within a second.
+        """
         return self._connected().ends.silent(partitions, LOOK_S)
 
     def delete_before(
@@ -319,7 +349,9 @@ class KafkaLog:
             if not self._closed:
                 self._closed = True
                 self._consumer.close()
-                del self._admin  # which has no `close`: the last reference ends its threads and connections
+                # which has no `close`: the last reference ends its threads and
+                # connections
+                del self._admin
                 if self._brokers is not None:
                     self._brokers.transactions.close()
 
@@ -333,7 +365,8 @@ class KafkaLog:
                 TopicCollection(names), request_timeout=request_timeout
             )
 
-        what, attempt = f'asking for topic "{topic}"', self._attempt("Describe", topic)
+        what = f'asking for topic "{topic}"'
+        attempt = self._attempt("Describe", topic)
         return self._request(describe, [topic], what, attempt, fine=fine)
 
     def _attempt(self, operation: str, topic: str) -> Attempt:
@@ -353,7 +386,8 @@ class KafkaLog:
             if self._closed:
                 raise LogError("this log is closed")
             if self._brokers is None:
-                # It raises the usual error if the brokers are unreachable or refuse us; the topic does not matter.
+                # It raises the usual error if the brokers are unreachable or refuse us;
+                # the topic does not matter.
                 self._ask(
                     lambda seconds: self._consumer.list_topics(OFFSETS_TOPIC, seconds),
                     "asking for the brokers",
@@ -380,7 +414,9 @@ class KafkaLog:
         return admin
 
     def _known(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of these topics (None: of all), as one of the brokers knows them."""
+        """Return the partition counts of these topics (None: of all), as one of the
+        brokers knows them.
+        """
         if topics is not None:
             known = {
                 name: count
@@ -403,14 +439,16 @@ class KafkaLog:
         return known
 
     def _count(self, topic: str) -> int | None:
-        """Return a topic's partition count; None: there is no such topic. A consumer's request does not create it."""
+        """Return a topic's partition count; None: there is no such topic. A consumer's
+        request does not create it.
+        """
         what = f'asking for topic "{topic}"'
         found = self._ask(
             lambda seconds: self._consumer.list_topics(topic, seconds), what
         ).topics[topic]
-        if (
-            found.error is not None
-        ):  # `_described` repeats the request if the error may pass, and raises it if not
+        if found.error is not None:
+            # `_described` repeats the request if the error may pass, and raises it if
+            # not
             found = (
                 None
                 if found.error.code() in UNKNOWN
@@ -426,7 +464,9 @@ class KafkaLog:
     def _watermarks(
         self, partition: TopicPartition, other: Consumer | None = None
     ) -> tuple[int, int]:
-        """Return the start and end offset of a partition, as this log's consumer sees them, or as `other` does."""
+        """Return the start and end offset of a partition, as this log's consumer sees
+        them, or as `other` does.
+        """
         where = KafkaPartition(*partition)
         return self._ask(
             lambda seconds: (other or self._consumer).get_watermark_offsets(
@@ -442,11 +482,14 @@ class KafkaLog:
         what: str,
         where: TopicPartition | None = None,
     ) -> T:
-        """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic.
+        """Return the answer of the cluster; retry while it is unreachable or does not
+        yet know a new topic.
 
-        `where`: the partition whose leader is asked, which may be dead: librdkafka waits for it for a whole attempt.
+        `where`: the partition whose leader is asked, which may be dead: librdkafka
+        waits for it for a whole attempt.
         """
-        patience, unknown = Patience(what, self.timeout_s), 0.0
+        patience = Patience(what, self.timeout_s)
+        unknown = 0.0
         while True:
             with self._lock:  # in librdkafka's consumer a second caller starves
                 if self._closed:
@@ -506,7 +549,8 @@ class KafkaLog:
         """Return since when a partition has been unknown (`since` 0: since now).
 
         Raises:
-            UnknownTopicError: for too long, and its topic was not created here just now.
+            UnknownTopicError: for too long, and its topic was not created here just
+            now.
         """
         since = since or time.monotonic()
         new = where.topic in self._made and time.monotonic() < self._made_until
@@ -519,15 +563,20 @@ class KafkaLog:
         return since
 
     def _renew(self) -> None:
-        """Replace a client that had no answer for long: it may have lost its brokers (see `KafkaReader._renew`)."""
+        """Replace a client that had no answer for long: it may have lost its brokers
+        (see `KafkaReader._renew`).
+        """
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
-                before, self._consumer = self._consumer, made_again(self._new_consumer)
+                before = self._consumer
+                self._consumer = made_again(self._new_consumer)
                 self._answered_at = time.monotonic()
                 before.close()
 
     def _look_again(self) -> None:
-        """Refresh the client's metadata: otherwise it asks a dead leader for minutes, until they expire (measured)."""
+        """Refresh the client's metadata: otherwise it asks a dead leader for minutes,
+        until they expire (measured).
+        """
         with self._lock, contextlib.suppress(KafkaException):
             if not self._closed:
                 self._consumer.list_topics(timeout=LOOK_S)
@@ -553,8 +602,9 @@ class KafkaLog:
     def _exists(self, topic: str) -> bool:
         """Whether the controller knows a topic, or does not answer.
 
-        A broker may be seconds behind the controller: two workers ended because of that (seen). The request is a
-        creation that is only validated. If this client may not create topics, the broker's answer counts.
+        A broker may be seconds behind the controller: two workers ended because of that
+        (seen). The request is a creation that is only validated. If this client may not
+        create topics, the broker's answer counts.
         """
         try:
             self._admin.create_topics(
@@ -569,7 +619,9 @@ class KafkaLog:
 
     @property
     def _refused(self) -> KafkaError | None:
-        """Why the brokers will not let this process in, however long it waits; None: they do, or may later."""
+        """Why the brokers will not let this process in, however long it waits; None:
+        they do, or may later.
+        """
         return self._errors.refused or (None if self._heard else self._errors.shut_out)
 
     def _request(
@@ -581,7 +633,9 @@ class KafkaLog:
         fine: Collection[int] = (),
         check: Callable[[], None] | None = None,
     ) -> Any:
-        """Return the result of an admin request for one thing; None: an error in `fine`. Else as `_requests`."""
+        """Return the result of an admin request for one thing; None: an error in
+        `fine`. Else as `_requests`.
+        """
         found = self._requests(request, what_for, what, attempt, fine, check)
         return next(iter(found), None)
 
@@ -594,11 +648,13 @@ class KafkaLog:
         fine: Collection[int] = (),
         check: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Return an admin request's results, in the order of `what_for`; none: an error in `fine`. Retried, for all.
+        """Return an admin request's results, in the order of `what_for`; none: an error
+        in `fine`. Retried, for all.
 
         `check`: called before each attempt.
         """
-        patience, unknown = Patience(what, self.timeout_s), 0.0
+        patience = Patience(what, self.timeout_s)
+        unknown = 0.0
         while True:
             if self._closed:
                 raise LogError("this log is closed")
@@ -643,8 +699,8 @@ class KafkaLog:
                     self._new_admin
                 )  # its requests go to the supposed controller, which may hang
                 continue
-            # A broker that has just started may not have known the controller when the client asked, and the client
-            # would not ask again for long.
+            # A broker that has just started may not have known the controller when the
+            # client asked, and the client would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)

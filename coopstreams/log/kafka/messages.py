@@ -1,7 +1,9 @@
-"""The fetch buffer in pure Python: messages of confluent-kafka, cut by partition, become columns.
+"""The fetch buffer in pure Python: messages of confluent-kafka, cut by partition,
+become columns.
 
-One comprehension a column: 15 to 45 ns a cell, an eighth of the cost of a record object. Work for each message is
-avoided where possible: offsets without holes become a range, timestamps in order are their own running maximum.
+One comprehension a column: 15 to 45 ns a cell, an eighth of the cost of a record
+object. Work for each message is avoided where possible: offsets without holes become a
+range, timestamps in order are their own running maximum.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _Messages:
     def note(self, messages: list[Message]) -> None:
         """Advance the position past these messages."""
         for message in reversed(messages):
-            error, offset = message.error(), message.offset()
+            error = message.error()
+            offset = message.offset()
             if offset is not None and (
                 error is None or error.code() == KafkaError._PARTITION_EOF
             ):
@@ -58,11 +61,14 @@ class MessagePart:
         self.partition = partition
         self.events: list[Event] = []
         self.after: int | None = None
-        """The offset after the last record; None: not looked at, because there is no event."""
+        """The offset after the last record; None: not looked at, because there is no
+        event.
+        """
         self._records = messages
         if any(map(Message.error, messages)):
             for message in messages:
-                error, offset = message.error(), message.offset()
+                error = message.error()
+                offset = message.offset()
                 if error is not None:
                     self.events.append(Event(error, offset, self.after))
                 elif offset is not None:
@@ -72,7 +78,9 @@ class MessagePart:
     def batches(
         self, routes: Routes | None, at: Position, end: int | None
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends at `end`."""
+        """Return a batch for each slot; none without records, unless the partition ends
+        at `end`.
+        """
         columns = columns_of(self._records, at.offset)
         if end is None and not len(columns):
             return []
@@ -96,7 +104,9 @@ class MessageBuffer:
         self._consumer = consumer
         self._readings: dict[TopicPartition, _Messages] = {}
         self._by_number: dict[int | None, _Messages] | None = None
-        """The partitions by number, where only one topic has a partition of that number. None: out of date."""
+        """The partitions by number, where only one topic has a partition of that
+        number. None: out of date.
+        """
 
     def connect(self, consumer: Consumer) -> None:
         """Read by this client."""
@@ -125,7 +135,9 @@ class MessageBuffer:
         """Do nothing: messages are taken as they come."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the buffer."""
+        """Hold a partition, or release it: the records of a held one stay in the
+        buffer.
+        """
         self._readings[partition].held = held
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
@@ -153,7 +165,9 @@ class MessageBuffer:
 
     def sorted_out(self, messages: list[Message]) -> Fetched:
         """Return these messages by partition, without those of held partitions."""
-        parts, kept, events = list[Part](), list[TopicPartition](), list[Message]()
+        parts = list[Part]()
+        kept = list[TopicPartition]()
+        events = list[Message]()
         for reading, some in self._by_partition(messages, events):
             reading.note(some)
             if reading.held:
@@ -171,7 +185,8 @@ class MessageBuffer:
             if most <= 0:
                 break
             if reading.kept and not reading.held:
-                messages, reading.kept = reading.kept[:most], reading.kept[most:]
+                messages = reading.kept[:most]
+                reading.kept = reading.kept[most:]
                 reading.kept_bytes -= sum(map(len, messages))
                 most -= len(messages)
                 parts.append(MessagePart(reading.partition, messages))
@@ -182,7 +197,8 @@ class MessageBuffer:
     ) -> Iterator[tuple[_Messages, list[Message]]]:
         """Yield the messages of each partition, in order.
 
-        Messages of unassigned partitions are dropped, those without a topic are added to `events`.
+        Messages of unassigned partitions are dropped, those without a topic are added
+        to `events`.
         """
         if not messages:
             return
@@ -254,8 +270,9 @@ def columns_of(messages: list[Message], at: int) -> Columns:
 def headers_of(message: Message) -> Headers | None:
     """Return the headers of a message; a name that is not UTF-8 becomes U+FFFD.
 
-    confluent-kafka raises a SystemError for such a name, once. Then it returns the headers, with pairs whose first item
-    is missing: a null pointer, which must not be touched.
+    confluent-kafka raises a SystemError for such a name, once. Then it returns the
+    headers, with pairs whose first item is missing: a null pointer, which must not be
+    touched.
     """
     headers: Any
     try:

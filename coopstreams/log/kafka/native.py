@@ -1,11 +1,14 @@
-"""Which data plane runs: the extension `coopstreams-native` where it is installed and usable, else pure Python.
+"""Which data plane runs: the extension `coopstreams-native` where it is installed and
+usable, else pure Python.
 
-The extension is a plugin of librdkafka (`plugin.library.paths`), so it works on the clients that confluent-kafka makes
-and owns: settings, logins, transactions and callbacks stay there. `COOPSTREAMS_NATIVE` decides: 0 is pure Python, 1
-makes an unusable extension an error, and without it, the extension is used if it can be.
+The extension is a plugin of librdkafka (`plugin.library.paths`), so it works on the
+clients that confluent-kafka makes and owns: settings, logins, transactions and
+callbacks stay there. `COOPSTREAMS_NATIVE` decides: 0 is pure Python, 1 makes an
+unusable extension an error, and without it, the extension is used if it can be.
 
-Invariant: both behave the same; the contract suite of logs (`tests/log/`) runs on both. A call that the extension
-cannot handle (a value that is no bytes object) goes through pure Python.
+Invariant: both behave the same; the contract suite of logs (`tests/log/`) runs on both.
+A call that the extension cannot handle (a value that is no bytes object) goes through
+pure Python.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ logger = logging.getLogger(__name__)
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
 INTERFACE = 12
-"""The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
+"""The calls of the extension that this version knows; `native/src/lib.rs` has the same
+number.
+"""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
 _NOT_HANDED = "data plane: pure Python for this client: librdkafka has not handed it to the extension"
@@ -54,16 +59,21 @@ class Appender(Protocol):
         headers: Sequence[Headers | None] | None,
         start: int,
     ) -> tuple[int, int] | None:
-        """Queue the records from `start` on; return how many were taken, and the error of the next one (0: none).
+        """Queue the records from `start` on; return how many were taken, and the error
+        of the next one (0: none).
 
         None: pure Python must append them.
         """
 
     def take_failure(self) -> tuple[int, str] | None:
-        """Return error code and topic of the first record that was not delivered, once. Code 0: it is not known."""
+        """Return error code and topic of the first record that was not delivered, once.
+        Code 0: it is not known.
+        """
 
     def delivered_to(self, topic: str, partition: int) -> int | None:
-        """Return the offset after the last delivered record; None: none was, or the broker did not report it."""
+        """Return the offset after the last delivered record; None: none was, or the
+        broker did not report it.
+        """
 
     def counts(self) -> tuple[int, int]:
         """Return how many records were delivered, and how many were not."""
@@ -81,11 +91,15 @@ RawColumns: TypeAlias = tuple[
     list[int],
     list[Headers | None] | None,
 ]
-"""Keys, values, timestamps, offsets, stream times as if there were no records before, headers."""
+"""Keys, values, timestamps, offsets, stream times as if there were no records before,
+headers.
+"""
 RawEvent: TypeAlias = tuple[int, str, int, int | None]
 """Code and text of an error, its offset, and the offset after the record before it."""
 RawAdvances: TypeAlias = tuple[bytes, bytes]
-"""The offsets at which stream time advances, and the times, as if nothing had been read before: 64-bit integers."""
+"""The offsets at which stream time advances, and the times, as if nothing had been read
+before: 64-bit integers.
+"""
 RawPart: TypeAlias = tuple[
     int,
     RawColumns | list[RawColumns | None],
@@ -95,8 +109,9 @@ RawPart: TypeAlias = tuple[
     bool,
     RawAdvances | None,
 ]
-"""Id, columns, the offset after the last record, the stream time after it, events; whether there are columns for each
-slot, None for an empty one, instead of those of all records; the advances, if they are cut and were asked for.
+"""Id, columns, the offset after the last record, the stream time after it, events;
+whether there are columns for each slot, None for an empty one, instead of those of all
+records; the advances, if they are cut and were asked for.
 """
 
 
@@ -104,7 +119,9 @@ class Fetcher(Protocol):
     """Returns a consumer's fetched records as columns. An id stands for a partition."""
 
     def connect(self, consumer: Consumer) -> bool:
-        """Fetch by the consumer that this thread has just made; False: it was not handed over."""
+        """Fetch by the consumer that this thread has just made; False: it was not
+        handed over.
+        """
         ...
 
     def disconnect(self) -> None:
@@ -124,13 +141,17 @@ class Fetcher(Protocol):
         """Read a partition no longer."""
 
     def expect(self, partitions: list[int]) -> None:
-        """Direct the records of these partitions, which are about to be assigned, to this fetcher."""
+        """Direct the records of these partitions, which are about to be assigned, to
+        this fetcher.
+        """
 
     def hold(self, partition: int, held: bool) -> None:
         """Keep records of a partition, or return them."""
 
     def route(self, partition: int, router: Router | None, advances: bool) -> None:
-        """Cut the records of a partition before objects are made of them; None: do not. `advances`: return these."""
+        """Cut the records of a partition before objects are made of them; None: do not.
+        `advances`: return these.
+        """
 
     def fetched_to(self, partition: int) -> int:
         """Return the offset after the last record fetched from a partition."""
@@ -141,11 +162,14 @@ class Fetcher(Protocol):
         ...
 
     def errors(self) -> list[tuple[int, str, bool]]:
-        """Return the arguments that `error_cb` would have got: codes, texts, and whether the client is unusable."""
+        """Return the arguments that `error_cb` would have got: codes, texts, and
+        whether the client is unusable.
+        """
         ...
 
     def fetch(self, most: int, timeout_ms: int) -> tuple[list[RawPart], list[int]]:
-        """Return the available records of partitions that are not held, and the held partitions with arrivals.
+        """Return the available records of partitions that are not held, and the held
+        partitions with arrivals.
 
         Raises:
             RuntimeError: the consumer is closed.
@@ -161,7 +185,8 @@ def data_plane() -> str:
     """Return which data plane runs, and why it is pure Python, in words.
 
     Raises:
-        ConfigError: `COOPSTREAMS_NATIVE` is 1, and the extension cannot be used; or it is neither 0 nor 1.
+        ConfigError: `COOPSTREAMS_NATIVE` is 1, and the extension cannot be used; or it
+        is neither 0 nor 1.
     """
     chosen = os.environ.get(SETTING, "")
     if chosen not in ("", "0", "1"):
@@ -199,9 +224,11 @@ def front() -> Callable[..., Any] | None:
 def native_tables(
     part: SubTopology, config: Config, *, caching: bool
 ) -> dict[str, MakeTable]:
-    """Return the factory of one task's stores with rows in native memory: those of known folds.
+    """Return the factory of one task's stores with rows in native memory: those of
+    known folds.
 
-    With a processor wrapper, which is called for each record at each node, there are none.
+    With a processor wrapper, which is called for each record at each node, there are
+    none.
     """
     if config["processor.wrapper"] is not None or data_plane() != "native":
         return {}
@@ -216,7 +243,9 @@ def native_tables(
 
 
 def native_parts() -> MakeParts | None:
-    """Return the native reader of parts of JSON values; None: pure Python makes dicts of them."""
+    """Return the native reader of parts of JSON values; None: pure Python makes dicts
+    of them.
+    """
     if data_plane() != "native":
         return None
     made: MakeParts = _loaded().Parts
@@ -224,7 +253,8 @@ def native_parts() -> MakeParts | None:
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's settings with the plugin of the data plane, if it is native; log the data plane once.
+    """Return a client's settings with the plugin of the data plane, if it is native;
+    log the data plane once.
 
     Raises:
         ConfigError: see `data_plane`.
@@ -240,7 +270,9 @@ def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None:
-    """Return an appender for the producer that this thread has just made with these settings; None: pure Python."""
+    """Return an appender for the producer that this thread has just made with these
+    settings; None: pure Python.
+    """
     plugin = _plugin_in(settings)
     if plugin is None:
         return None
@@ -251,7 +283,9 @@ def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None
 
 
 def fetcher_of(consumer: Consumer, settings: dict[str, Any]) -> Fetcher | None:
-    """Return a fetcher for the consumer that this thread has just made with these settings; None: pure Python."""
+    """Return a fetcher for the consumer that this thread has just made with these
+    settings; None: pure Python.
+    """
     plugin = _plugin_in(settings)
     if plugin is None:
         return None
@@ -276,7 +310,9 @@ def _plugin_in(settings: dict[str, Any]) -> Any:
 
 @cache
 def _loaded() -> Any:
-    """Return the extension, or why it cannot be used. Typed as Any: it is not there when types are checked."""
+    """Return the extension, or why it cannot be used. Typed as Any: it is not there
+    when types are checked.
+    """
     try:
         return _load()
     except _UnusableError as reason:

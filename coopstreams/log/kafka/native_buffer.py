@@ -1,8 +1,9 @@
-"""The fetch buffer of the native data plane: columns come from the extension, events of the client by Python.
+"""The fetch buffer of the native data plane: columns come from the extension, events of
+the client by Python.
 
-Fetched records bypass the queue of the consumer, which keeps events and callbacks. It is polled with each fetch:
-callbacks of confluent-kafka may run nowhere else. The extension calls none of them; it notes the arguments for
-`error_cb`.
+Fetched records bypass the queue of the consumer, which keeps events and callbacks. It
+is polled with each fetch: callbacks of confluent-kafka may run nowhere else. The
+extension calls none of them; it notes the arguments for `error_cb`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class NativePart:
     def batches(
         self, routes: Routes | None, at: Position, end: int | None
     ) -> list[RecordBatch]:
-        """Return a batch for each slot; none without records, unless the partition ends at `end`."""
+        """Return a batch for each slot; none without records, unless the partition ends
+        at `end`.
+        """
         if end is None and self.after is None:
             return []
         next_offset = cast(int, self.after) if end is None else end
@@ -129,7 +132,8 @@ class NativeBuffer:
                 "librdkafka has not handed the new client of a reader to the extension",
                 retryable=True,
             )
-        self._consumer, self._fatal = consumer, None
+        self._consumer = consumer
+        self._fatal = None
 
     def disconnect(self) -> None:
         """Release the client."""
@@ -160,11 +164,15 @@ class NativeBuffer:
         self._fetcher.expect([self._ids[partition] for partition in partitions])
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Hold a partition, or release it: the records of a held one stay in the buffer."""
+        """Hold a partition, or release it: the records of a held one stay in the
+        buffer.
+        """
         self._fetcher.hold(self._ids[partition], held)
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition before objects are made of them, if nothing needs all of them first."""
+        """Cut the records of a partition before objects are made of them, if nothing
+        needs all of them first.
+        """
         self._fetcher.route(self._ids[partition], routes.first_router, routes.advances)
 
     def fetched_to(self, partition: TopicPartition) -> int:

@@ -1,9 +1,12 @@
-"""Log lines on brokers that do not answer: one at the beginning, one a minute meanwhile, one at the end.
+"""Log lines on brokers that do not answer: one at the beginning, one a minute
+meanwhile, one at the end.
 
-Each client of a process (readers, writers, `KafkaLog`'s own) meets the same outage, and its library reports it again
-and again. They report it to the one `Outage` of the process; a client that gets an answer reports that as well.
+Each client of a process (readers, writers, `KafkaLog`'s own) meets the same outage, and
+its library reports it again and again. They report it to the one `Outage` of the
+process; a client that gets an answer reports that as well.
 
-Invariant: a broker has at most one line a minute, and "answers again" follows only a line on an outage.
+Invariant: a broker has at most one line a minute, and "answers again" follows only a
+line on an outage.
 """
 
 from __future__ import annotations
@@ -36,24 +39,32 @@ class Outage:
     _told: bool = False
 
     def heard(self, trouble: str, now: float) -> str | None:
-        """Return the line to log on trouble with a broker, as librdkafka words it; None: it was logged lately."""
+        """Return the line to log on trouble with a broker, as librdkafka words it;
+        None: it was logged lately.
+        """
         said = _PREFIX.sub("", trouble).partition(" (after ")[0]
         address = _ADDRESS.search(said)
         broker = address.group() if address else said
         if now - self._last > OVER_S:
             self._since.clear()
-        since, self._last = self._since.setdefault(broker, now), now
+        since = self._since.setdefault(broker, now)
+        self._last = now
         if now - self._said.get(broker, float("-inf")) < EVERY_S:
             return None
-        self._said[broker], self._told = now, True
+        self._said[broker] = now
+        self._told = True
         lasts = f", for {now - since:.0f} s" if now > since else ""
         return f"Kafka broker {broker} does not answer{lasts}: {said.rpartition(': ')[2]}; trying again"
 
     def answered(self, asked_at: float, now: float) -> str | None:
-        """Return the line to log on an answer to a request of `asked_at`; None: no outage, or trouble came since."""
+        """Return the line to log on an answer to a request of `asked_at`; None: no
+        outage, or trouble came since.
+        """
         if not self._since or self._last >= asked_at:
             return None
-        began, told, self._told = min(self._since.values()), self._told, False
+        began = min(self._since.values())
+        told = self._told
+        self._told = False
         self._since.clear()
         return f"Kafka answers again, after {now - began:.0f} s" if told else None
 
@@ -71,7 +82,9 @@ def heard(trouble: str) -> None:
 
 
 def answered(asked_at: float) -> None:
-    """Note an answer to a request of `asked_at` (`time.monotonic()`); log the end of an outage. Any thread."""
+    """Note an answer to a request of `asked_at` (`time.monotonic()`); log the end of an
+    outage. Any thread.
+    """
     with _LOCK:
         said = _OUTAGE.answered(asked_at, time.monotonic())
     if said:

@@ -1,8 +1,10 @@
-"""Retries a request to the cluster: in attempts that grow, within the user's time limit, with a log line.
+"""Retries a request to the cluster: in attempts that grow, within the user's time
+limit, with a log line.
 
-Turned down: one attempt for the whole time (its broker may be dead, and another one responsible by now).
-Turned down: attempts that grow while a leader may be dead (a process that started found the new leader 4 s after its
-election, because an attempt of 5 s at the old one had just begun: measured).
+Turned down: one attempt for the whole time (its broker may be dead, and another one
+responsible by now). Turned down: attempts that grow while a leader may be dead (a
+process that started found the new leader 4 s after its election, because an attempt of
+5 s at the old one had just begun: measured).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ ATTEMPT_S = 5.0
 FIRST_ATTEMPT_S = 1.0
 """The first attempt. Each next one takes twice as long, up to `ATTEMPT_S`."""
 FAILOVER_S = 20.0
-"""How long a cluster may take to replace a dead leader: its `broker.session.timeout.ms` and a controller's election."""
+"""How long a cluster may take to replace a dead leader: its `broker.session.timeout.ms`
+and a controller's election.
+"""
 RETRY_S = 0.05
 SILENT_S = 3.0
 """How long a request may go without an answer before it is logged."""
@@ -35,7 +39,8 @@ class Patience:
     ) -> None:
         self._what = what
         self._timeout_s = timeout_s
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._began = clock()
         self._attempts = 0
         self._said = False
@@ -46,7 +51,9 @@ class Patience:
         return self._clock() - self._began >= self._timeout_s
 
     def attempt_s(self, short_for_s: float = 0.0) -> float:
-        """Return how long the next attempt may take. Attempts begin to grow after `short_for_s`."""
+        """Return how long the next attempt may take. Attempts begin to grow after
+        `short_for_s`.
+        """
         waited = self._clock() - self._began
         left = self._timeout_s - waited
         if waited >= short_for_s or self._attempts == 0:

@@ -1,7 +1,8 @@
-"""A user's transactional producer with the part of `Writer` that a consumer's commit needs.
+"""A user's transactional producer with the part of `Writer` that a consumer's commit
+needs.
 
-So the commit is part of the user's transaction. `ProducerTransaction` begins, commits and aborts it; the user's own
-records go out by the same producer.
+So the commit is part of the user's transaction. `ProducerTransaction` begins, commits
+and aborts it; the user's own records go out by the same producer.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from coopstreams.topology.errors import DeliveryError, FencedError
 
 _ENDED = frozenset({KafkaError._FATAL})
 _UNUSABLE = _ENDED | {KafkaError._STATE, KafkaError._CONFLICT}
-"""The answers to a beginning, and to an abort, behind a commit that ran out of time: it has to be resumed first."""
+"""The answers to a beginning, and to an abort, behind a commit that ran out of time: it
+has to be resumed first.
+"""
 
 
 def transactional_producer(
     settings: Mapping[str, Any], transactional_id: str
 ) -> Producer:
-    """Return a producer for transactions, which has ended those that an earlier one left open.
+    """Return a producer for transactions, which has ended those that an earlier one
+    left open.
 
     Raises:
         LogError: refused, or the brokers do not answer.
@@ -56,7 +60,9 @@ def transactional_producer(
 
 
 class ProducerTransaction:
-    """A transaction of a confluent-kafka producer, whose `init_transactions` was called. One thread."""
+    """A transaction of a confluent-kafka producer, whose `init_transactions` was
+    called. One thread.
+    """
 
     def __init__(self, producer: Producer, timeout_s: float) -> None:
         self._producer = producer
@@ -72,7 +78,9 @@ class ProducerTransaction:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Begin the transaction; abort it if the body, which ends with its commit, raises."""
+        """Begin the transaction; abort it if the body, which ends with its commit,
+        raises.
+        """
         self.begin()
         try:
             yield
@@ -138,8 +146,9 @@ class ProducerTransaction:
     def abort(self) -> None:
         """Abort the transaction: nothing of it counts.
 
-        Queued records are sent first: an abort that overtakes the request which adds its partition is fatal to the
-        producer (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
+        Queued records are sent first: an abort that overtakes the request which adds
+        its partition is fatal to the producer (INVALID_TXN_STATE, measured: one in ten,
+        just after `produce`).
         """
         self._call("writing", self._producer.flush, self._timeout_s)
         self._call(

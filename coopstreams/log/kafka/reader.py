@@ -1,16 +1,19 @@
-"""A reader of Kafka partitions, through a confluent-kafka consumer that is never a member of the group.
+"""A reader of Kafka partitions, through a confluent-kafka consumer that is never a
+member of the group.
 
-A `FetchBuffer` brings what the consumer fetched, by partition, and `make_batches` makes batches of it. End-of-partition
-events mark where a partition ends, and move the position past transaction markers, which librdkafka's own position
-never passes.
+A `FetchBuffer` brings what the consumer fetched, by partition, and `make_batches` makes
+batches of it. End-of-partition events mark where a partition ends, and move the
+position past transaction markers, which librdkafka's own position never passes.
 
-Invariant: the records returned of a partition have growing offsets from the assigned position on, each once. librdkafka
-discards what it fetched before a change of assignment; records below the next offset are dropped as well.
-Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). The buffer keeps
-its records instead; if they become many, the partition is unassigned, and assigned again where the kept ones end. That
-discards what the client has fetched ahead, so nothing is taken from the client while all partitions are held.
-Turned down: `seek` (it fails while a partition is only about to be read); the partition is unassigned and assigned
-again.
+Invariant: the records returned of a partition have growing offsets from the assigned
+position on, each once. librdkafka discards what it fetched before a change of
+assignment; records below the next offset are dropped as well. Turned down: `pause` and
+`resume` to hold a partition (0.3 to 1 s until records come again, measured). The buffer
+keeps its records instead; if they become many, the partition is unassigned, and
+assigned again where the kept ones end. That discards what the client has fetched ahead,
+so nothing is taken from the client while all partitions are held. Turned down: `seek`
+(it fails while a partition is only about to be read); the partition is unassigned and
+assigned again.
 """
 
 from __future__ import annotations
@@ -54,17 +57,23 @@ from coopstreams.topology.keys import KeyRange
 
 HELD_RECORDS = 50_000
 HELD_BYTES = 32 << 20
-"""The approximate bound on the records kept in memory for a held partition; above it, it is unassigned."""
+"""The approximate bound on the records kept in memory for a held partition; above it,
+it is unassigned.
+"""
 MOST_AT_ONCE = 1_000_000
 """The limit of `consume`."""
 METADATA_TIMEOUT_S = 2.0
-"""How long an unknown topic is looked for before it is an error: not all brokers may know a new one yet."""
+"""How long an unknown topic is looked for before it is an error: not all brokers may
+know a new one yet.
+"""
 WAKE_S = 0.05
 """How often a waiting fetch checks for `wake`, if the buffer is not attentive."""
 LOOK_S = 0.5
 """How often a waiting fetch looks for events of the client."""
 SILENCE_S = 15.0
-"""How long a topic may be silent before it is looked up: librdkafka does not report a deleted topic."""
+"""How long a topic may be silent before it is looked up: librdkafka does not report a
+deleted topic.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,15 +90,21 @@ class _Reading:
     failure: LogError | None = None
     """Why the partition cannot be read from its position; None: it can."""
     astray: bool = False
-    """Whether the client has stopped fetching it because of another position: it must be assigned again."""
+    """Whether the client has stopped fetching it because of another position: it must
+    be assigned again.
+    """
 
     def seek(self, at: Position) -> None:
         """Set another position."""
-        self.at, self.failure, self.astray = at, None, False
+        self.at = at
+        self.failure = None
+        self.astray = False
 
 
 class KafkaReader:
-    """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each other."""
+    """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each
+    other.
+    """
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
         self._settings = with_plugin(
@@ -189,7 +204,9 @@ class KafkaReader:
                 max_records, min(left, LOOK_S if self._buffer.attentive else WAKE_S)
             )
             if runs:
-                return runs  # a failure in the same batch is raised by the next fetch, so no record is lost
+                # a failure in the same batch is raised by the next fetch, so no record
+                # is lost
+                return runs
             if left == 0.0:
                 self._awake = False
                 self._raise_failure()
@@ -209,7 +226,9 @@ class KafkaReader:
             self._consumer.close()
 
     def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
-        """Check that these partitions exist; return if no broker answers, because the fetches report that."""
+        """Check that these partitions exist; return if no broker answers, because the
+        fetches report that.
+        """
         wanted: dict[str, int] = {}
         for partition in partitions:
             wanted[partition.topic] = max(
@@ -225,7 +244,8 @@ class KafkaReader:
                 except KafkaException as exception:
                     if heals(error_of(exception), self._errors.login):
                         return
-                    error, what = error_of(exception), f'looking for topic "{topic}"'
+                    error = error_of(exception)
+                    what = f'looking for topic "{topic}"'
                     raise translated(error, what, self._attempt(topic)) from exception
                 if found is not None and highest in found.partitions:
                     break
@@ -269,7 +289,9 @@ class KafkaReader:
             reading.looks += 1
 
     def _overlooks(self, silent: _Reading) -> bool:
-        """Whether a silent partition has records that the client does not fetch. Checked after 2, 4, 8 and 16 looks."""
+        """Whether a silent partition has records that the client does not fetch.
+        Checked after 2, 4, 8 and 16 looks.
+        """
         if not silent.taken or silent.held or silent.failure is not None:
             return False
         if silent.looks < 2 or silent.looks.bit_count() > 1:
@@ -290,9 +312,10 @@ class KafkaReader:
     def _renew(self, why: str) -> None:
         """Replace the client, and read on.
 
-        Usually the brokers are unreachable, and that heals. But a client that requested metadata from the last broker
-        while that shut down got none, and never asks again (librdkafka 2.16; one client in forty, measured).
-        If none can be made now, the old client stays until the next look.
+        Usually the brokers are unreachable, and that heals. But a client that requested
+        metadata from the last broker while that shut down got none, and never asks
+        again (librdkafka 2.16; one client in forty, measured). If none can be made now,
+        the old client stays until the next look.
         """
         logger.debug("reading: %s; going on with a new client", why)
         try:
@@ -310,7 +333,9 @@ class KafkaReader:
         self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
-        """Assign these partitions to librdkafka, each from the offset after its buffered records."""
+        """Assign these partitions to librdkafka, each from the offset after its
+        buffered records.
+        """
         if readings:
             partitions = [reading.partition for reading in readings]
             self._buffer.expect(partitions)
@@ -327,7 +352,9 @@ class KafkaReader:
                 reading.taken = True
 
     def _give_back(self, readings: Sequence[_Reading]) -> None:
-        """Unassign these partitions; librdkafka drops the records that it has fetched ahead."""
+        """Unassign these partitions; librdkafka drops the records that it has fetched
+        ahead.
+        """
         taken = [reading for reading in readings if reading.taken]
         if taken:
             self._consumer.incremental_unassign(
@@ -344,8 +371,8 @@ class KafkaReader:
     def _fetch(self, most: int, timeout_s: float) -> list[RecordBatch]:
         """Return the buffer's records; unassign held partitions with enough of them.
 
-        While all partitions are held, hardly anything is taken from the client, which stops fetching when its own
-        buffer is full.
+        While all partitions are held, hardly anything is taken from the client, which
+        stops fetching when its own buffer is full.
         """
         held = bool(self._readings) and all(
             reading.held for reading in self._readings.values()
@@ -379,7 +406,9 @@ class KafkaReader:
         return runs
 
     def _runs(self, reading: _Reading, part: Part) -> list[RecordBatch]:
-        """Return the batches of a partition's fetched records, and advance its position."""
+        """Return the batches of a partition's fetched records, and advance its
+        position.
+        """
         reading.looks = 0
         end = self._end(reading, part) if part.events else None
         runs = part.batches(self._routes.get(reading.partition), reading.at, end)
@@ -388,10 +417,11 @@ class KafkaReader:
         return runs
 
     def _end(self, reading: _Reading, part: Part) -> int | None:
-        """Return the end of the partition if it comes after the records; heed all other events.
+        """Return the end of the partition if it comes after the records; heed all other
+        events.
 
-        librdkafka may report late that a position is out of range from which it no longer reads. It names the position;
-        such a report is ignored.
+        librdkafka may report late that a position is out of range from which it no
+        longer reads. It names the position; such a report is ignored.
         """
         end: int | None = None
         for error, offset, after in part.events:
@@ -417,7 +447,8 @@ class KafkaReader:
         return end
 
     def _heed(self, events: Iterable[tuple[KafkaError | None, str | None]]) -> None:
-        """Keep errors that do not heal, each with its topic, for the next fetch to raise.
+        """Keep errors that do not heal, each with its topic, for the next fetch to
+        raise.
 
         Errors of the group are ignored: it is never joined.
         """
@@ -454,7 +485,9 @@ class KafkaReader:
 def _buffer_of(
     consumer: Consumer, settings: dict[str, Any], errors: ClientErrors
 ) -> FetchBuffer:
-    """Return the buffer for a consumer that this thread has just made, of the data plane that runs."""
+    """Return the buffer for a consumer that this thread has just made, of the data
+    plane that runs.
+    """
     fetcher = fetcher_of(consumer, settings)
     return (
         MessageBuffer(consumer)

@@ -1,6 +1,8 @@
-"""A schema registry that speaks Confluent's REST interface: Confluent's, Apicurio's, Karapace, Redpanda's.
+"""A schema registry that speaks Confluent's REST interface: Confluent's, Apicurio's,
+Karapace, Redpanda's.
 
-Invariant: a `RegistryClient` is a value: equal settings are the same registry, and it can be sent to another process.
+Invariant: a `RegistryClient` is a value: equal settings are the same registry, and it
+can be sent to another process.
 """
 
 from __future__ import annotations
@@ -26,11 +28,16 @@ REFUSED_S = 5.0
 """How long a missing schema id is remembered: a topic may be full of such records."""
 _MOST_REFUSED = 10_000
 AWAY_S = 1.0
-"""How long it is remembered that the registry does not answer: a reader extracts timestamps of whole batches."""
-_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+"""How long it is remembered that the registry does not answer: a reader extracts
+timestamps of whole batches.
+"""
+_NOT_FOUND = 404
+_CONFLICT = 409
+_INVALID = 422
 _NO_SUCH = range(40400, 40500)
-"""The error codes of a registry that has no such subject, version or schema. A 404 without one is from something else,
-as a proxy whose registry is away: taken for the registry's, it would drop records that can be read a moment later.
+"""The error codes of a registry that has no such subject, version or schema. A 404
+without one is from something else, as a proxy whose registry is away: taken for the
+registry's, it would drop records that can be read a moment later.
 """
 
 
@@ -63,7 +70,8 @@ class RegistryClient:
         """Register a schema, after those that it names, each of these under its name.
 
         Raises:
-            SerdeError: it is incompatible with the subject's versions, or schemas are registered by others.
+            SerdeError: it is incompatible with the subject's versions, or schemas are
+            registered by others.
         """
         if not self.registers:
             raise SerdeError(
@@ -82,13 +90,15 @@ class RegistryClient:
         return int(number)
 
     def schema(self, number: int) -> Schema:
-        """Return the schema with this id. A missing one is remembered for `REFUSED_S`, an outage for `AWAY_S`.
+        """Return the schema with this id. A missing one is remembered for `REFUSED_S`,
+        an outage for `AWAY_S`.
 
         Raises:
             RegistryUnavailableError: the registry does not answer.
             SerdeError: there is none.
         """
-        now, (away_until, said) = monotonic(), _away.get(self, (0.0, ""))
+        now = monotonic()
+        (away_until, said) = _away.get(self, (0.0, ""))
         if _refused.get((self, number), 0.0) > now:
             raise self._unknown(number)
         if away_until > now:
@@ -125,7 +135,9 @@ class RegistryClient:
         return Schema(str(schema.schema_str), schema.schema_type, tuple(references))
 
     def _theirs(self, schema: Schema) -> Any:
-        """Return a schema in the client's form; None: one that it names is not registered."""
+        """Return a schema in the client's form; None: one that it names is not
+        registered.
+        """
         from confluent_kafka import schema_registry
 
         places = [self._place(each) for each in schema.references]
@@ -166,7 +178,9 @@ class RegistryClient:
         )
 
     def _ask(self, request: Callable[[Any], R], absent: int | None = None) -> R | None:
-        """Return the answer; None if the registry says that there is none, with the status `absent`."""
+        """Return the answer; None if the registry says that there is none, with the
+        status `absent`.
+        """
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:
@@ -178,7 +192,8 @@ class RegistryClient:
             if error.http_status_code in (_CONFLICT, _INVALID):
                 raise SerdeError(said) from error
             raise RegistryUnavailableError(said) from error
-        except Exception as error:  # the type of the HTTP library's exceptions depends on the client's version
+        except Exception as error:
+            # the type of the HTTP library's exceptions depends on the client's version
             raise RegistryUnavailableError(
                 f"the schema registry {self.url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
@@ -218,13 +233,17 @@ def registry_of(config: Config) -> RegistryClient:
 
 
 def _normal(schema: Schema) -> bool:
-    """Whether the registry is to compare meaning and not text: one Protobuf file can be written as many texts."""
+    """Whether the registry is to compare meaning and not text: one Protobuf file can be
+    written as many texts.
+    """
     return schema.kind == "PROTOBUF"
 
 
 @cache
 def _client(settings: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the client, which caches schemas. It does not pause between tries: its caller does."""
+    """Return the client, which caches schemas. It does not pause between tries: its
+    caller does.
+    """
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     return SchemaRegistryClient.new_client(

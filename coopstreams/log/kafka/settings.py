@@ -1,10 +1,12 @@
-"""Settings of the Kafka clients: given once, in librdkafka's names, with defaults chosen for speed and safety.
+"""Settings of the Kafka clients: given once, in librdkafka's names, with defaults
+chosen for speed and safety.
 
-A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and wins over the plain one, which
-wins over the defaults here. Settings that correctness depends on cannot be given.
+A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and
+wins over the plain one, which wins over the defaults here. Settings that correctness
+depends on cannot be given.
 
-Invariant: no client is a member of the group, commits by itself, chooses an offset, or partitions differently from
-Java.
+Invariant: no client is a member of the group, commits by itself, chooses an offset, or
+partitions differently from Java.
 """
 
 from __future__ import annotations
@@ -29,39 +31,45 @@ _EVERYWHERE: dict[str, Any] = {
     "client.id": "coopstreams",
     "socket.nagle.disable": True,  # as the Java client: small requests are sent at once
     "socket.keepalive.enable": True,
-    # Rebootstrapping forgets the transaction coordinator and never looks for it again: after a broker's restart, one
-    # abort in twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its
-    # reader, writer or log.
+    # Rebootstrapping forgets the transaction coordinator and never looks for it again:
+    # after a broker's restart, one abort in twenty hung for 30 s; without it none of
+    # fifty (measured). A client without brokers is replaced by its reader, writer or
+    # log.
     "metadata.recovery.strategy": "none",
-    # A broker that hangs holds a request for this long; by then, its partitions have another leader
-    # (broker.session.timeout.ms: 9 s).
+    # A broker that hangs holds a request for this long; by then, its partitions have
+    # another leader (broker.session.timeout.ms: 9 s).
     "socket.timeout.ms": 10_000,
-    # A client without a request under way at a lost broker learns of the new leader from this alone. It is a
-    # hundredth of a reader's requests.
+    # A client without a request under way at a lost broker learns of the new leader
+    # from this alone. It is a hundredth of a reader's requests.
     "topic.metadata.refresh.interval.ms": 1_000,
-    "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
+    # a broker that comes back is found within a second, not ten
+    "reconnect.backoff.max.ms": 1_000,
     "log.connection.close": False,
 }
 _DEFAULTS: dict[Kind, dict[str, Any]] = {
     "consumer": {
         "group.id": "coopstreams",  # librdkafka requires one; it is never joined
-        "fetch.queue.backoff.ms": 2,  # with 1000, the default, the next fetch waits that long once the queue is empty
+        # with 1000, the default, the next fetch waits that long once the queue is empty
+        "fetch.queue.backoff.ms": 2,
         "queued.min.messages": 200_000,
         "queued.max.messages.kbytes": 262_144,
         "fetch.message.max.bytes": 8 << 20,
-        # A partition that is assigned or sought waits for the running fetch, and its end is reported by an empty one.
-        # Once all partitions have ended, native fetches are longer (native/src/pace.rs).
+        # A partition that is assigned or sought waits for the running fetch, and its
+        # end is reported by an empty one. Once all partitions have ended, native
+        # fetches are longer (native/src/pace.rs).
         "fetch.wait.max.ms": 10,
         "fetch.error.backoff.ms": 100,
         "topic.metadata.propagation.max.ms": 10_000,
     },
     "producer": {
         "linger.ms": 5,
-        # Requests to a lost broker, also for metadata, move to others before its partitions have another leader. And a
-        # request to a living leader that waits until that broker is out of sync (9 s as well) is repeated, not given up
-        # just before its answer.
+        # Requests to a lost broker, also for metadata, move to others before its
+        # partitions have another leader. And a request to a living leader that waits
+        # until that broker is out of sync (9 s as well) is repeated, not given up just
+        # before its answer.
         "socket.timeout.ms": 6_000,
-        # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
+        # the first request after a commit waits for it: 100, the default, costs 100 ms
+        # a transaction (measured)
         "retry.backoff.ms": 5,
         "queue.buffering.max.messages": 1_000_000,
         "queue.buffering.max.kbytes": 524_288,
@@ -94,15 +102,20 @@ _PREFIXES = ("consumer.", "producer.", "admin.")
 
 TRANSACTION_TIMEOUT_MS = 15_000
 LONGEST_TRANSACTION_MS = 900_000
-"""The longest transaction that brokers allow by default: `transaction.max.timeout.ms`."""
+"""The longest transaction that brokers allow by default: `transaction.max.timeout.ms`.
+"""
 REPEAT_S = 60.0
 HELD_BACK_S = 1.0
 """The throttle time of a request from which on it is logged."""
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
-"""librdkafka reports it as refused credentials, although no broker was asked: the source of tokens may answer later."""
+"""librdkafka reports it as refused credentials, although no broker was asked: the
+source of tokens may answer later.
+"""
 AWAY = frozenset({"FAIL", "REQTMOUT"})
-"""Facilities in librdkafka's log that report brokers which are unreachable or do not answer."""
+"""Facilities in librdkafka's log that report brokers which are unreachable or do not
+answer.
+"""
 
 
 def login_of(settings: Mapping[str, Any]) -> Login:
@@ -114,7 +127,8 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the settings of one kind of client.
 
     Raises:
-        ConfigError: a setting that correctness depends on is given: remove it; or one on security cannot be used.
+        ConfigError: a setting that correctness depends on is given: remove it; or one
+        on security cannot be used.
     """
     if "bootstrap.servers" not in settings:
         raise ConfigError(
@@ -162,12 +176,15 @@ def consumer_settings(
 def producer_settings(
     settings: Mapping[str, Any], transactional_id: str | None
 ) -> dict[str, Any]:
-    """Return the settings of a writer. A record is given up no later than its transaction."""
+    """Return the settings of a writer. A record is given up no later than its
+    transaction.
+    """
     found = client_settings(settings, "producer")
     found.pop("group.id", None)
     timeout_ms = int(found.pop("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
     if transactional_id is None:
-        # Call back for failures only; without a callback they would be dropped silently.
+        # Call back for failures only; without a callback they would be dropped
+        # silently.
         return found | {"delivery.report.only.error": True}
     found["message.timeout.ms"] = min(
         int(
@@ -187,10 +204,11 @@ def producer_settings(
 
 
 class ClientErrors:
-    """The errors of a client, for messages: it is the client's `error_cb` and its logger.
+    """The errors of a client, for messages: it is the client's `error_cb` and its
+    logger.
 
-    The next call raises a fatal error, but may lose what it was (see `errors.error_of`). The log of a transactional
-    producer has it, one line before.
+    The next call raises a fatal error, but may lose what it was (see
+    `errors.error_of`). The log of a transactional producer has it, one line before.
     """
 
     def __init__(self, login: Login) -> None:
@@ -201,13 +219,19 @@ class ClientErrors:
         self.refused: KafkaError | None = None
         """Set when the broker rejects the credentials, which waiting does not cure."""
         self.shut_out: KafkaError | None = None
-        """Set when TLS, or a login with a token, failed: final at the start; later a new token may succeed."""
+        """Set when TLS, or a login with a token, failed: final at the start; later a
+        new token may succeed.
+        """
         self.transaction = ""
-        """The error that made the transaction fail, in words: later calls only report the consequence."""
+        """The error that made the transaction fail, in words: later calls only report
+        the consequence.
+        """
         self._last: KafkaError | None = None
         self._said: dict[str, float] = {}
         self._held_back = 0.0, float("-inf")
-        """For how long brokers held this client back, and when they said so (`time.monotonic`)."""
+        """For how long brokers held this client back, and when they said so
+        (`time.monotonic`).
+        """
 
     def __call__(self, error: KafkaError) -> None:
         """Note an error; librdkafka calls this while it is polled."""
@@ -223,11 +247,14 @@ class ClientErrors:
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
-        """Pass on a line of librdkafka's log. All clients report the same outages: `outage` logs one line for all.
+        """Pass on a line of librdkafka's log. All clients report the same outages:
+        `outage` logs one line for all.
 
-        Repeated lines, retries, and errors that a transaction's exceptions carry as well are logged at debug level.
+        Repeated lines, retries, and errors that a transaction's exceptions carry as
+        well are logged at debug level.
         """
-        what, now = said.partition(" (after ")[0], time.monotonic()
+        what = said.partition(" (after ")[0]
+        now = time.monotonic()
         repeated = now - self._said.get(what, -REPEAT_S) < REPEAT_S
         if not repeated:
             self._said[what] = now
@@ -247,10 +274,13 @@ class ClientErrors:
                 self.fatal = KafkaError(code_in(line) or KafkaError._FATAL, fatal=True)
 
     def throttled(self, event: ThrottleEvent) -> None:
-        """Note that a broker holds this client back; librdkafka calls this while it is polled."""
+        """Note that a broker holds this client back; librdkafka calls this while it is
+        polled.
+        """
         if event.throttle_time < HELD_BACK_S:
             return
-        now, told = time.monotonic(), self.held_back
+        now = time.monotonic()
+        told = self.held_back
         self._held_back = event.throttle_time, now
         if not told:
             logger.warning("%s", self.held_back)
@@ -273,7 +303,9 @@ class ClientErrors:
 
 
 def code_in(line: str) -> int | None:
-    """Return the error code that a line of librdkafka's log on a transaction ends with, by its name in brackets."""
+    """Return the error code that a line of librdkafka's log on a transaction ends with,
+    by its name in brackets.
+    """
     code: int | None = getattr(KafkaError, line.rpartition("(")[2].rstrip(")"), None)
     return code
 
@@ -291,7 +323,9 @@ def make_client(
     """
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
-    except SystemError as error:  # confluent-kafka has waited for a first token, and does not report why there is none
+    except SystemError as error:
+        # confluent-kafka has waited for a first token, and does not report why there is
+        # none
         raise LogError(
             f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True
         ) from error

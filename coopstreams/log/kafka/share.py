@@ -1,11 +1,14 @@
-"""Records delivered by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
+"""Records delivered by the broker: a share group (KIP-932), through confluent-kafka's
+share consumer.
 
-The broker gives each record of a partition to one member for a while; a record that is not acknowledged in that time it
-delivers again.
+The broker gives each record of a partition to one member for a while; a record that is
+not acknowledged in that time it delivers again.
 
-Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client requires it).
+Invariant: every record of a poll is acknowledged, one way or the other, before the next
+poll (the client requires it).
 Invariant: the settings of the group are altered before any member gets records.
-Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
+Source: KIP-932. The client calls itself a preview; it refuses
+`allow.auto.create.topics`.
 """
 
 # confluent-kafka exports these names without declaring it.
@@ -117,15 +120,18 @@ class KafkaShare:
         group_settings: Mapping[str, str],
         writes: Collection[str] = (),
     ) -> None:
-        """Alter the settings of the group, for all of its members; join with `subscribe`.
+        """Alter the settings of the group, for all of its members; join with
+        `subscribe`.
 
-        `writes`: topics for results. A process that cannot write them would end at the first record, and after five
-        starts the brokers would have given up the records that it had acquired.
+        `writes`: topics for results. A process that cannot write them would end at the
+        first record, and after five starts the brokers would have given up the records
+        that it had acquired.
 
         Raises:
             ConfigError: the client refuses a setting.
             AccessDeniedError: this principal may not write one of these topics.
-            LogError: the brokers refuse the group's settings: they are too old, or this principal may not alter them.
+            LogError: the brokers refuse the group's settings: they are too old, or this
+            principal may not alter them.
         """
         self._errors = ClientErrors(login_of(settings))
         self._group = group
@@ -144,10 +150,12 @@ class KafkaShare:
         self._client.subscribe(list(topics))
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
-        """Return the records that this member has acquired; empty while the brokers are unreachable.
+        """Return the records that this member has acquired; empty while the brokers are
+        unreachable.
 
         Raises:
-            LogError: an error that does not heal; retryable: a new member may get records.
+            LogError: an error that does not heal; retryable: a new member may get
+            records.
         """
         if self._errors.fatal is not None:
             raise self._failure(self._errors.fatal)
@@ -188,10 +196,12 @@ class KafkaShare:
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
-        """Acknowledge a record as done, or release it for another delivery. Counts with the next `commit`.
+        """Acknowledge a record as done, or release it for another delivery. Counts with
+        the next `commit`.
 
         Raises:
-            LogError: this member does not have it any more: it was removed from the group, and joins again.
+            LogError: this member does not have it any more: it was removed from the
+            group, and joins again.
         """
         try:
             self._client.acknowledge_offset(
@@ -203,7 +213,8 @@ class KafkaShare:
             ) from error
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
-        """Send the acknowledgements; return the partitions for which the broker refused them, with the reason.
+        """Send the acknowledgements; return the partitions for which the broker refused
+        them, with the reason.
 
         The broker delivers the records of those partitions again.
 
@@ -245,10 +256,8 @@ class KafkaShare:
             request_timeout=_TIMEOUT_S,
         )
         for topic, answer in asked.items():
-            what, attempt = (
-                f'asking whether topic "{topic}" may be written',
-                Attempt(self._errors.login, "Write", topic),
-            )
+            what = f'asking whether topic "{topic}" may be written'
+            attempt = Attempt(self._errors.login, "Write", topic)
             try:
                 allowed = answer.result(_TIMEOUT_S + 5).authorized_operations
             except KafkaException as exception:

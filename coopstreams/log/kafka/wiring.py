@@ -1,4 +1,5 @@
-"""The environment of an instance or a consumer: the machine it runs on, its cluster, its group's coordinator.
+"""The environment of an instance or a consumer: the machine it runs on, its cluster,
+its group's coordinator.
 
 A simulation replaces all three.
 """
@@ -23,7 +24,8 @@ Settings: TypeAlias = Mapping[str, Any]
 class Wiring:
     """How to reach the environment.
 
-    Units: `cluster` is called with the seconds for which brokers may be unreachable before a request fails.
+    Units: `cluster` is called with the seconds for which brokers may be unreachable
+    before a request fails.
     """
 
     host: Host

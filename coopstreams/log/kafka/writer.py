@@ -2,18 +2,20 @@
 
     at-least-once   a callback for failures only; the first one is raised by `flush`
     transactional   a callback for the last record of each batch only: it has the end of a changelog, or the topic
-                    that is gone; an undelivered record fails the transaction as well, and `send_offsets` or
-                    `commit` raises it
+                    that is gone; an undelivered record fails the transaction as well,
+                    and `send_offsets` or `commit` raises it
     native          no callback: the extension notes the first failure and the last offsets (see `native`)
 
-Invariant: records of one `append` reach each partition in order, also when the queue was full in between. A repeated
-request is recognised over a restart of the broker, too, except outside transactions when the record times are more than
-a day old: the broker forgets producers by the time of their last record (producer.id.expiration.ms). At-least-once then
-doubles a batch (measured).
+Invariant: records of one `append` reach each partition in order, also when the queue
+was full in between. A repeated request is recognised over a restart of the broker, too,
+except outside transactions when the record times are more than a day old: the broker
+forgets producers by the time of their last record (producer.id.expiration.ms).
+At-least-once then doubles a batch (measured).
 
-Invariant: after any error `abort` makes the writer usable: by ending the transaction, or else with a new producer.
-Turned down: keyword arguments of `produce` (twice the price), `produce_batch` (drops headers, refuses timestamps), a
-callback a record (half a microsecond).
+Invariant: after any error `abort` makes the writer usable: by ending the transaction,
+or else with a new producer. Turned down: keyword arguments of `produce` (twice the
+price), `produce_batch` (drops headers, refuses timestamps), a callback a record (half a
+microsecond).
 """
 
 from __future__ import annotations
@@ -62,10 +64,14 @@ GRACE_S = 2.0
 ABORT_TIMEOUT_S = 5.0
 """After this time a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After this time the client may wait for a coordinator that is gone (see `bounded`): a new producer takes over."""
+"""After this time the client may wait for a coordinator that is gone (see `bounded`): a
+new producer takes over.
+"""
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
-"""Pause before a retriable call is repeated: librdkafka can fail at once, some hundred thousand times a second."""
+"""Pause before a retriable call is repeated: librdkafka can fail at once, some hundred
+thousand times a second.
+"""
 
 
 class KafkaWriter:
@@ -80,7 +86,8 @@ class KafkaWriter:
         transactions: Callable[[], Transactions],
         written: Callable[[], Collection[str]],
     ) -> None:
-        """`written`: returns the topics that transactions of this id may have written to.
+        """`written`: returns the topics that transactions of this id may have written
+        to.
 
         `transactions` is called for a transactional writer only.
         """
@@ -94,13 +101,17 @@ class KafkaWriter:
         self._login = login_of(settings)
         self._errors = ClientErrors(self._login)
         self._failure: tuple[KafkaError, str, str] | None = None
-        """The error of the first record that was not delivered, in words, and its topic."""
+        """The error of the first record that was not delivered, in words, and its
+        topic.
+        """
         self._void = False
         """Whether this producer must not be used again."""
         self._fenced = False
         """Whether another producer took over; the next `begin` takes over again."""
         self._delivered: dict[TopicPartition, int | None] = {}
-        """The offset after the last record in an explicit partition; None: the broker did not return it."""
+        """The offset after the last record in an explicit partition; None: the broker
+        did not return it.
+        """
         self._coordinator: int | None = None
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
@@ -124,7 +135,8 @@ class KafkaWriter:
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
         """Queue these records, in order."""
-        producer, count = self._ready(), len(keys)
+        producer = self._ready()
+        count = len(keys)
         if not count:
             return
         self._topics.add(topic)
@@ -240,7 +252,9 @@ class KafkaWriter:
             )
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record in the partition, or else the partition's end."""
+        """Return the offset after this writer's last record in the partition, or else
+        the partition's end.
+        """
         if self._native is not None:
             offset = self._native.delivered_to(*partition)
         else:
@@ -280,10 +294,8 @@ class KafkaWriter:
             KafkaPartition(*partition, offset, metadata)
             for partition, (offset, metadata) in offsets.items()
         ]
-        identity, what = (
-            group_metadata(fence),
-            f'sending the offsets of group "{fence.group}"',
-        )
+        identity = group_metadata(fence)
+        what = f'sending the offsets of group "{fence.group}"'
         self._check_coordinator(fence, what)
         most_s = min(OFFSETS_TIMEOUT_S, self._settings["transaction.timeout.ms"] / 1000)
 
@@ -302,8 +314,8 @@ class KafkaWriter:
     def _check_coordinator(self, fence: GroupFence, what: str) -> None:
         """Check that the client may know the group's coordinator.
 
-        It remembers the first one it found, and waits for it even if that broker has left the cluster meanwhile
-        (librdkafka issue 5511).
+        It remembers the first one it found, and waits for it even if that broker has
+        left the cluster meanwhile (librdkafka issue 5511).
 
         Raises:
             LogError: the coordinator is another one by now: a new producer finds it.
@@ -329,15 +341,19 @@ class KafkaWriter:
         self._open = False
 
     def abort(self) -> None:
-        """Abort the transaction, if one is open; replace the producer if it is unusable."""
-        was_open, self._open = self._open, False
+        """Abort the transaction, if one is open; replace the producer if it is
+        unusable.
+        """
+        was_open = self._open
+        self._open = False
         self._serve()
-        fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
+        fatal = self._errors.fatal
+        void = self._void or bool(self._errors.transaction)
         if self._id is not None and (
             self._fenced or (fatal is not None and fatal.code() in FENCED)
         ):
-            # The producer that fenced us aborts our transaction, and may still be at work: take over again with the
-            # next `begin`.
+            # The producer that fenced us aborts our transaction, and may still be at
+            # work: take over again with the next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
@@ -347,8 +363,9 @@ class KafkaWriter:
             or self._producer is None
             or (self._id is None and len(self._producer))
         ):
-            # If a record was lost, the broker expects its sequence number next: the next transaction would fail, too.
-            # A new producer aborts the old one's transaction, however far it got.
+            # If a record was lost, the broker expects its sequence number next: the
+            # next transaction would fail, too. A new producer aborts the old one's
+            # transaction, however far it got.
             self._discard()
             made_again(self._start)
         elif was_open:
@@ -365,7 +382,9 @@ class KafkaWriter:
                 made_again(self._start)
 
     def close(self) -> None:
-        """Flush records outside of a transaction, abort an open transaction, close. Errors are only logged."""
+        """Flush records outside of a transaction, abort an open transaction, close.
+        Errors are only logged.
+        """
         if self._closed:
             return
         self._closed = True
@@ -405,7 +424,9 @@ class KafkaWriter:
         return self._producer
 
     def _start(self) -> None:
-        """Make a new producer; a transactional one takes over its id, which aborts the open transaction."""
+        """Make a new producer; a transactional one takes over its id, which aborts the
+        open transaction.
+        """
         self._errors = ClientErrors(self._login)
         self._failure = None
         self._void = False
@@ -428,7 +449,8 @@ class KafkaWriter:
                 raise
 
     def _take_over(self, id_: str, producer: Producer) -> None:
-        """Take over the transactional id, once its last transaction has ended in all partitions.
+        """Take over the transactional id, once its last transaction has ended in all
+        partitions.
 
         The ongoing transaction, which this aborts, is settled afterwards.
         """
@@ -443,7 +465,9 @@ class KafkaWriter:
             transactions.settle(id_, ongoing, self._timeout_s)
 
     def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
-        """Commit or abort; wait for every partition if the coordinator may skip one (see `group.hanging`)."""
+        """Commit or abort; wait for every partition if the coordinator may skip one
+        (see `group.hanging`).
+        """
         assert self._id is not None
         transactions = self._transactions()
         partitions = transactions.open_partitions(self._id, timeout_s)
@@ -476,22 +500,27 @@ class KafkaWriter:
         what: str,
         group: str = "",
     ) -> None:
-        """Make a call of the transactional API until it succeeds, refuses, or time runs out.
+        """Make a call of the transactional API until it succeeds, refuses, or time runs
+        out.
 
-        A call that ran out of time is not made again. librdkafka goes on with it and offers to resume it; but if a
-        resumed commit runs out of time as well, the client forgets that it commits, takes the coordinator's answer for
-        that to an abort, and ends the process (an assertion in `rd_kafka_txn_endtxn_complete`; seen on a busy machine).
+        A call that ran out of time is not made again. librdkafka goes on with it and
+        offers to resume it; but if a resumed commit runs out of time as well, the
+        client forgets that it commits, takes the coordinator's answer for that to an
+        abort, and ends the process (an assertion in `rd_kafka_txn_endtxn_complete`;
+        seen on a busy machine).
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 return call(max(deadline - time.monotonic(), 0.0))
             except CLIENT_ERRORS as exception:
-                error, left = error_of(exception), deadline - time.monotonic()
+                error = error_of(exception)
+                left = deadline - time.monotonic()
                 if not error.retriable() or error.txn_requires_abort():
                     raise self._translated(exception, what, group=group) from exception
                 if left <= 0.0 or error.code() == KafkaError._TIMED_OUT:
-                    self._void = True  # the call goes on: another one would be answered with a conflict
+                    # the call goes on: another one would be answered with a conflict
+                    self._void = True
                     self._serve()
                     raise away(
                         self._servers, what, timeout_s, self._errors
@@ -505,7 +534,9 @@ class KafkaWriter:
     def _translated(
         self, exception: BaseException, what: str, topic: str = "", group: str = ""
     ) -> LogError:
-        """Return our exception. A client with a fatal error reports only the consequence; the cause came earlier."""
+        """Return our exception. A client with a fatal error reports only the
+        consequence; the cause came earlier.
+        """
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error
@@ -543,7 +574,8 @@ class KafkaWriter:
 
     def _take_failure(self) -> tuple[KafkaError, str, str] | None:
         """Return the first failure of a record since the last call."""
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         if (
             self._native is not None
             and (told := self._native.take_failure()) is not None
@@ -557,11 +589,9 @@ class KafkaWriter:
 
     def _note(self, error: KafkaError | None, message: Message) -> None:
         """Note where the last record of a batch was delivered, or why it was not."""
-        topic, partition, offset = (
-            message.topic(),
-            message.partition(),
-            message.offset(),
-        )
+        topic = message.topic()
+        partition = message.partition()
+        offset = message.offset()
         if error is not None:
             self._note_failure(error, message)
         elif topic is not None and partition is not None:
@@ -583,8 +613,8 @@ def _undelivered(topic: str) -> str:
 def group_metadata(fence: GroupFence) -> bytes:
     """Return the identity as `send_offsets_to_transaction` takes it.
 
-    Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8 (1: no instance; 0: instance, NUL
-    follows).
+    Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8
+    (1: no instance; 0: instance, NUL follows).
 
     Raises:
         ValueError: an id that is not printable ASCII: librdkafka refuses it.

@@ -1,12 +1,13 @@
 """A log in memory, with all features of Kafka that the engine needs.
 
-These are: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group
-offsets. It serves the test driver and simulations. Nothing is kept when the process ends, and all readers and writers
-are in that process. `compact`, `committed` and `commit_offsets` are what a broker does by itself or for a group; here a
-test calls them.
+These are: partitions, transactions with their markers, the last stable offset, fencing,
+compaction, retention, group offsets. It serves the test driver and simulations. Nothing
+is kept when the process ends, and all readers and writers are in that process.
+`compact`, `committed` and `commit_offsets` are what a broker does by itself or for a
+group; here a test calls them.
 
-Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish:
-measured).
+Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is
+compacted, old records vanish: measured).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from coopstreams.topology.errors import LogError
 class MemoryLog:
     """A cluster in memory. Any thread.
 
-    `check_fence` stands for the group coordinator: it returns why a fence is stale, or None. By default no fence is.
+    `check_fence` stands for the group coordinator: it returns why a fence is stale, or
+    None. By default no fence is.
     """
 
     def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
@@ -41,14 +43,18 @@ class MemoryLog:
         transactional_id: str | None = None,
         written: Callable[[], Collection[str]] | None = None,  # noqa: ARG002
     ) -> MemoryWriter:
-        """Return a writer; a transactional one first aborts the open transaction of its id."""
+        """Return a writer; a transactional one first aborts the open transaction of its
+        id.
+        """
         return MemoryWriter(self._state, transactional_id)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """Do nothing: transactions never hang."""
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that exist."""
+        """Return the partition counts of the topics asked for (None: of all) that
+        exist.
+        """
         with self._state.changed:
             known = {
                 name: len(topic.partitions)
@@ -114,7 +120,9 @@ class MemoryLog:
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the end if there is none."""
+        """Return the first offset of a record that is not older than this; the end if
+        there is none.
+        """
         with self._state.changed:
             return self._state.partition(partition).offset_at(timestamp_ms)
 
@@ -155,7 +163,9 @@ class MemoryLog:
         check_records(self._state.topic(topic), keys, values)
 
     def compact(self, topic: str) -> None:
-        """Keep the last committed record of each key, as Kafka's cleaner does; offsets stay, with holes."""
+        """Keep the last committed record of each key, as Kafka's cleaner does; offsets
+        stay, with holes.
+        """
         with self._state.changed:
             for partition in self._state.topic(topic).partitions:
                 partition.compact()

@@ -1,9 +1,10 @@
 """A partition of a `MemoryLog`: a few parallel lists, oldest record first.
 
-The records of a transaction are added at once, each with its span: the records of one producer between two of its
-markers. A marker takes an offset and decides the span.
+The records of a transaction are added at once, each with its span: the records of one
+producer between two of its markers. A marker takes an offset and decides the span.
 
-Invariant: offsets only grow, and no offset is given twice; compacted and deleted records, and markers, leave a hole.
+Invariant: offsets only grow, and no offset is given twice; compacted and deleted
+records, and markers, leave a hole.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Partition:
 
     @property
     def stable_end(self) -> int:
-        """The last stable offset: the first offset of an open transaction, else the end."""
+        """The last stable offset: the first offset of an open transaction, else the
+        end.
+        """
         return next(iter(self._open.values())).start if self._open else self.end
 
     def append(
@@ -75,7 +78,9 @@ class Partition:
         self.end += len(keys)
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Write the marker that ends the producer's open span: it takes an offset and is never read."""
+        """Write the marker that ends the producer's open span: it takes an offset and
+        is never read.
+        """
         span = self._open.pop(producer)
         span.aborted = not commit
         self._aborted = self._aborted or span.aborted
@@ -88,7 +93,9 @@ class Partition:
     def read(
         self, position: int, most: int, *, committed_only: bool
     ) -> tuple[Columns, int, bool]:
-        """Return up to `most` records from a position on, the next position, and whether that is the end."""
+        """Return up to `most` records from a position on, the next position, and
+        whether that is the end.
+        """
         limit = self.stable_end if committed_only else self.end
         stop = bisect_left(self._offsets, limit)
         while True:
@@ -102,7 +109,9 @@ class Partition:
                 return columns, position, last >= stop
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the end if there is none."""
+        """Return the first offset of a record that is not older than this; the end if
+        there is none.
+        """
         found = zip(self._offsets, self._timestamps, strict=True)
         return next(
             (offset for offset, timestamp in found if timestamp >= timestamp_ms),
@@ -110,9 +119,11 @@ class Partition:
         )
 
     def compact(self, before: int | None = None) -> None:
-        """Keep the last committed record of each key, and everything from the first open transaction on.
+        """Keep the last committed record of each key, and everything from the first
+        open transaction on.
 
-        `before`: and everything from this offset on, as `min.compaction.lag.ms` does for a time.
+        `before`: and everything from this offset on, as `min.compaction.lag.ms` does
+        for a time.
         """
         end = self.stable_end if before is None else min(before, self.stable_end)
         stable = bisect_left(self._offsets, end)
@@ -144,10 +155,8 @@ class Partition:
                 keys = list(compress(keys, seen))
                 values = list(compress(values, seen))
                 headers = list(compress(headers, seen))
-                timestamps, offsets = (
-                    list(compress(timestamps, seen)),
-                    list(compress(offsets, seen)),
-                )
+                timestamps = list(compress(timestamps, seen))
+                offsets = list(compress(offsets, seen))
         return raw_columns(keys, values, timestamps, offsets, headers)
 
     def _filter(self, mask: Sequence[bool]) -> None:

@@ -104,16 +104,20 @@ class MemoryReader:
         return self._routes[partition]
 
     def move(self, partition: TopicPartition, end: Position) -> None:
-        """Go on at the end of a partition, behind records that the caller has processed by itself."""
+        """Go on at the end of a partition, behind records that the caller has processed
+        by itself.
+        """
         reading = self._readings[partition]
         reading.at = end
         reading.told_end = end.offset
 
     def one_by_one(self, topics: Collection[str]) -> Iterator[list[RecordBatch]]:
-        """Yield the batches of each available record, and of each end that is reached, partition by partition.
+        """Yield the batches of each available record, and of each end that is reached,
+        partition by partition.
 
-        The caller may hold the partition of a record that it got: its others are then left. One that is found goes
-        behind the others for the next time, as with `fetch`.
+        The caller may hold the partition of a record that it got: its others are then
+        left. One that is found goes behind the others for the next time, as with
+        `fetch`.
         """
         for partition, reading in list(self._readings.items()):
             if partition.topic not in topics:
@@ -149,19 +153,22 @@ class MemoryReader:
                 batches, records = self._read(partition, reading, most)
             except LogError:
                 if taken:
-                    break  # return the records so far; the next fetch meets the error again
+                    # return the records so far; the next fetch meets the error again
+                    break
                 raise
             if batches:
                 taken += batches
                 most -= records
-                # Last in turn next time, so that a busy partition never keeps another one waiting.
+                # Last in turn next time, so that a busy partition never keeps another
+                # one waiting.
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 
     def _read(
         self, partition: TopicPartition, reading: Reading, most: int
     ) -> tuple[list[RecordBatch], int]:
-        stored, at = self._state.partition(partition), reading.at
+        stored = self._state.partition(partition)
+        at = reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(
                 f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one "

@@ -1,8 +1,9 @@
-"""The state of a `MemoryLog` and the operations on it: topics, partitions, transactions, group offsets.
+"""The state of a `MemoryLog` and the operations on it: topics, partitions,
+transactions, group offsets.
 
-Readers and writers share it under one lock. Each method is a broker's work for one request. None waits or uses a clock.
-A model of a cluster delays one step, `tell`: the coordinator has decided how a transaction ended, and informs a
-participant.
+Readers and writers share it under one lock. Each method is a broker's work for one
+request. None waits or uses a clock. A model of a cluster delays one step, `tell`: the
+coordinator has decided how a transaction ended, and informs a participant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from coopstreams.topology.errors import (
 )
 
 CheckFence = Callable[[GroupFence], str | None]
-"""The group coordinator: returns why the fence is stale, or None; may raise an error of its own."""
+"""The group coordinator: returns why the fence is stale, or None; may raise an error of
+its own.
+"""
 
 
 @dataclass(slots=True)
@@ -41,7 +44,9 @@ class Topic:
     id: str
     partitions: list[Partition]
     next_keyless: int = 0
-    """The partition of the next record without a key: round robin, so that a run can be repeated exactly."""
+    """The partition of the next record without a key: round robin, so that a run can be
+    repeated exactly.
+    """
 
 
 def new_id() -> str:
@@ -51,7 +56,9 @@ def new_id() -> str:
 
 @dataclass(eq=False)
 class MemoryState:
-    """The whole state. Hold `changed` for any access; it is notified when there may be more to read."""
+    """The whole state. Hold `changed` for any access; it is notified when there may be
+    more to read.
+    """
 
     check_fence: CheckFence
     new_id: Callable[[], str] = new_id
@@ -130,7 +137,9 @@ class MemoryState:
         stored.delete_before(offset)
 
     def take_over(self, transactional_id: str) -> ProducerSession:
-        """Return a session for a transactional id; the previous writer is fenced, and its open transaction aborted."""
+        """Return a session for a transactional id; the previous writer is fenced, and
+        its open transaction aborted.
+        """
         producer = self.producers.setdefault(
             transactional_id, Producer(transactional_id)
         )
@@ -158,7 +167,9 @@ class MemoryState:
         headers: Sequence[Headers | None] | None,
         session: ProducerSession | None,
     ) -> int:
-        """Add records to a partition, in the open transaction if there is a session; return the offset after them."""
+        """Add records to a partition, in the open transaction if there is a session;
+        return the offset after them.
+        """
         producer = None if session is None else self._in_transaction(session, stored)
         stored.append(keys, values, timestamps, headers, producer)
         return stored.end
@@ -169,7 +180,8 @@ class MemoryState:
         fence: GroupFence,
         session: ProducerSession | None = None,
     ) -> None:
-        """Add offsets of a group: to the open transaction, or, without a session, to the committed ones.
+        """Add offsets of a group: to the open transaction, or, without a session, to
+        the committed ones.
 
         Raises:
             FencedError: the fence is stale, or the session.
@@ -223,8 +235,10 @@ class MemoryState:
         return producer
 
     def _end(self, producer: Producer, *, commit: bool) -> None:
-        participants, producer.participants = producer.participants, {}
-        producer.open, producer.committed = False, commit
+        participants = producer.participants
+        producer.participants = {}
+        producer.open = False
+        producer.committed = commit
         for participant in participants:
             self.tell(participant, producer, commit=commit)
         self.changed.notify_all()

@@ -1,12 +1,15 @@
-"""Transactions of a `MemoryLog`, kept as Kafka does: in the coordinator, and in each participant.
+"""Transactions of a `MemoryLog`, kept as Kafka does: in the coordinator, and in each
+participant.
 
-The coordinator knows a transactional id, the epoch of the writer that may use it, and the participants of its open
-transaction. A participant (a partition, the offsets of a group) only knows which producers have an open transaction in
-it, until a *marker* ends it. Here the coordinator informs all participants at once; a model of a cluster may delay that
-(`MemoryState.tell`).
+The coordinator knows a transactional id, the epoch of the writer that may use it, and
+the participants of its open transaction. A participant (a partition, the offsets of a
+group) only knows which producers have an open transaction in it, until a *marker* ends
+it. Here the coordinator informs all participants at once; a model of a cluster may
+delay that (`MemoryState.tell`).
 
-Invariant: a participant does not tell two transactions of one producer apart. A marker ends all that the producer has
-open there: so after a marker that was never written, the next one decides both transactions (KAFKA-20734).
+Invariant: a participant does not tell two transactions of one producer apart. A marker
+ends all that the producer has open there: so after a marker that was never written, the
+next one decides both transactions (KAFKA-20734).
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class Participant(Protocol):
         ...
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Write the marker: the producer's open records or offsets here count, or never will."""
+        """Write the marker: the producer's open records or offsets here count, or never
+        will.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +52,17 @@ class Producer:
     open: bool = False
     """Whether the producer has an open transaction."""
     committed: bool = False
-    """Whether the last transaction was committed. A take-over forgets it: it then counts as aborted."""
+    """Whether the last transaction was committed. A take-over forgets it: it then
+    counts as aborted.
+    """
     participants: dict[Participant, None] = field(default_factory=dict)
     """The participants of the open transaction, in order."""
 
 
 class ProducerSession(NamedTuple):
-    """A writer's right to a transactional id: void once another writer has taken it over."""
+    """A writer's right to a transactional id: void once another writer has taken it
+    over.
+    """
 
     producer: Producer
     epoch: int
@@ -65,9 +74,11 @@ class ProducerSession(NamedTuple):
 
 
 class GroupOffsets:
-    """The offsets of a group: committed ones, and those that open transactions have sent.
+    """The offsets of a group: committed ones, and those that open transactions have
+    sent.
 
-    Invariant: the offset that was sent last counts, whenever its transaction ends (as in Kafka's coordinator).
+    Invariant: the offset that was sent last counts, whenever its transaction ends (as
+    in Kafka's coordinator).
     """
 
     def __init__(self, group: str) -> None:
@@ -113,6 +124,8 @@ class GroupOffsets:
         return producer in self._pending
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Delete the committed offsets of these partitions: they have expired, or their topic was deleted."""
+        """Delete the committed offsets of these partitions: they have expired, or their
+        topic was deleted.
+        """
         for partition in list(partitions):
             self._committed.pop(partition, None)

@@ -1,4 +1,6 @@
-"""The writer of a `MemoryLog`: records are in the log at once; a transaction only decides whether they count."""
+"""The writer of a `MemoryLog`: records are in the log at once; a transaction only
+decides whether they count.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class MemoryWriter:
                 self._state.check(self._session)
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record in the partition, 0 without any."""
+        """Return the offset after this writer's last record in the partition, 0 without
+        any.
+        """
         return self._delivered.get(partition, 0)
 
     def begin(self) -> None:
@@ -107,10 +111,13 @@ class MemoryWriter:
         self._end(commit=True)
 
     def abort(self) -> None:
-        """Abort the transaction: nothing of it counts. A fenced writer takes its id over again with the next one."""
+        """Abort the transaction: nothing of it counts. A fenced writer takes its id
+        over again with the next one.
+        """
         with self._state.changed:
             if self._session is not None and self._session.is_fenced:
-                self._session, self._open = None, False
+                self._session = None
+                self._open = False
             elif self._open:
                 self._end(commit=False)
 
@@ -135,7 +142,9 @@ class MemoryWriter:
             return self._session
 
     def _ready(self) -> ProducerSession | None:
-        """Return the session of the open transaction; None: this writer has no transactions."""
+        """Return the session of the open transaction; None: this writer has no
+        transactions.
+        """
         if self._closed:
             raise LogError("this writer is closed")
         if self._session is not None:
@@ -187,8 +196,11 @@ def check_records(
 def choose_partitions(
     stored: Topic, keys: Sequence[bytes | None], given: Int64s | None
 ) -> list[int]:
-    """Return the partition of each record: the given one, that of its key, or any if it has no key."""
-    count, chosen = len(stored.partitions), []
+    """Return the partition of each record: the given one, that of its key, or any if it
+    has no key.
+    """
+    count = len(stored.partitions)
+    chosen = []
     for key, partition in zip(
         keys, repeat(ANY_PARTITION) if given is None else given, strict=False
     ):

@@ -1,9 +1,11 @@
-"""Limits of the query server's connections: their number, the length of a head, and how long a client may take to ask
-and to read.
+"""Limits of the query server's connections: their number, the length of a head, and how
+long a client may take to ask and to read.
 
-A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never
-reads its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers.
-With TLS a connection reaches its protocol after the handshake only: before that, the socket and the loop limit it.
+A connection that is idle after an answer is closed by uvicorn. A client that never
+finishes a request, or never reads its answer, would hold a file descriptor for ever,
+and the process needs them for its databases and its brokers. With TLS a connection
+reaches its protocol after the handshake only: before that, the socket and the loop
+limit it.
 
 Invariant: every connection makes progress or is closed.
 """
@@ -30,14 +32,17 @@ from coopstreams.topology.errors import QueryError
 log = logging.getLogger(__name__)
 
 LONGEST_HEAD = 1 << 16
-"""The most bytes of the request line and the headers: what HTTP clients allow of a URL (`paths`)."""
+"""The most bytes of the request line and the headers: what HTTP clients allow of a URL
+(`paths`).
+"""
 MOST_LINES = 100
 """The most headers."""
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 SAY_EVERY_S = 60.0
 CLOSE_S = 0.5
-"""How long an idle connection may take to close when the server stops: of TLS, it would wait for the client's goodbye,
-which one that keeps the connection for later does not send.
+"""How long an idle connection may take to close when the server stops: of TLS, it would
+wait for the client's goodbye, which one that keeps the connection for later does not
+send.
 """
 
 
@@ -62,7 +67,9 @@ def _last(error: QueryError) -> bytes:
 
 
 def too_long(received: bytes) -> bool:
-    """Whether the head of a request that begins with these bytes is longer than allowed."""
+    """Whether the head of a request that begins with these bytes is longer than
+    allowed.
+    """
     end = _BLANK_LINE.search(received, 0, LONGEST_HEAD + 4)
     head = received if end is None else received[: end.end()]
     # A line end each for the request line, the headers, and the blank line.
@@ -136,7 +143,9 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
 
 
 class BoundedSocket(socket.socket):
-    """A socket that listens, and closes at once what it accepts while `most` of its connections are open."""
+    """A socket that listens, and closes at once what it accepts while `most` of its
+    connections are open.
+    """
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         """Take the descriptor of a socket over."""
@@ -148,7 +157,8 @@ class BoundedSocket(socket.socket):
         """Accept a connection.
 
         Raises:
-            ConnectionAbortedError: it was closed at once. An event loop goes on to the next one.
+            ConnectionAbortedError: it was closed at once. An event loop goes on to the
+            next one.
         """
         accepted, address = super().accept()
         if len(self._open) >= self._most:
@@ -161,7 +171,8 @@ class BoundedSocket(socket.socket):
 
 
 def limit_handshakes(loop: asyncio.AbstractEventLoop, most_s: float) -> None:
-    """Have the TLS servers that this loop will make close a connection whose handshake takes longer.
+    """Have the TLS servers that this loop will make close a connection whose handshake
+    takes longer.
 
     uvicorn has no setting for it, and asyncio waits for a minute.
     """

@@ -1,11 +1,14 @@
-"""The native front of the query server: its two threads, and the socket of the server behind it.
+"""The native front of the query server: its two threads, and the socket of the server
+behind it.
 
-One thread serves: sockets, heads, slow clients, without the interpreter's lock. The other one answers the requests for
-keys that wait, all of them each time it gets the lock. Any other request, or one that cannot be answered here and now,
-goes through a Unix socket to the server behind, which is the only server where there is no front.
+One thread serves: sockets, heads, slow clients, without the interpreter's lock. The
+other one answers the requests for keys that wait, all of them each time it gets the
+lock. Any other request, or one that cannot be answered here and now, goes through a
+Unix socket to the server behind, which is the only server where there is no front.
 
-Invariant: the clients of a front see what they would see without one.
-Turned down: answering each request by itself: each would wait for the lock, which a busy thread gives up every 5 ms.
+Invariant: the clients of a front see what they would see without one. Turned down:
+answering each request by itself: each would wait for the lock, which a busy thread
+gives up every 5 ms.
 """
 
 from __future__ import annotations
@@ -35,21 +38,29 @@ class Front(Protocol):
     """A front, as the extension makes it."""
 
     def known_as(self, names: Sequence[str], suffixes: Sequence[str]) -> None:
-        """Answer keys only to who asks by one of these names, by an address or by a name without a dot."""
+        """Answer keys only to who asks by one of these names, by an address or by a
+        name without a dot.
+        """
 
     def serve(self) -> None:
         """Accept connections and serve them, until `drain` and `end` were called."""
 
     def wait(self) -> bool:
-        """Wait until requests wait, or a connection was refused; False: the front has ended."""
+        """Wait until requests wait, or a connection was refused; False: the front has
+        ended.
+        """
         ...
 
     def take(self, age_s: float) -> list[KeyRequest]:
-        """Return the requests that have waited for at least this long, the oldest first."""
+        """Return the requests that have waited for at least this long, the oldest
+        first.
+        """
         ...
 
     def give(self, answers: Sequence[bytes | None]) -> None:
-        """Send the answers to the requests that were taken last; None: the server behind answers."""
+        """Send the answers to the requests that were taken last; None: the server
+        behind answers.
+        """
 
     def refused(self) -> int:
         """Return how many connections were refused."""
@@ -63,7 +74,9 @@ class Front(Protocol):
         """Have the server behind answer all requests from now on."""
 
     def drain(self) -> None:
-        """Accept no connection any more, and close each one after the request that is under way."""
+        """Accept no connection any more, and close each one after the request that is
+        under way.
+        """
 
     def end(self) -> None:
         """Make `serve` and `wait` return; close the connections that are still open."""
@@ -83,9 +96,9 @@ class FrontThreads:
         self.behind = socket.socket(socket.AF_UNIX)
         self._folder: str | None = None
         try:
-            if (
-                sys.platform == "linux"
-            ):  # an abstract name and no file, so that a killed process leaves nothing behind
+            if sys.platform == "linux":
+                # an abstract name and no file, so that a killed process leaves nothing
+                # behind
                 self.behind.bind("")
             else:
                 self._folder = tempfile.mkdtemp(prefix="coopstreams-")
@@ -106,7 +119,9 @@ class FrontThreads:
         budget: CpuBudget,
         hosts: Hosts | None,
     ) -> None:
-        """Serve; the listener is the front's from now on. `hosts`: who asks by another name is answered behind it."""
+        """Serve; the listener is the front's from now on. `hosts`: who asks by another
+        name is answered behind it.
+        """
         limits = self._limits
         self._front = self._make(
             listener.detach(),
@@ -139,7 +154,9 @@ class FrontThreads:
         return self._front.open()
 
     def drain(self) -> None:
-        """Accept no connection any more, and close each one after the request that is under way."""
+        """Accept no connection any more, and close each one after the request that is
+        under way.
+        """
         if self._threads:
             self._front.drain()
 
@@ -157,14 +174,17 @@ class FrontThreads:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keys(self, answers: KeyAnswers, budget: CpuBudget) -> None:
-        front, refused, said_at = self._front, 0, -SAY_EVERY_S
+        front = self._front
+        refused = 0
+        said_at = -SAY_EVERY_S
         try:
             while front.wait():
                 if (
                     front.refused() > refused
                     and time.monotonic() - said_at >= SAY_EVERY_S
                 ):
-                    refused, said_at = front.refused(), time.monotonic()
+                    refused = front.refused()
+                    said_at = time.monotonic()
                     most = self._limits.connections
                     log.warning(
                         "%d connections are open: new ones are refused (http.max.connections)",

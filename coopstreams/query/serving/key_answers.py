@@ -1,10 +1,13 @@
 """Answers requests for keys, a batch at a time.
 
-    target -> store, keys -> is this instance the owner? -> read -> owned all the time? -> JSON
+    target -> store, keys -> is this instance the owner? -> read -> owned all the time?
+    -> JSON
 
-Invariant: an answer equals that of `QueryApp`. A request gets None here if its key belongs to another instance, or
-moves, or if a schema registry must be asked; `QueryApp` then answers it.
-Invariant: a key range is read by one view a batch, and its ownership is checked after the last read of the batch.
+Invariant: an answer equals that of `QueryApp`. A request gets None here if its key
+belongs to another instance, or moves, or if a schema registry must be asked; `QueryApp`
+then answers it.
+Invariant: a key range is read by one view a batch, and its ownership is checked after
+the last read of the batch.
 """
 
 from __future__ import annotations
@@ -47,11 +50,14 @@ from coopstreams.topology.schemas import RegistryNeededError, promptly
 
 log = logging.getLogger(__name__)
 
-KEY, KEYS = "/v1/stores/{store}/keys/{key}", "/v1/stores/{store}/keys"
+KEY = "/v1/stores/{store}/keys/{key}"
+KEYS = "/v1/stores/{store}/keys"
 """The routes that are answered here."""
 
 KeyRequest: TypeAlias = tuple[bytes, bytes | None, float]
-"""The target of a request, its header `authorization`, and for how long it has waited (s)."""
+"""The target of a request, its header `authorization`, and for how long it has waited
+(s).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,9 @@ class KeyAnswers:
         self._local = LocalReader(backend)
 
     def of(self, requests: Sequence[KeyRequest]) -> list[bytes | None]:
-        """Return the answers to some requests, as bytes to send; None: `QueryApp` answers."""
+        """Return the answers to some requests, as bytes to send; None: `QueryApp`
+        answers.
+        """
         began = time.monotonic()
         placement = self._backend.placement()
         with _Views(self._backend, placement.here) as views:
@@ -130,7 +138,9 @@ class KeyAnswers:
         placement: Placement,
         views: _Views,
     ) -> _Read | QueryError | None:
-        """Return what `_read` returns; None also if a schema registry must be asked: other requests would wait."""
+        """Return what `_read` returns; None also if a schema registry must be asked:
+        other requests would wait.
+        """
         try:
             return promptly(lambda: self._read(target, authorization, placement, views))
         except RegistryNeededError:
@@ -143,7 +153,9 @@ class KeyAnswers:
         placement: Placement,
         views: _Views,
     ) -> _Read | QueryError | None:
-        """Return the rows of a request, or the error in their place; None: `QueryApp` answers."""
+        """Return the rows of a request, or the error in their place; None: `QueryApp`
+        answers.
+        """
         try:
             self._access.check(
                 "read",
@@ -155,10 +167,8 @@ class KeyAnswers:
             rows: list[tuple[Lookup, About, Row | None]] = []
             size = 0
             if store.kind == "global":
-                table, about = (
-                    self._local.global_table(store),
-                    about_global(placement.here),
-                )
+                table = self._local.global_table(store)
+                about = about_global(placement.here)
                 for one in wanted:
                     rows.append((one, about, row := table.get(one[1])))
                     size = grown(store, size, row)
@@ -186,14 +196,17 @@ class KeyAnswers:
             return internal(error)
 
     def _parsed(self, target: bytes) -> tuple[StoreInfo, list[str], Asked, bool]:
-        """Return store, keys as texts, whether the request may be forwarded, and whether it has several keys."""
+        """Return store, keys as texts, whether the request may be forwarded, and
+        whether it has several keys.
+        """
         path, _, query = target.partition(b"?")
         name = path.split(b"/", 4)[3].decode()
         if path.endswith(b"/keys") and path.count(b"/") == 4:
             parameters = Parameters(query, ("local",), many="key")
             store = store_named(self._backend, name)
             return store, parameters.many, how_asked(parameters, forwarded=False), True
-        store, text = store_named(self._backend, name), path_piece(path, 5)
+        store = store_named(self._backend, name)
+        text = path_piece(path, 5)
         return (
             store,
             [text],
@@ -211,12 +224,16 @@ class _Views:
         self._backend = backend
         self._here = here
         self.size = 0
-        """The bytes of the values that were read. When they are many, `QueryApp` answers: a few requests at a time."""
+        """The bytes of the values that were read. When they are many, `QueryApp`
+        answers: a few requests at a time.
+        """
         self._open: dict[tuple[str, int], list[tuple[OpenView, About]]] = {}
         self._stack = ExitStack()
 
     def of(self, store: StoreInfo, wanted: Lookup) -> tuple[OpenView, About] | None:
-        """Return the view that has a key, and the fields about its owner; None: no open task here has it."""
+        """Return the view that has a key, and the fields about its owner; None: no open
+        task here has it.
+        """
         _, _, at = wanted
         opened = self._open.setdefault((store.name, at.partition), [])
         for view, about in opened:

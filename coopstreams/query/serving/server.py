@@ -1,6 +1,8 @@
-"""The query server of one instance: binds its socket at once, and serves on an event loop in its own thread later.
+"""The query server of one instance: binds its socket at once, and serves on an event
+loop in its own thread later.
 
-An instance tells the group its address when it joins, before it can serve. So binding and serving are two steps.
+An instance tells the group its address when it joins, before it can serve. So binding
+and serving are two steps.
 
 Invariant: importing this module loads no web server; `start` does.
 """
@@ -35,12 +37,15 @@ DRAIN_S = 3
 
 
 class QueryServer:
-    """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its `url`, `start(...)`, `stop()`."""
+    """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its
+    `url`, `start(...)`, `stop()`.
+    """
 
     def __init__(
         self, listen: str, advertised: str | None = None, access: Access = OPEN
     ) -> None:
-        """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or URL) that others reach it by.
+        """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or
+        URL) that others reach it by.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -86,11 +91,14 @@ class QueryServer:
         app = QueryApp(backend, metrics, limits, self._access)
         certificates = self._access.certificates
         make = None if certificates else front()
-        listener, connections = self._socket, limits.connections
+        listener = self._socket
+        connections = limits.connections
         if make is not None:
             self._front = FrontThreads(make, limits)
             listener = self._front.behind
-            connections *= 2  # the front counts them; a connection that has just ended there may still be open here
+            # the front counts them; a connection that has just ended there may still be
+            # open here
+            connections *= 2
         if certificates is not None:
             listener = self._socket = BoundedSocket(
                 self._socket, 2 * connections
@@ -128,7 +136,8 @@ class QueryServer:
             daemon=True,
         )
         self._thread.start()
-        # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
+        # Without a time-out: a process that is paused during its start would fail, and
+        # end all others with this error.
         started.wait()
         if not self._server.started:
             raise ConfigError(
@@ -143,7 +152,9 @@ class QueryServer:
             )
 
     def stop(self) -> None:
-        """Finish the running requests, then close the socket. Idempotent; `start` need not have been called."""
+        """Finish the running requests, then close the socket. Idempotent; `start` need
+        not have been called.
+        """
         if self._front is not None:
             self._front.drain()
         if self._server is not None and self._thread is not None:
@@ -222,7 +233,9 @@ def _bound(listen: str) -> socket.socket:
 
 
 def _reachable(host: str) -> str:
-    """Return an address as a URL has it; of a server on all addresses, this host's name."""
+    """Return an address as a URL has it; of a server on all addresses, this host's
+    name.
+    """
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -1,10 +1,11 @@
-"""Global tables in a backfill: each task reads their topics up to the cut before its first record, as an instance does.
+"""Global tables in a backfill: each task reads their topics up to the cut before its
+first record, as an instance does.
 
-Invariant: all tasks of a run see the same rows, those at the cut in the plan. The wall clock of a global store's
-processor stays at 0, as for any processor in a backfill.
-Turned down: Spark's broadcast (missing in Spark Connect; the rows would go through the driver), and a task that follows
-the topic while it works (live, the order between a global table and the records is random; a random order cannot be
-reproduced).
+Invariant: all tasks of a run see the same rows, those at the cut in the plan. The wall
+clock of a global store's processor stays at 0, as for any processor in a backfill.
+Turned down: Spark's broadcast (missing in Spark Connect; the rows would go through the
+driver), and a task that follows the topic while it works (live, the order between a
+global table and the records is random; a random order cannot be reproduced).
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ def read_rows(
     on_failure: OnFailure,
     extractor: Function | None,
 ) -> dict[str, GlobalRows]:
-    """Return the rows of global tables at the cut, by store. `on_failure` handles records that the serde cannot read.
+    """Return the rows of global tables at the cut, by store. `on_failure` handles
+    records that the serde cannot read.
 
     Raises:
-        LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
+        LogError: a topic has lost records since the cut was taken, or a transaction is
+        open below it.
     """
     found = {table.store.name: rows_of(table, lambda: 0, extractor) for table in tables}
     for table in tables:

@@ -1,6 +1,8 @@
-"""The sources of a backfill's records: topics of Kafka up to a cut, or any DataFrame; and their frames in Spark.
+"""The sources of a backfill's records: topics of Kafka up to a cut, or any DataFrame;
+and their frames in Spark.
 
-Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it is one topic partition in order.
+Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it
+is one topic partition in order.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class KafkaHistory:
     """The records of a topic in Kafka, from its first one to a cut.
 
-    `until`: None is now, the last stable offset of each partition; a datetime (UTC, if it names no time zone), the
-    first record at or after it; or offsets by partition, exclusive. For an offset above the last stable one the reader
-    waits up to `PATIENCE_S`.
+    `until`: None is now, the last stable offset of each partition; a datetime (UTC, if
+    it names no time zone), the first record at or after it; or offsets by partition,
+    exclusive. For an offset above the last stable one the reader waits up to
+    `PATIENCE_S`.
     """
 
     until: datetime | Mapping[int, int] | None = None
@@ -42,13 +45,16 @@ class KafkaHistory:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """A DataFrame as history: columns `key` and `value` (binary, as in a topic) and `timestamp` (ms, bigint).
+    """A DataFrame as history: columns `key` and `value` (binary, as in a topic) and
+    `timestamp` (ms, bigint).
 
-    `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for
-    any producer. So may `headers`, an array of structs of `name` (string) and `value` (binary). `order_by` names the
-    columns that order the records of a partition, which must be a total order for each key. `continues_at`: by
-    partition, the offset of the topic at which the live application goes on. Where one is missing, it is the first that
-    the topic still has: all its records come after the table.
+    `partition` (int) may be a column as well: the partition of the topic; without it,
+    it follows from the key as for any producer. So may `headers`, an array of structs
+    of `name` (string) and `value` (binary). `order_by` names the columns that order the
+    records of a partition, which must be a total order for each key. `continues_at`: by
+    partition, the offset of the topic at which the live application goes on. Where one
+    is missing, it is the first that the topic still has: all its records come after the
+    table.
     """
 
     rows: DataFrame
@@ -59,7 +65,8 @@ class TableHistory:
         """Check that the table can be the history of a topic.
 
         Raises:
-            ConfigError: a column is missing or of another type; the message has the expression to write.
+            ConfigError: a column is missing or of another type; the message has the
+            expression to write.
         """
         found = dict(self.rows.dtypes)
         for name, wanted in (_TYPES | _OPTIONAL).items():
@@ -81,7 +88,8 @@ History = KafkaHistory | TableHistory
 def cut_of(
     cluster: KafkaLog, topic: str, history: History, partitions: int
 ) -> dict[int, tuple[int, int]]:
-    """Return the offsets [start, end) of each partition that the backfill covers. Of a table, `end` alone counts.
+    """Return the offsets [start, end) of each partition that the backfill covers. Of a
+    table, `end` alone counts.
 
     Raises:
         ConfigError: a cut outside the topic.
@@ -131,7 +139,9 @@ def cut_of(
 
 
 def first_ms(time: datetime) -> int:
-    """Return the first millisecond at or after a time. Not by `timestamp()`, a float that may be a millisecond less."""
+    """Return the first millisecond at or after a time. Not by `timestamp()`, a float
+    that may be a millisecond less.
+    """
     return -((_EPOCH - time) // timedelta(milliseconds=1))
 
 
@@ -158,8 +168,9 @@ def kafka_frame(
     time_marks: bool = False,
 ) -> DataFrame:
     """Return the records of a topic within these offsets, perhaps with time marks."""
-    # Spark asks the active session whether there is a source of this name already, and another session that is active
-    # may have registered ours: then it refuses. This makes the given session the active one.
+    # Spark asks the active session whether there is a source of this name already, and
+    # another session that is active may have registered ours: then it refuses. This
+    # makes the given session the active one.
     spark.createDataFrame([], "offset LONG")
     spark.dataSource.register(KafkaSource)
     places = {TopicPartition(topic, number): each for number, each in bounds.items()}
@@ -174,8 +185,9 @@ FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
 def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
     """Return the records of a table as those of a topic, in the same order each time.
 
-    The rows themselves decide where `order_by` leaves an order open. A record without a key belongs to the key range of
-    its number: if a task that is tried again numbered two of them otherwise, one would be lost and the other doubled.
+    The rows themselves decide where `order_by` leaves an order open. A record without a
+    key belongs to the key range of its number: if a task that is tried again numbered
+    two of them otherwise, one would be lost and the other doubled.
     """
     rows = partitioned(history, topic, partitions)
     ties = [
@@ -189,11 +201,13 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
 def numbered_frame(
     history: TableHistory, topic: str, partitions: int
 ) -> DataFrame | None:
-    """Return the rows of a table, each with its partition and the number that orders it, in no order.
+    """Return the rows of a table, each with its partition and the number that orders
+    it, in no order.
 
     None: they are ordered otherwise than by one column of integers.
     """
-    order, types = list(history.order_by), dict(history.rows.dtypes)
+    order = list(history.order_by)
+    types = dict(history.rows.dtypes)
     if len(order) != 1 or types[order[0]] not in (
         "tinyint",
         "smallint",
@@ -236,10 +250,12 @@ def partitioned(history: TableHistory, topic: str, partitions: int) -> DataFrame
 def forwarded_frame(
     spark: SparkSession, folders: Sequence[str], topic: str, partitions: int
 ) -> DataFrame:
-    """Return the records that earlier stages wrote to a repartition topic, in an order that every attempt reproduces.
+    """Return the records that earlier stages wrote to a repartition topic, in an order
+    that every attempt reproduces.
 
-    They are ordered by the time of the task that wrote them, so that no record is later than it was in its source; then
-    by stage, task and number. This time takes the place of the offset, which these records do not have.
+    They are ordered by the time of the task that wrote them, so that no record is later
+    than it was in its source; then by stage, task and number. This time takes the place
+    of the offset, which these records do not have.
     """
     if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))

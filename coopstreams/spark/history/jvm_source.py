@@ -1,10 +1,12 @@
-"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, instead of our data source: no Python reads.
+"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, instead of
+our data source: no Python reads.
 
-The connector is a package that the session must already have; nothing is downloaded here.
+The connector is a package that the session must already have; nothing is downloaded
+here.
 
-Invariant: the rows and Spark partitions equal those of our data source: committed records only, up to the cut, in
-offset order.
-Turned down: the connector as a sink (it has no transactions).
+Invariant: the rows and Spark partitions equal those of our data source: committed
+records only, up to the cut, in offset order. Turned down: the connector as a sink (it
+has no transactions).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _OTHERS = (
     "client.",
     "group.id",
 )
-"""Prefixes of settings that do not affect access; they tune librdkafka, and Java's client does not know them."""
+"""Prefixes of settings that do not affect access; they tune librdkafka, and Java's
+client does not know them.
+"""
 _FOR_SPARK = "This is a secret.\n"
 """A line above the text of a key in PEM, which readers of PEM skip (RFC 7468, 2)."""
 _HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
@@ -49,11 +53,12 @@ def jvm_frame(
     patience_s: float = PATIENCE_S,
     time_marks: bool = False,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets, perhaps with time marks. `patience_s`: a task's longest wait
-    for its next record.
+    """Return the records of a topic within these offsets, perhaps with time marks.
+    `patience_s`: a task's longest wait for its next record.
 
     Raises:
-        ConfigError: the session lacks the connector, or a setting has no equivalent in the Java client.
+        ConfigError: the session lacks the connector, or a setting has no equivalent in
+        the Java client.
     """
     options = {
         **kafka_options(settings),
@@ -98,7 +103,8 @@ def jvm_frame(
 
 
 def kafka_options(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return these settings, in librdkafka's names, as options of Spark's connector. Spark redacts the secrets.
+    """Return these settings, in librdkafka's names, as options of Spark's connector.
+    Spark redacts the secrets.
 
     Raises:
         ConfigError: some have no equivalent.
@@ -106,8 +112,8 @@ def kafka_options(settings: Mapping[str, Any]) -> dict[str, str]:
     java = java_settings(settings)
     if (key := java.get("ssl.keystore.key")) is not None:
         # By default Spark hides an option with `secret`, `password`, `token` or `access
-        # key` in its name or in its value (`spark.redaction.regex`). All our secrets have
-        # one but this one.
+        # key` in its name or in its value (`spark.redaction.regex`). All our secrets
+        # have one but this one.
         java["ssl.keystore.key"] = _FOR_SPARK + key
     return {f"kafka.{name}": value for name, value in java.items()}
 

@@ -1,18 +1,20 @@
-"""Kafka for Spark, without a jar: a Python data source over the reader and the writer that live tasks use.
+"""Kafka for Spark, without a jar: a Python data source over the reader and the writer
+that live tasks use.
 
     spark.dataSource.register(KafkaSource)
     spark.read.format("coopstreams").options(**read_options(settings, {partition: (0, 1000)})).load()      HISTORY rows
     rows.write.format("coopstreams").options(**write_options(settings, "run-7")).mode("append").save()
         HISTORY rows; their offsets are ignored
 
-Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read.
-Writing is one transaction for each Spark partition; a later attempt takes over its transactional id. It does not know
-whether an earlier one has committed: if an executor is lost before Spark has heard of its commit, rows are written
-twice.
+Reading stops exactly at the given offsets and fails if a record below them is gone;
+only committed records are read. Writing is one transaction for each Spark partition; a
+later attempt takes over its transactional id. It does not know whether an earlier one
+has committed: if an executor is lost before Spark has heard of its commit, rows are
+written twice.
 
 Invariant: without `split`, a Spark partition is one topic partition in offset order.
-Turned down: the JVM connector (jars that must match the exact versions of Spark and Scala, no exact end by partition
-under transactions, no transactions).
+Turned down: the JVM connector (jars that must match the exact versions of Spark and
+Scala, no exact end by partition under transactions, no transactions).
 """
 
 from __future__ import annotations
@@ -52,10 +54,14 @@ from coopstreams.topology.keys import WHOLE
 
 FETCH_RECORDS = 10_000
 PATIENCE_S = 300.0
-"""The longest wait for records below the given end: an open transaction may hold them back."""
+"""The longest wait for records below the given end: an open transaction may hold them
+back.
+"""
 
 _SETTINGS = "secret.settings"
-"""The name of an option; Spark redacts the values of options with `secret` in their names."""
+"""The name of an option; Spark redacts the values of options with `secret` in their
+names.
+"""
 
 
 def read_options(
@@ -68,8 +74,8 @@ def read_options(
 ) -> dict[str, str]:
     """Return the options to read these partitions from start up to end (exclusive).
 
-    `settings`: of the Kafka clients. `split`: the most offsets in a Spark partition; 0: one Spark partition for each
-    topic partition. `time_marks`: return these, too.
+    `settings`: of the Kafka clients. `split`: the most offsets in a Spark partition; 0:
+    one Spark partition for each topic partition. `time_marks`: return these, too.
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
     return {
@@ -160,7 +166,8 @@ class KafkaParts(DataSourceReader):
 
         Raises:
             OffsetOutOfRangeError: some were deleted.
-            LogError: the partition is shorter, or its end was not reached in time: a transaction is open below it.
+            LogError: the partition is shorter, or its end was not reached in time: a
+            transaction is open below it.
         """
         part: OffsetRange = partition
         if part.start >= part.end:
@@ -176,7 +183,8 @@ class KafkaParts(DataSourceReader):
                 )
             reader.assign({where: Position(part.start)})
             reader.route(where, [WHOLE], keep_marks=self._marks)
-            at, moved = part.start, time.monotonic()
+            at = part.start
+            moved = time.monotonic()
             while at < part.end:
                 batches = reader.fetch(FETCH_RECORDS, 0.2)
                 for fetched in batches:
@@ -220,7 +228,9 @@ class WrittenRecords(WriterCommitMessage):
 
 
 class KafkaRows(DataSourceArrowWriter):
-    """Writes HISTORY rows: topic, partition (null: by key), timestamp, key, value, headers."""
+    """Writes HISTORY rows: topic, partition (null: by key), timestamp, key, value,
+    headers.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._settings = json.loads(options[_SETTINGS])
@@ -230,8 +240,10 @@ class KafkaRows(DataSourceArrowWriter):
         """Write the rows of a Spark partition, in one transaction."""
         context = TaskContext.get()
         assert context is not None
-        # The same id fences an earlier attempt, wherever it still runs: it can no longer commit.
-        id_, written = f"{self._id}-{context.partitionId()}", 0
+        # The same id fences an earlier attempt, wherever it still runs: it can no
+        # longer commit.
+        id_ = f"{self._id}-{context.partitionId()}"
+        written = 0
         with (
             closing(KafkaLog(self._settings)) as cluster,
             closing(cluster.writer(id_)) as writer,

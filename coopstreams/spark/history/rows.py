@@ -2,14 +2,17 @@
 
     HISTORY   records of topic partitions, as a source returns them
     ROUTED    the same with task, stream time and operator times: a task's input in its processing order, which is
-              that of `time`. A row without a timestamp is no record: it opens a source (`BEGIN`), or tells the times
-              that the partition has reached, at a time mark or at its end (`END`)
+              that of `time`. A row without a timestamp is no record: it opens a source
+              (`BEGIN`), or tells the times that the partition has reached, at a time
+              mark or at its end (`END`)
     RESULTS   a task's output: records for other stages or for a table, and one row with the task's result
 
-Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
-Invariant: rows from Spark to Python have empty lists, not null ones. Spark asks for the size of the batch after each
-row, and Arrow's Java then fills in the offsets of all null lists since the last one that is not null. With nulls only,
-as for headers, the work grows with the square of the batch: two thirds of the JVM's time (measured).
+Invariant: a Spark DataFrame of one of these has exactly these columns, in this order:
+mapInArrow casts nothing.
+Invariant: rows from Spark to Python have empty lists, not null ones. Spark asks for the
+size of the batch after each row, and Arrow's Java then fills in the offsets of all null
+lists since the last one that is not null. With nulls only, as for headers, the work
+grows with the square of the batch: two thirds of the JVM's time (measured).
 """
 
 from __future__ import annotations
@@ -61,9 +64,13 @@ RESULTS = pa.schema(
 )
 
 BEGIN = -1
-"""The offset of the row that opens a source of a task, so that a task without records runs, too."""
+"""The offset of the row that opens a source of a task, so that a task without records
+runs, too.
+"""
 END = (1 << 63) - 1
-"""The offset of the row behind the last record of a source; it has the partition's final stream time."""
+"""The offset of the row behind the last record of a source; it has the partition's
+final stream time.
+"""
 
 _NAMES = {
     pa.int32(): "int",
@@ -123,7 +130,8 @@ def lists_column(lists: Any, length: int, kind: pa.DataType) -> pa.Array:
 
 
 def record_columns(columns: Columns, *, null_headers: bool = True) -> list[Any]:
-    """Return timestamps, keys, values and headers of some records, as the schemas order them.
+    """Return timestamps, keys, values and headers of some records, as the schemas order
+    them.
 
     `null_headers`: a record without headers has null, else an empty list.
     """
@@ -138,7 +146,9 @@ def record_columns(columns: Columns, *, null_headers: bool = True) -> list[Any]:
 
 
 def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:
-    """Return the records of a batch, with these offsets; their stream times are not set yet."""
+    """Return the records of a batch, with these offsets; their stream times are not set
+    yet.
+    """
     return Columns(
         rows.column("key").to_pylist(),
         rows.column("value").to_pylist(),

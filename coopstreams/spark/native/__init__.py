@@ -1,1 +1,3 @@
-"""Folds sub-topologies of a backfill in Spark SQL: the translation, the frames, and their rows."""
+"""Folds sub-topologies of a backfill in Spark SQL: the translation, the frames, and
+their rows.
+"""

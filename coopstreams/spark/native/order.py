@@ -1,16 +1,19 @@
-"""Decides whether any record is late for a window, without putting the records in order.
+"""Decides whether any record is late for a window, without putting the records in
+order.
 
-A record is late if one before it has a time of at least the window's start, size and grace. So two offsets for each
-window start suffice: its last record in the log, and the first record of a later time:
+A record is late if one before it has a time of at least the window's start, size and
+grace. So two offsets for each window start suffice: its last record in the log, and the
+first record of a later time:
 
     start    of a window
     opened   the first offset of a time in [start, start + advance)
     beyond   the first offset of a time in [start + rest, start + advance), where rest is (size + grace) % advance
     last     the last offset of a record of the window
 
-Invariant: with distinct offsets it is exact; with equal ones it may report late records where none is.
-Turned down: putting all records in order always (two sorts and a window function, which holds a whole partition: most
-of the JVM's time, while most histories have no late records).
+Invariant: with distinct offsets it is exact; with equal ones it may report late records
+where none is. Turned down: putting all records in order always (two sorts and a window
+function, which holds a whole partition: most of the JVM's time, while most histories
+have no late records).
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ SPANS: Final = pa.schema(
     [(name, pa.int64()) for name in ("start", "opened", "beyond", "last")]
 )
 MOST_SPANS: Final = 50_000
-"""The most spans of a task that are sent to the driver; with more, it is unknown whether a record is late."""
+"""The most spans of a task that are sent to the driver; with more, it is unknown
+whether a record is late.
+"""
 
 _NEVER: Final = sys.maxsize
 
@@ -43,7 +48,9 @@ def merged(spans: Iterable[Any]) -> Any:
 
 
 def any_late(spans: Iterable[Any], advance_ms: int, close_ms: int) -> bool:
-    """Return whether a record of a partition is late. `close_ms`: size and grace of the windows."""
+    """Return whether a record of a partition is late. `close_ms`: size and grace of the
+    windows.
+    """
     rows: Any = merged(spans).sort_by("start")
     starts, opened, beyond, lasts = (rows[name].to_pylist() for name in SPANS.names)
     known = [_NEVER if offset is None else offset for offset in opened]

@@ -1,15 +1,16 @@
-"""Rows of stores on their way from Spark SQL to the tasks: a file for each task and store, in the folder of the run.
+"""Rows of stores on their way from Spark SQL to the tasks: a file for each task and
+store, in the folder of the run.
 
     FOLDED    what SQL makes of the records of a task and store: a row for each key and window, with counts
     KEPT      the name of the file with these rows, and the sums of the counts
     NATIVE    the rows of a file
 
-The counts of all tasks decide whether SQL's rows are used, and the stream time of a partition which of them have
-expired. So the rows wait in files until all are folded.
+The counts of all tasks decide whether SQL's rows are used, and the stream time of a
+partition which of them have expired. So the rows wait in files until all are folded.
 
-Invariant: an attempt writes files of its own, and Spark returns the rows of one attempt.
-Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted again: a third of the JVM's time where
-there are nearly as many rows as records).
+Invariant: an attempt writes files of its own, and Spark returns the rows of one
+attempt. Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted
+again: a third of the JVM's time where there are nearly as many rows as records).
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ NATIVE = pa.schema(
         ("timestamp", pa.int64()),
     ]
 )
-"""Shape: `place` is the key behind its key group; with the `start` of a window behind it (null without windows), the
-database key. Rows come in the order of places. A row has a `value` or, in a store of floats, a `real`.
+"""Shape: `place` is the key behind its key group; with the `start` of a window behind
+it (null without windows), the database key. Rows come in the order of places. A row has
+a `value` or, in a store of floats, a `real`.
 """
 
 COUNTS = ("read", "keyless", "valueless", "late", "doubts")
 FOLDED = (*NATIVE.names, *SPANS.names[1:], "task", "taken", "newest", *COUNTS)
-"""Records without a key are in groups with a null `place`. A group of which no record was `taken` is no row."""
+"""Records without a key are in groups with a null `place`. A group of which no record
+was `taken` is no row.
+"""
 
 KEPT = pa.schema(
     [
@@ -61,16 +65,19 @@ KEPT = pa.schema(
         *((name, pa.list_(pa.int64())) for name in SPANS.names),
     ]
 )
-"""Shape: `store` is the index within the sub-topology. `newest` is the last timestamp of all records, `clock` that of
-those with a key. The lists are spans of windows: null if there are too many.
+"""Shape: `store` is the index within the sub-topology. `newest` is the last timestamp
+of all records, `clock` that of those with a key. The lists are spans of windows: null
+if there are too many.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The result of SQL's fold for a task: counts and times, and the files with the rows of its stores.
+    """The result of SQL's fold for a task: counts and times, and the files with the
+    rows of its stores.
 
-    Shape: `dropped` by "node: reason"; by store `operator_times`, the stream time of its operator, and `files`.
+    Shape: `dropped` by "node: reason"; by store `operator_times`, the stream time of
+    its operator, and `files`.
     """
 
     read: int
@@ -82,7 +89,9 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Writes the FOLDED rows of one task and store to a file in the folder `url`; returns a KEPT row."""
+    """Writes the FOLDED rows of one task and store to a file in the folder `url`;
+    returns a KEPT row.
+    """
 
     url: str
     store: int
@@ -93,8 +102,11 @@ class Keeping:
         first = next(filled, None)
         if first is None:
             return
-        task, sums = first.column("task")[0].as_py(), dict.fromkeys(COUNTS, 0)
-        newest, clocks, spans = list[int](), list[int](), [SPANS.empty_table()]
+        task = first.column("task")[0].as_py()
+        sums = dict.fromkeys(COUNTS, 0)
+        newest = list[int]()
+        clocks = list[int]()
+        spans = [SPANS.empty_table()]
         name = f"{task:05}-{self.store}-{uuid.uuid4().hex}.arrow"
         with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
             local = Path(folder) / "rows.arrow"

@@ -1,15 +1,17 @@
-"""Decides which sub-topologies Spark SQL can fold with the same rows as Python, and why others cannot.
+"""Decides which sub-topologies Spark SQL can fold with the same rows as Python, and why
+others cannot.
 
-Pure. It decides by nodes, functions and serdes, before any record is read. Cases that depend on the records (an invalid
-number, a condition on a text, a sum that overflows) are counted as doubts by `native_frames`; a doubt leaves the
-sub-topology to Python.
+Pure. It decides by nodes, functions and serdes, before any record is read. Cases that
+depend on the records (an invalid number, a condition on a text, a sum that overflows)
+are counted as doubts by `native_frames`; a doubt leaves the sub-topology to Python.
 
-msgspec checks every field of typed JSON, read or not. So a type is plain only if no code and no constraint of its own
-decides about a record, and SQL knows all fields.
+msgspec checks every field of typed JSON, read or not. So a type is plain only if no
+code and no constraint of its own decides about a record, and SQL knows all fields.
 
-Invariant: a sub-topology is translated as a whole or not at all, and only if every function in it is known here.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets), nested types, floats of plain
-JSON in a store of plain JSON (1 and 1.0 have different bytes there).
+Invariant: a sub-topology is translated as a whole or not at all, and only if every
+function in it is known here. Turned down: reading lambdas (bytecode proves nothing
+about the types it meets), nested types, floats of plain JSON in a store of plain JSON
+(1 and 1.0 have different bytes there).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ _KINDS: Final[tuple[tuple[inspect.Type, Plain], ...]] = (
 class Part:
     """A field of a plain type.
 
-    Shape: `key`: its name in JSON; `default`: the JSON of its value where it is missing, None if that is not plain.
+    Shape: `key`: its name in JSON; `default`: the JSON of its value where it is
+    missing, None if that is not plain.
     """
 
     key: str
@@ -88,11 +91,12 @@ class Part:
 class Aggregation:
     """One aggregation into a store, as SQL sees it.
 
-    Shape: `values`: how record values become numbers: not at all, from 8 bytes, or from JSON; with `field` the JSON is
-    an object that has it. `number`: the folded number. `parts`: the fields of typed JSON by attribute, None of plain
-    JSON.
+    Shape: `values`: how record values become numbers: not at all, from 8 bytes, or from
+    JSON; with `field` the JSON is an object that has it. `number`: the folded number.
+    `parts`: the fields of typed JSON by attribute, None of plain JSON.
     `where`: the condition of the filters before it, None if there are none.
-    Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
+    Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without
+    windows.
     """
 
     node: str
@@ -124,7 +128,9 @@ class Aggregation:
 
     @property
     def mixed(self) -> bool:
-        """Whether the fold adds floats among which there may be integers, which Python adds without rounding."""
+        """Whether the fold adds floats among which there may be integers, which Python
+        adds without rounding.
+        """
         typed = (
             self.parts is not None
             and self.field is not None
@@ -152,7 +158,8 @@ def translated(
             if not part.stores
             else f"it reads {len(part.topics)} topics"
         )
-    nodes, found = {node.name: node for node in part.nodes}, list[Aggregation]()
+    nodes = {node.name: node for node in part.nodes}
+    found = list[Aggregation]()
     for node in part.nodes:
         made = (
             _aggregation(node, nodes)
@@ -200,10 +207,13 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
 
 
 def _step(node: Node, nodes: dict[str, Node]) -> str | None:
-    """Return why a step on the way to an aggregation cannot be translated; None if it can."""
+    """Return why a step on the way to an aggregation cannot be translated; None if it
+    can.
+    """
     if not isinstance(nodes[node.parents[0]], Source | Filter):
         return "stands behind another step"
-    # SQL evaluates only what a store needs; Python calls every function, and it may raise.
+    # SQL evaluates only what a store needs; Python calls every function, and it may
+    # raise.
     return (
         None
         if any(node.name in other.parents for other in nodes.values())
@@ -212,7 +222,9 @@ def _step(node: Node, nodes: dict[str, Node]) -> str | None:
 
 
 def unreadable(condition: Condition) -> str | None:
-    """Return why SQL might not decide a condition as Python does, for any record; None if it always does."""
+    """Return why SQL might not decide a condition as Python does, for any record; None
+    if it always does.
+    """
     match condition:
         case field():
             return None
@@ -253,7 +265,9 @@ def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
 
 
 def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
-    store, fold, windows = node.store, known_kind(node), node.windows
+    store = node.store
+    fold = known_kind(node)
+    windows = node.windows
     if fold is None:
         return "calls a Python function; reduce(operator.add), reduce(min), reduce(max) and count() could be read"
     way = _way(nodes[node.parents[0]], nodes)
@@ -316,19 +330,20 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
 def _way(
     above: Node, nodes: dict[str, Node]
 ) -> tuple[Source, Condition | None, field | None] | None:
-    """Return the source of an aggregation, the condition of its filters, and the field of its values.
+    """Return the source of an aggregation, the condition of its filters, and the field
+    of its values.
 
     None: a step between them is unknown here.
     """
-    part, where = None, None
+    part = None
+    where = None
     if isinstance(above, MapValues) and isinstance(above.mapper, field):
-        part, above = above.mapper, nodes[above.parents[0]]
+        part = above.mapper
+        above = nodes[above.parents[0]]
     while isinstance(above, Filter) and isinstance(above.predicate, Condition):
         condition = ~above.predicate if above.negate else above.predicate
-        where, above = (
-            condition if where is None else condition & where,
-            nodes[above.parents[0]],
-        )
+        where = condition if where is None else condition & where
+        above = nodes[above.parents[0]]
     return (above, where, part) if isinstance(above, Source) else None
 
 
@@ -355,7 +370,9 @@ def _values(
 
 
 def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | None:
-    """Return why SQL may find other values of these fields in a record than Python does; None: it does not."""
+    """Return why SQL may find other values of these fields in a record than Python
+    does; None: it does not.
+    """
     if parts is not None and (missing := [name for name in names if name not in parts]):
         return f"reads the field {missing[0]!r}, which its type does not have"
     keys = names if parts is None else [part.key for part in parts.values()]
@@ -368,7 +385,9 @@ def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | No
 
 
 def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
-    """Return the number that a fold adds or compares; None: SQL does not know the bytes of its result."""
+    """Return the number that a fold adds or compares; None: SQL does not know the bytes
+    of its result.
+    """
     floats = values in ("float", "float64")
     if values in ("str", "bool") or (fold == "count" and store == serdes.float64):
         return None
@@ -378,7 +397,9 @@ def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
 
 
 def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
-    """Return the fields of the typed JSON that a serde reads, by attribute; None: it reads no plain type."""
+    """Return the fields of the typed JSON that a serde reads, by attribute; None: it
+    reads no plain type.
+    """
     decoder = decoder_of(serde.decode)
     if (
         decoder is None
@@ -428,7 +449,9 @@ def _part(each: inspect.Field) -> Part | None:
 
 
 def _json(default: Any, kind: Plain) -> str | None:
-    """Return a default value as JSON. A float field whose default is an int has an int where it is missing."""
+    """Return a default value as JSON. A float field whose default is an int has an int
+    where it is missing.
+    """
     if default is not None and (
         type(default).__name__ != kind
         or default in (math.inf, -math.inf)

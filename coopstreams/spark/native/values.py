@@ -1,14 +1,17 @@
-"""Spark SQL expressions over record values: the numbers to fold, and conditions on fields.
+"""Spark SQL expressions over record values: the numbers to fold, and conditions on
+fields.
 
-A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"` with its quotes, `true`, `null`;
-empty if it is in doubt. One regular expression checks a whole object and finds the tokens of all fields; as in Python,
-of two equal names the last one counts.
+A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"`
+with its quotes, `true`, `null`; empty if it is in doubt. One regular expression checks
+a whole object and finds the tokens of all fields; as in Python, of two equal names the
+last one counts.
 
-Invariant: a value is in doubt unless SQL provably reads it as Python does. In doubt are: JSON other than one flat
-object, or with escapes in names or in a text that is read, or of another type; numbers of more than 18 digits before
-the point; and comparisons for which Python raises or whose result depends on types (`True == 1`).
-Turned down: from_json and get_json_object (a lenient parser: it accepts JSON that the serde refuses, and takes the
-first of two equal names).
+Invariant: a value is in doubt unless SQL provably reads it as Python does. In doubt
+are: JSON other than one flat object, or with escapes in names or in a text that is
+read, or of another type; numbers of more than 18 digits before the point; and
+comparisons for which Python raises or whose result depends on types (`True == 1`).
+Turned down: from_json and get_json_object (a lenient parser: it accepts JSON that the
+serde refuses, and takes the first of two equal names).
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ _SPACE: Final = r"[ \t\n\r]*+"
 _STRING: Final = r'"[^"\\\x00-\x1f]*+"'
 _PAIR: Final = r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _UNIT: Final = r"(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2}"
-_ESCAPED: Final = (  # plain characters in runs: one by one they take several times as long
+# plain characters in runs: one by one they take several times as long
+_ESCAPED: Final = (
     r'"[^"\\\x00-\x1f]*+'
     rf'(?:\\(?:["\\/bfnrt]|u(?:{_UNIT}|{_PAIR}))[^"\\\x00-\x1f]*+)*+"'
 )
@@ -43,7 +47,8 @@ _FOLDED: Final = {"int64": _INTEGER, "float64": rf"(?!-0\z){_NUMBER}"}
 _TYPED: Final = {
     "str": _STRING,
     "int": r"-?(?:0|[1-9][0-9]{0,17})",
-    "float": rf"-?(?:0|[1-9][0-9]{{0,14}}){_FRACTION}",  # an integer becomes a float, here without rounding
+    # an integer becomes a float, here without rounding
+    "float": rf"-?(?:0|[1-9][0-9]{{0,14}}){_FRACTION}",
     "bool": "true|false",
 }
 _MARK: Final = "\x01"
@@ -64,14 +69,18 @@ _COMPARE: Final = {
 
 
 class Judged(NamedTuple):
-    """Whether a condition holds for a record (never null), and whether SQL and Python might differ on it."""
+    """Whether a condition holds for a record (never null), and whether SQL and Python
+    might differ on it.
+    """
 
     true: Column
     doubt: Column
 
 
 class Number(NamedTuple):
-    """The number of a record, whether it is null in Python, and whether SQL and Python might differ on it."""
+    """The number of a record, whether it is null in Python, and whether SQL and Python
+    might differ on it.
+    """
 
     value: Column
     missing: Column
@@ -81,7 +90,9 @@ class Number(NamedTuple):
 def with_tokens(
     records: DataFrame, names: Sequence[str], parts: Mapping[str, Part] | None
 ) -> tuple[DataFrame, dict[str, Column]]:
-    """Return the records with the tokens of these fields, of typed values: of these attributes; and these columns."""
+    """Return the records with the tokens of these fields, of typed values: of these
+    attributes; and these columns.
+    """
     if not names:
         return records, {}
     plain = {
@@ -91,8 +102,10 @@ def with_tokens(
     fields = plain if parts is None else dict(parts)
     found = [name for name, part in fields.items() if name in names or part.required]
     pattern = _pattern(fields, names, found, typed=parts is not None)
-    # Columns of their own, or Spark would match the text for each place where the result is named.
-    text, marked = F.col("text"), F.col("marked")
+    # Columns of their own, or Spark would match the text for each place where the
+    # result is named.
+    text = F.col("text")
+    marked = F.col("marked")
     marks = "".join(f"{_MARK}${number}" for number in range(1, len(found) + 1))
     read = records.withColumn("text", _text()).withColumn(
         "marked", F.regexp_replace(text, pattern, marks)
@@ -119,11 +132,10 @@ def with_tokens(
 
 def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
     """Return the number that an aggregation folds."""
-    value, kind = (
-        F.col("value"),
-        "bigint" if aggregation.number == "int64" else "double",
-    )
-    no, nothing = F.lit(False), F.lit(None).cast(kind)
+    value = F.col("value")
+    kind = "bigint" if aggregation.number == "int64" else "double"
+    no = F.lit(False)
+    nothing = F.lit(None).cast(kind)
     if aggregation.values == "any":
         return Number(
             nothing, value.isNull() if aggregation.drops_null_values else no, no
@@ -148,7 +160,8 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
         number = F.when(
             found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found
         ).try_cast(kind)
-    # A record without a value is dropped before it is read, unless a function comes before, which raises.
+    # A record without a value is dropped before it is read, unless a function comes
+    # before, which raises.
     absent = F.coalesce(found == "null", no) | (
         value.isNull() if aggregation.field is None else no
     )
@@ -157,15 +170,19 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
 
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
-    """Return whether a condition holds, by the tokens of its fields; `translation.unreadable` must be None for it."""
+    """Return whether a condition holds, by the tokens of its fields;
+    `translation.unreadable` must be None for it.
+    """
     match condition:
         case Both(one, other):
-            first, second = judged(one, token_of), judged(other, token_of)
+            first = judged(one, token_of)
+            second = judged(other, token_of)
             return Judged(
                 first.true & second.true, first.doubt | (first.true & second.doubt)
             )
         case Either(one, other):
-            first, second = judged(one, token_of), judged(other, token_of)
+            first = judged(one, token_of)
+            second = judged(other, token_of)
             return Judged(
                 first.true | second.true, first.doubt | (~first.true & second.doubt)
             )
@@ -183,27 +200,31 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
 
 
 def _compared(found: Column, comparing: str, constant: Any) -> Judged:
-    """Return how a token compares with a constant. Values of other types are unequal; ordering them raises."""
-    compare, text, known = _COMPARE[comparing], found.startswith('"'), found != ""
-    flag, nothing = found.isin("true", "false"), found == "null"
+    """Return how a token compares with a constant. Values of other types are unequal;
+    ordering them raises.
+    """
+    compare = _COMPARE[comparing]
+    text = found.startswith('"')
+    known = found != ""
+    flag = found.isin("true", "false")
+    nothing = found == "null"
     number = known & ~text & ~flag & ~nothing
     if constant is None:
-        comparable, other, result = known, F.lit(False), compare(nothing, F.lit(True))
+        comparable = known
+        other = F.lit(False)
+        result = compare(nothing, F.lit(True))
     elif isinstance(constant, bool):
         # Booleans are not compared with numbers: 1 == True in Python.
-        comparable, other, result = (
-            flag,
-            text | nothing,
-            compare(found == "true", F.lit(constant)),
-        )
+        comparable = flag
+        other = text | nothing
+        result = compare(found == "true", F.lit(constant))
     elif isinstance(constant, str):
-        # As bytes: UTF-8 has the order of code points, as Python has, whatever collation a session prefers.
+        # As bytes: UTF-8 has the order of code points, as Python has, whatever
+        # collation a session prefers.
         content = found.substr(F.lit(2), F.length(found) - 2).cast("binary")
-        comparable, other, result = (
-            text,
-            known & ~text,
-            compare(content, F.lit(constant.encode())),
-        )
+        comparable = text
+        other = known & ~text
+        result = compare(content, F.lit(constant.encode()))
     else:
         comparable, result = _as_number(found, number, compare, constant)
         other = text | nothing
@@ -218,7 +239,9 @@ def _compared(found: Column, comparing: str, constant: Any) -> Judged:
 def _as_number(
     found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float
 ) -> tuple[Column, Column]:
-    """Return whether a token is a number that compares without rounding, and the result of the comparison."""
+    """Return whether a token is a number that compares without rounding, and the result
+    of the comparison.
+    """
     fraction = found.contains(".") | found.contains("e") | found.contains("E")
     rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))
     if isinstance(constant, float):
@@ -233,11 +256,11 @@ def _as_number(
 
 
 def _float(bits: Column) -> Column:
-    """Return the finite number that has these 64 bits, null for others. All steps are exact."""
-    exponent, fraction = (
-        F.shiftrightunsigned(bits, 52).bitwiseAND(0x7FF),
-        bits.bitwiseAND((1 << 52) - 1),
-    )
+    """Return the finite number that has these 64 bits, null for others. All steps are
+    exact.
+    """
+    exponent = F.shiftrightunsigned(bits, 52).bitwiseAND(0x7FF)
+    fraction = bits.bitwiseAND((1 << 52) - 1)
     mantissa = (
         F.when(exponent == 0, fraction).otherwise(fraction + (1 << 52)).cast("double")
     )
@@ -268,12 +291,15 @@ def _pattern(
 ) -> str:
     """Return the expression that matches a flat object of these fields and others.
 
-    Shape: a group for each of `found`, in this order: the value of a field that is read (`names`), the name of another.
+    Shape: a group for each of `found`, in this order: the value of a field that is read
+    (`names`), the name of another.
     """
     members = []
     for name in [*found, *(name for name in fields if name not in found)]:
-        part, read = fields[name], name in names
-        key, scalar = rf'"\Q{part.key}\E"', _type(part, read=read) if typed else _SCALAR
+        part = fields[name]
+        read = name in names
+        key = rf'"\Q{part.key}\E"'
+        scalar = _type(part, read=read) if typed else _SCALAR
         named = f"({key})" if name in found and not read else key
         members.append(f"{named}{_SPACE}:{_SPACE}({'' if read else '?:'}{scalar})")
     keys = "|".join(rf"\Q{part.key}\E" for part in fields.values())

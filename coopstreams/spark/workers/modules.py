@@ -1,11 +1,13 @@
-"""Sends the user's own modules along with a topology; a worker that lacks one imports it from there.
+"""Sends the user's own modules along with a topology; a worker that lacks one imports
+it from there.
 
-A pickle has only the name of a module's function. Installed modules (in `site-packages`) must be installed on the
-workers, too. Modules in a folder of the user's, beside a script or in a checkout, are on no worker. So their source
-goes with the topology, in every kind of session: local, classic on a cluster, Spark Connect.
+A pickle has only the name of a module's function. Installed modules (in
+`site-packages`) must be installed on the workers, too. Modules in a folder of the
+user's, beside a script or in a checkout, are on no worker. So their source goes with
+the topology, in every kind of session: local, classic on a cluster, Spark Connect.
 
-Invariant: a module that the worker has is never replaced.
-Turned down: `addArtifact` and `addPyFile` (they change the user's session for all its jobs), functions by value (a
+Invariant: a module that the worker has is never replaced. Turned down: `addArtifact`
+and `addPyFile` (they change the user's session for all its jobs), functions by value (a
 module's globals would be copied, and must pickle).
 """
 
@@ -31,7 +33,9 @@ _INIT = ".__init__"
 
 
 def sources_of(pickled: bytes) -> dict[str, bytes]:
-    """Return the user's modules that a pickle refers to, and those that were loaded from the same folders."""
+    """Return the user's modules that a pickle refers to, and those that were loaded
+    from the same folders.
+    """
     texts = {
         text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)
     }
@@ -55,11 +59,14 @@ def sources_of(pickled: bytes) -> dict[str, bytes]:
 
 
 def _place(name: str) -> tuple[Path, Path] | None:
-    """Return the import folder of a user's module, and its file; None for all other modules."""
+    """Return the import folder of a user's module, and its file; None for all other
+    modules.
+    """
     file = getattr(sys.modules[name], "__file__", None)
     if file is None or name.partition(".")[0] in _OURS or name == "__main__":
         return None
-    path, tail = Path(file), name.split(".")
+    path = Path(file)
+    tail = name.split(".")
     if (
         path.suffix != ".py"
         or not path.is_file()
@@ -74,7 +81,9 @@ def _place(name: str) -> tuple[Path, Path] | None:
 
 
 class Sent(MetaPathFinder, InspectLoader):
-    """Finds modules among those that were sent. As the last finder it serves only those that a worker lacks."""
+    """Finds modules among those that were sent. As the last finder it serves only those
+    that a worker lacks.
+    """
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -97,13 +106,17 @@ class Sent(MetaPathFinder, InspectLoader):
         return any(name.startswith(fullname + ".") for name in self.sources)
 
     def get_source(self, fullname: str) -> str:
-        """Return the source of a module; empty for a package without an `__init__` file."""
+        """Return the source of a module; empty for a package without an `__init__`
+        file.
+        """
         source = self.sources.get(fullname, self.sources.get(fullname + _INIT, b""))
         return importlib.util.decode_source(source)
 
 
 def provide(sources: Sources) -> None:
-    """Make these modules importable, replacing those sent before: a worker may have run an older program."""
+    """Make these modules importable, replacing those sent before: a worker may have run
+    an older program.
+    """
     before = [finder for finder in sys.meta_path if isinstance(finder, Sent)]
     if any(finder.sources == sources for finder in before):
         return

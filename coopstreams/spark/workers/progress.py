@@ -1,12 +1,13 @@
-"""The progress of a stage's tasks: each writes a small file into the folder of the run, which the driver reads.
+"""The progress of a stage's tasks: each writes a small file into the folder of the run,
+which the driver reads.
 
     history   a partition of a topic on its way to the tasks
     task      a task: a partition's key range
 
-Invariant: progress reports never affect the run: a report that cannot be written is a warning in the log of the task,
-which continues.
-Turned down: Spark's status tracker and accumulators (missing in Spark Connect; they report a task only when it has
-ended, and not which task).
+Invariant: progress reports never affect the run: a report that cannot be written is a
+warning in the log of the task, which continues. Turned down: Spark's status tracker and
+accumulators (missing in Spark Connect; they report a task only when it has ended, and
+not which task).
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ EVERY_S = 1.0
 
 Kind = Literal["history", "task"]
 Bounds = tuple[int, int] | None
-"""Offsets [start, end) of a source; None: a table or another stage, whose end is unknown until it is reached."""
+"""Offsets [start, end) of a source; None: a table or another stage, whose end is
+unknown until it is reached.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
     """The progress of a task, or of reading a partition.
 
-    Units: `records` that it took; `position` and `target` in offsets, over all sources; `target` None: not known.
+    Units: `records` that it took; `position` and `target` in offsets, over all sources;
+    `target` None: not known.
     """
 
     kind: Kind
@@ -51,9 +55,11 @@ _REPORTS = msgspec.json.Decoder(TaskProgress)
 
 
 class Reporter:
-    """Writes the progress of one task, or of reading one partition. Belongs to one thread.
+    """Writes the progress of one task, or of reading one partition. Belongs to one
+    thread.
 
-    `folder`: that of the stage's reports; None: write nothing. `sources`: their bounds, in order.
+    `folder`: that of the stage's reports; None: write nothing. `sources`: their bounds,
+    in order.
     """
 
     def __init__(
@@ -66,7 +72,8 @@ class Reporter:
     ) -> None:
         self._storage = None if folder is None else Storage(folder)
         self._kind: Kind = kind
-        self._file, self._name = f"{kind}-{file}", name
+        self._file = f"{kind}-{file}"
+        self._name = name
         self._starts = [None if bounds is None else bounds[0] for bounds in sources]
         known = [bounds for bounds in sources if bounds is not None]
         self._target = (
@@ -110,7 +117,8 @@ class Reporter:
 
 
 class ProgressWatcher:
-    """Reads the reports of a stage once a second, on its own thread, and once more when its block ends without error.
+    """Reads the reports of a stage once a second, on its own thread, and once more when
+    its block ends without error.
 
     Raises (on leaving the block):
         Exception: what `tell` raised.

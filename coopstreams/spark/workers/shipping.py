@@ -1,9 +1,11 @@
-"""Serialises work for the workers of Spark: a topology, with the settings that it runs under.
+"""Serialises work for the workers of Spark: a topology, with the settings that it runs
+under.
 
-Functions are pickled by cloudpickle: those of `__main__` by value, those of a module by name; the user's own modules
-are sent along.
+Functions are pickled by cloudpickle: those of `__main__` by value, those of a module by
+name; the user's own modules are sent along.
 
-Turned down: rebuilding the topology by module and name (a topology made in a notebook or by a function has none).
+Turned down: rebuilding the topology by module and name (a topology made in a notebook
+or by a function has none).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _CODECS: Final[dict[type, tuple[str, ...]]] = {
     msgspec.msgpack.Encoder: _ENCODER,
     msgspec.msgpack.Decoder: ("type", "strict", "dec_hook", "ext_hook"),
 }
-"""The compiled codecs, which do not pickle themselves, with the arguments that recreate them."""
+"""The compiled codecs, which do not pickle themselves, with the arguments that recreate
+them.
+"""
 
 
 def _recreated(codec: object) -> tuple[Callable[[], Any], tuple[()]]:
@@ -53,7 +57,8 @@ def ship(work: object) -> bytes:
     """Return the work as bytes.
 
     Raises:
-        TopologyError: a function refers to an object that cannot be pickled (a connection, a lock); names it.
+        TopologyError: a function refers to an object that cannot be pickled (a
+        connection, a lock); names it.
     """
     buffer = io.BytesIO()
     try:
@@ -78,7 +83,8 @@ def unship(data: bytes) -> Any:
 def plain_function(
     work: Callable[[Batches], Iterator[pa.RecordBatch]],
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Return a plain function, which Spark requires, that does the work where the user's modules may be missing.
+    """Return a plain function, which Spark requires, that does the work where the
+    user's modules may be missing.
 
     Raises:
         TopologyError: see `ship`.

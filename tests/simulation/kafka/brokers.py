@@ -1,8 +1,10 @@
-"""Brokers of a simulated cluster: leaders, availability, and the outdated views of brokers that were paused.
+"""Brokers of a simulated cluster: leaders, availability, and the outdated views of
+brokers that were paused.
 
-Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum of the name, so that it is the
-same in each run. A broker that does not answer stays leader until `fail_over`; until then its partitions are
-unavailable. One that was paused keeps its old view, until it learns.
+Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum
+of the name, so that it is the same in each run. A broker that does not answer stays
+leader until `fail_over`; until then its partitions are unavailable. One that was paused
+keeps its old view, until it learns.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Brokers:
     """The leaders when a broker was paused, which it assumes until it learns."""
 
     def leader(self, where: Where) -> Leadership:
-        """Return the leader of a partition, or the coordinator of a group or a transactional id."""
+        """Return the leader of a partition, or the coordinator of a group or a
+        transactional id.
+        """
         found = self._leaders.get(where)
         if found is None:
             name = (
@@ -78,7 +82,9 @@ class Brokers:
         )
 
     def views(self, where: TopicPartition) -> dict[int, BrokerView | None]:
-        """Return the view of a partition by each broker that answers; every broker has a replica."""
+        """Return the view of a partition by each broker that answers; every broker has
+        a replica.
+        """
         self.leader(where)
         everybody, told = frozenset(range(self.count)), dict[int, BrokerView | None]()
         for broker in sorted(everybody - self.away):
@@ -91,7 +97,9 @@ class Brokers:
         return told
 
     def led_by(self, broker: int) -> list[Where]:
-        """Return the partitions, groups and ids that a broker leads, of those requested before."""
+        """Return the partitions, groups and ids that a broker leads, of those requested
+        before.
+        """
         return [
             where
             for where, leadership in self._leaders.items()
@@ -99,7 +107,9 @@ class Brokers:
         ]
 
     def fail_over(self, broker: int) -> None:
-        """Move this broker's leaderships to up-to-date brokers, in turn; if there are none, do nothing."""
+        """Move this broker's leaderships to up-to-date brokers, in turn; if there are
+        none, do nothing.
+        """
         others = [
             other
             for other in range(self.count)

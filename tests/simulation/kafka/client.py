@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 
 class Client:
-    """A client of the cluster. `by`: its name, in each `Call`. `machine`: its clock; by default the cluster's."""
+    """A client of the cluster. `by`: its name, in each `Call`. `machine`: its clock; by
+    default the cluster's.
+    """
 
     def __init__(self, cluster: Cluster, by: str, machine: Clock | None = None) -> None:
         self.cluster = cluster
@@ -44,8 +46,8 @@ class Client:
         """Return the answer to a request.
 
         Raises:
-            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or the error of
-                `effect`. Crashed: the process ends here.
+            LogError: retryable: no answer in time; it may have had its effect, or may
+                have it later. Or the error of `effect`. Crashed: the process ends here.
         """
         call = Call(kind, where, self.by)
         return self.met(call, self.cluster.heed(call), effect, seconds)
@@ -79,7 +81,9 @@ class Client:
         return answer
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether the condition holds within this many seconds. Due work of the cluster is done meanwhile."""
+        """Return whether the condition holds within this many seconds. Due work of the
+        cluster is done meanwhile.
+        """
         cluster, give_up = self.cluster, self._machine.now() + seconds
         signal = self._machine.signal()
         with cluster.woken(signal.set):
@@ -114,7 +118,8 @@ class Client:
         return session
 
     def finish(self, producer: Producer, seconds: float) -> None:
-        """Return when the last transaction of a producer has ended in each participant that gets a marker.
+        """Return when the last transaction of a producer has ended in each participant
+        that gets a marker.
 
         Raises:
             LogError: retryable: the markers are not written in time.

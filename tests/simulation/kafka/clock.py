@@ -8,7 +8,9 @@ from coopstreams.common.host import Signal
 
 
 class Clock(Protocol):
-    """The time, and ways to wait: a `Host` of the system or of a scheduler, or a `VirtualClock`."""
+    """The time, and ways to wait: a `Host` of the system or of a scheduler, or a
+    `VirtualClock`.
+    """
 
     def now(self) -> float:
         """Return the time. Units: seconds since any moment."""

@@ -1,17 +1,20 @@
-"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, lost requests, late markers, virtual time.
+"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, lost requests,
+late markers, virtual time.
 
-The state machine is `MemoryState`, that of the in-memory log; this adds the network, brokers and time between it and
-its clients. A *request* goes to the leader of its partition, group or id. The *plan* decides on its fault; the driver
-of the run causes faults of brokers and topics by name (`at`, `do`). Nothing here waits, draws a random number or reads
-the machine's clock; `Client` waits.
+The state machine is `MemoryState`, that of the in-memory log; this adds the network,
+brokers and time between it and its clients. A *request* goes to the leader of its
+partition, group or id. The *plan* decides on its fault; the driver of the run causes
+faults of brokers and topics by name (`at`, `do`). Nothing here waits, draws a random
+number or reads the machine's clock; `Client` waits.
 
-A transaction ends in two steps. The coordinator decides, and each participant gets its marker: at once, later, or never
-(`Skipped`). Until then committed reads of that partition stop below the transaction, and a group's offsets are
-unstable. The producer's next transaction waits for the markers, as in Kafka.
+A transaction ends in two steps. The coordinator decides, and each participant gets its
+marker: at once, later, or never (`Skipped`). Until then committed reads of that
+partition stop below the transaction, and a group's offsets are unstable. The producer's
+next transaction waits for the markers, as in Kafka.
 
-Invariant: every fault of a plan is possible in Kafka. A fault loses requests, answers, time and processes, never
-acknowledged records.
-Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they show as lost answers).
+Invariant: every fault of a plan is possible in Kafka. A fault loses requests, answers,
+time and processes, never acknowledged records. Turned down: replicas, ISR and
+truncation (with acks=all and an ISR of two they show as lost answers).
 """
 
 from __future__ import annotations
@@ -89,9 +92,10 @@ class Changed(threading.Condition):
 class Cluster:
     """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
 
-    `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which
-    may complete a transaction without a marker in a partition; a writer then waits for all its markers, as
-    `KafkaWriter` does. `note`: called with each event.
+    `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`:
+    brokers with KAFKA-20734, which may complete a transaction without a marker in a
+    partition; a writer then waits for all its markers, as `KafkaWriter` does. `note`:
+    called with each event.
     """
 
     changed = Changed
@@ -145,7 +149,9 @@ class Cluster:
     def arrive_later(
         self, seconds: float, call: Call, effect: Callable[[], object]
     ) -> None:
-        """Let a request take effect when its client does not wait any more, if its broker then answers."""
+        """Let a request take effect when its client does not wait any more, if its
+        broker then answers.
+        """
 
         def arrive() -> None:
             if self.answers(call):
@@ -163,7 +169,9 @@ class Cluster:
         )
 
     def told_before(self, where: Where) -> object:
-        """Return the old answer of a broker that was paused and does not know its successor; None: there is none."""
+        """Return the old answer of a broker that was paused and does not know its
+        successor; None: there is none.
+        """
         for broker, past in self._past.items():
             if (
                 where in past
@@ -174,7 +182,8 @@ class Cluster:
         return None
 
     def end_told_by(self, broker: int, epoch: int, partition: TopicPartition) -> int:
-        """Return the end of a partition as one broker reports it, requested with a leader epoch.
+        """Return the end of a partition as one broker reports it, requested with a
+        leader epoch.
 
         Raises:
             LogError: retryable: it does not answer, or knows another epoch.
@@ -216,10 +225,14 @@ class Cluster:
                 self._write_markers()
 
     def expect(self, when: float) -> None:
-        """Note the time of future work. Waiting clients query it (`due_in`) and call `step`."""
+        """Note the time of future work. Waiting clients query it (`due_in`) and call
+        `step`.
+        """
 
     def due_in(self) -> float | None:
-        """Return in how many seconds work is due, except work that waits for an unavailable broker."""
+        """Return in how many seconds work is due, except work that waits for an
+        unavailable broker.
+        """
         due = [at for at, _, _ in self._later[:1]]
         due += [
             marker.due
@@ -246,8 +259,8 @@ class Cluster:
             self.state.changed.notify_all()
 
     def pause(self, broker: int) -> None:
-        """Pause a broker: its partitions have no leader that answers until `fail_over`; when it resumes, it has its old
-        view.
+        """Pause a broker: its partitions have no leader that answers until `fail_over`;
+        when it resumes, it has its old view.
         """
         past: dict[Where, object] = {
             group.where: (group.committed, group.unstable)
@@ -284,7 +297,9 @@ class Cluster:
         self.brokers.move(where, broker)
 
     def remake(self, topic: str) -> None:
-        """Delete a topic and create it again: empty, with another id; groups lose their offsets in it."""
+        """Delete a topic and create it again: empty, with another id; groups lose their
+        offsets in it.
+        """
         spec = self.state.topic(topic).spec
         self.state.delete_topic(topic)
         self.state.create_topic(spec)
@@ -292,7 +307,9 @@ class Cluster:
     def compact(
         self, topic: str, before: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Compact a topic; with `before`, of each partition only what is below an offset."""
+        """Compact a topic; with `before`, of each partition only what is below an
+        offset.
+        """
         for partition in self.state.topic(topic).partitions:
             partition.compact(
                 None if before is None else before.get(partition.where, 0)
@@ -312,8 +329,8 @@ class Cluster:
         return any(marker.producer is producer for marker in self._markers)
 
     def settle(self, producer: Producer, topics: Collection[str]) -> None:
-        """End the last transaction of a producer, as it was decided, where these topics and groups' offsets still have
-        it open.
+        """End the last transaction of a producer, as it was decided, where these topics
+        and groups' offsets still have it open.
         """
         with self.state.changed:
             on_their_way = {

@@ -22,8 +22,9 @@ T = TypeVar("T")
 class SimulatedLog:
     """The cluster as one process uses it.
 
-    `answer_s`: how long a request waits for its answer; None: as long as brokers may be unreachable. `settles`: whether
-    writers end hanging transactions of their id, as `KafkaWriter` does.
+    `answer_s`: how long a request waits for its answer; None: as long as brokers may be
+    unreachable. `settles`: whether writers end hanging transactions of their id, as
+    `KafkaWriter` does.
     `kept_s`: how long records outside transactions wait to be sent.
     """
 
@@ -146,11 +147,15 @@ class SimulatedLog:
     def end_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the true end of each of these partitions; with the fault `Stale`, earlier ones."""
+        """Return the true end of each of these partitions; with the fault `Stale`,
+        earlier ones.
+        """
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """Return the first offset of a record that is not older than this; the end if there is none."""
+        """Return the first offset of a record that is not older than this; the end if
+        there is none.
+        """
         return self._ask(
             "start offset",
             partition,
@@ -188,14 +193,17 @@ class SimulatedLog:
         effect: Callable[[], T],
         check: Check | None = None,
     ) -> T:
-        """Return the answer to a request. `check`: see `Check`; it is asked before each attempt."""
+        """Return the answer to a request. `check`: see `Check`; it is asked before each
+        attempt.
+        """
         if check is not None:
             check(where if isinstance(where, str) else where.topic)
         return self._client.ask(kind, where, effect, self._answer_s)
 
 
 class SimulatedGroup:
-    """A member's requests for its group besides joining: offsets, and open transactions.
+    """A member's requests for its group besides joining: offsets, and open
+    transactions.
 
     The `check_fence` of the cluster knows members and generations.
     """
@@ -223,8 +231,8 @@ class SimulatedGroup:
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
     ) -> FetchedOffset:
-        """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may
-        still change.
+        """Return the offsets of these partitions (all that have one: None); `stable`:
+        none that an open transaction may still change.
         """
         group = self._cluster.state.group(self._group)
         committed, open_ = self._client.ask(
@@ -245,7 +253,9 @@ class SimulatedGroup:
         )
 
     def open_transactions(self) -> frozenset[str]:
-        """Return the transactional ids with open transactions, of the coordinators that answer."""
+        """Return the transactional ids with open transactions, of the coordinators that
+        answer.
+        """
         producers, answers = (
             self._cluster.state.producers,
             self._cluster.brokers.answers,

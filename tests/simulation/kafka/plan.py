@@ -1,13 +1,15 @@
-"""Faults as values: a *plan* outside of the cluster decides which request meets which fault.
+"""Faults as values: a *plan* outside of the cluster decides which request meets which
+fault.
 
-A plan is asked about each request on its way (`Call`), in the order in which they are made, and answers with a fault or
-None. So the same plan, seed and steps give the same run.
+A plan is asked about each request on its way (`Call`), in the order in which they are
+made, and answers with a fault or None. So the same plan, seed and steps give the same
+run.
 
     Script   the n-th request of a kind, to a partition, group or id, of a client
     Chance   each request, with a probability for each fault, from a seeded generator
 
-Faults of brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) belong to no request: `Cluster.at` causes
-them at a time.
+Faults of brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) belong to
+no request: `Cluster.at` causes them at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ Kind = Literal[
     "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "views",
     "create topics", "delete topics", "describe topic",
 ]  # fmt: skip
-"""The kind of a request. `append` is none yet: the client gets a record (`Early`). `marker`: from the coordinator to a
-participant.
+"""The kind of a request. `append` is none yet: the client gets a record (`Early`).
+`marker`: from the coordinator to a participant.
 """
 
 Where: TypeAlias = TopicPartition | str
@@ -34,7 +36,9 @@ Where: TypeAlias = TopicPartition | str
 
 
 class Call(NamedTuple):
-    """A request under way. `by`: the client, or the transactional id whose marker it is."""
+    """A request under way. `by`: the client, or the transactional id whose marker it
+    is.
+    """
 
     kind: Kind
     where: Where
@@ -43,8 +47,8 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. For a fetch: no
-    records of that partition.
+    """The request never arrives, or (`answer`) only its answer is lost, for as long as
+    the client asks. For a fetch: no records of that partition.
     """
 
     answer: bool = False
@@ -52,7 +56,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The request arrives this long after the client has given up. For a marker: it is written this much later."""
+    """The request arrives this long after the client has given up. For a marker: it is
+    written this much later.
+    """
 
     seconds: float
 
@@ -67,26 +73,32 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """For a marker: the coordinator takes the partition for deleted, and never writes it (KAFKA-20734). Only brokers
-    that `skip`.
+    """For a marker: the coordinator takes the partition for deleted, and never writes
+    it (KAFKA-20734). Only brokers that `skip`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The earlier leader or coordinator answers with its state when it was paused; no fault if none has resumed."""
+    """The earlier leader or coordinator answers with its state when it was paused; no
+    fault if none has resumed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A fetch returns at most this many records of that partition, and does not report the end yet."""
+    """A fetch returns at most this many records of that partition, and does not report
+    the end yet.
+    """
 
     records: int
 
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """For an `append`: the client sends its records of that partition at once, not at the flush."""
+    """For an `append`: the client sends its records of that partition at once, not at
+    the flush.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +133,9 @@ class NoFaults:
 
 @dataclass(slots=True)
 class On:
-    """A fault for the n-th request of a kind, `times` in a row; None: any place, any client."""
+    """A fault for the n-th request of a kind, `times` in a row; None: any place, any
+    client.
+    """
 
     kind: Kind
     fault: Fault

@@ -1,4 +1,6 @@
-"""The reader of a simulated cluster: returns any part of the available records, as a `KafkaReader` may."""
+"""The reader of a simulated cluster: returns any part of the available records, as a
+`KafkaReader` may.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class SimulatedReader(MemoryReader):
         return batches, count
 
     def _is_news(self, partition: TopicPartition, reading: Reading) -> bool:
-        """Whether there are records or an error. Without either, the fault plan is not consulted."""
+        """Whether there are records or an error. Without either, the fault plan is not
+        consulted.
+        """
         stored, at = self._state.partition(partition), reading.at.offset
         end = stored.stable_end if self._committed_only else stored.end
         return reading.told_end != max(at, end) or not stored.start <= at <= stored.end

@@ -1,4 +1,6 @@
-"""The effect of each fault of a plan on a client. A docstring names the test on real brokers that shows the same."""
+"""The effect of each fault of a plan on a client. A docstring names the test on real
+brokers that shows the same.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,9 @@ def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_w
 def test_a_marker_that_is_never_written_lets_the_next_transaction_decide_unless_the_writer_looks(
     settles: bool,
 ) -> None:
-    """KAFKA-20734: `tests/log/test_hanging_transactions.py`, `tests/broker/test_hanging_transactions.py`."""
+    """KAFKA-20734: `tests/log/test_hanging_transactions.py`,
+    `tests/broker/test_hanging_transactions.py`.
+    """
     setting = Setting(On("marker", Skipped(), where=B), skips=True, settles=settles)
     writer = setting.log.writer("tx")
     setting.transact(writer, "first")
@@ -368,7 +372,9 @@ def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_succes
 def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_transaction() -> (
     None
 ):
-    """An opener that gets a stale end opens too early: the reason why `end_offset` must be the true one."""
+    """An opener that gets a stale end opens too early: the reason why `end_offset` must
+    be the true one.
+    """
     setting = Setting(On("end offset", Stale()))
     follower = Follower(setting.log, "g")
     old = setting.cluster.brokers.leader(follower.partition).broker
@@ -399,7 +405,9 @@ def test_a_coordinator_that_stood_still_tells_old_offsets() -> None:
 
 
 def test_clients_go_on_with_another_leader() -> None:
-    """`test_reading_and_writing_go_on_over_restarts_of_the_broker`, `tests/broker/chaos_cluster.py`."""
+    """`test_reading_and_writing_go_on_over_restarts_of_the_broker`,
+    `tests/broker/chaos_cluster.py`.
+    """
     setting = Setting()
     fill(setting.log, A, numbers(2))
     reader, writer = setting.reader(A), setting.log.writer()
@@ -442,7 +450,9 @@ def test_a_transaction_whose_place_has_no_leader_keeps_the_next_one_waiting() ->
 def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes_on() -> (
     None
 ):
-    """`test_a_record_that_is_too_large_surfaces_and_the_writer_recovers`, `tests/broker/test_refused_records.py`."""
+    """`test_a_record_that_is_too_large_surfaces_and_the_writer_recovers`,
+    `tests/broker/test_refused_records.py`.
+    """
     setting = Setting()
     setting.log.create_topics([TopicSpec("small", 1, {"max.message.bytes": "3"})])
     writer = setting.log.writer("tx")

@@ -1,5 +1,5 @@
-"""Histories of writers, readers and faults, all from one seed: acknowledged transactions count, doubtful ones count
-completely or not at all.
+"""Histories of writers, readers and faults, all from one seed: acknowledged
+transactions count, doubtful ones count completely or not at all.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
     ]
     for kind, faults in RATES.items()
 }
-"""For brokers that skip markers: if a commit arrives between the check of the transaction and `InitProducerId`, its
-outcome cannot be known.
+"""For brokers that skip markers: if a commit arrives between the check of the
+transaction and `InitProducerId`, its outcome cannot be known.
 """
 
 
@@ -94,7 +94,9 @@ class Process:
         return TopicPartition("source", self.number)
 
     def act(self, rng: Random, seen: Counter[str]) -> None:
-        """Run one transaction, or fail in it. A void one is aborted, and a crashed process starts again."""
+        """Run one transaction, or fail in it. A void one is aborted, and a crashed
+        process starts again.
+        """
         try:
             if self.writer is None:
                 self.writer = self.log.writer(self.id, lambda: ["out", "changes"])
@@ -131,7 +133,9 @@ class Process:
 
 
 class World:
-    """A cluster, three writers with ids of their own, a committed reader of each partition."""
+    """A cluster, three writers with ids of their own, a committed reader of each
+    partition.
+    """
 
     def __init__(self, seed: int, *, settles: bool = True, skips: bool = False) -> None:
         self.rng = Random(seed)
@@ -214,8 +218,8 @@ class World:
         return bool(runs)
 
     def finish(self) -> None:
-        """Without further faults, take over every id once more, read everything to its end, and compare it with the
-        writers' knowledge.
+        """Without further faults, take over every id once more, read everything to its
+        end, and compare it with the writers' knowledge.
         """
         self.cluster.plan = NoFaults()
         for broker in sorted(self.cluster.brokers.away):
@@ -307,7 +311,9 @@ def test_the_same_seed_gives_the_same_events_and_another_one_others() -> None:
 
 
 def test_a_writer_that_does_not_finish_what_hangs_loses_what_was_acknowledged() -> None:
-    """The oracle sees KAFKA-20734: `tests/broker/test_hanging_transactions.py` shows the same on real brokers."""
+    """The oracle sees KAFKA-20734: `tests/broker/test_hanging_transactions.py` shows
+    the same on real brokers.
+    """
 
     def all_agree() -> None:
         for seed in range(50):

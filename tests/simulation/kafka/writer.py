@@ -1,9 +1,10 @@
-"""The writer of a simulated cluster: a client's queue, and a producer that may be void, fenced or in doubt, as
-`KafkaWriter` has them.
+"""The writer of a simulated cluster: a client's queue, and a producer that may be void,
+fenced or in doubt, as `KafkaWriter` has them.
 
-Records stay with the client until they are flushed (or `Early`), and go partition by partition: a process that ends in
-between has written any part of them. Any error makes the transaction void; `abort` then takes over the id again, which
-ends the open transaction in any state.
+Records stay with the client until they are flushed (or `Early`), and go partition by
+partition: a process that ends in between has written any part of them. Any error makes
+the transaction void; `abort` then takes over the id again, which ends the open
+transaction in any state.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class _Batch(NamedTuple):
 class SimulatedWriter:
     """Writes to a simulated cluster. One thread.
 
-    `end_offset`: returns the end of a partition, if this writer does not know its last record there. `written`: the
-    topics to search for hanging transactions; None: no search, as in other clients. `kept_s`: records outside
-    transactions that wait longer are given up, as by `message.timeout.ms`.
+    `end_offset`: returns the end of a partition, if this writer does not know its last
+    record there. `written`: the topics to search for hanging transactions; None: no
+    search, as in other clients. `kept_s`: records outside transactions that wait longer
+    are given up, as by `message.timeout.ms`.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class SimulatedWriter:
         self._session: ProducerSession | None = None
         self._open = False
         self._begun = False
-        """Whether the coordinator knows the transaction: it does from the first record or offset on."""
+        """Whether the coordinator knows the transaction: it does from the first record
+        or offset on.
+        """
         self._void = False
         self._fenced = False
         self._closed = False
@@ -133,7 +137,9 @@ class SimulatedWriter:
             raise self._void_by(error)  # noqa: B904
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record there, or else the partition's end."""
+        """Return the offset after this writer's last record there, or else the
+        partition's end.
+        """
         return (
             self._delivered[partition]
             if partition in self._delivered
@@ -185,7 +191,8 @@ class SimulatedWriter:
         was_open, self._open = self._open, False
         self._queue.clear()
         self._failure = None
-        # the writer that fenced us has ended our transaction; the next `begin` takes over again
+        # the writer that fenced us has ended our transaction; the next `begin` takes
+        # over again
         if self._id is None or self._fenced:
             self._session, self._void = None, False
         elif self._void or self._session is None:
@@ -236,7 +243,9 @@ class SimulatedWriter:
         self._void = self._fenced = False
 
     def _prepare(self, session: ProducerSession) -> None:
-        """Wait, before the first request of a transaction, until the one before it has ended everywhere."""
+        """Wait, before the first request of a transaction, until the one before it has
+        ended everywhere.
+        """
         if not self._begun:
             self._client.finish(session.producer, self._timeout_s)
             self._begun = True
@@ -256,7 +265,8 @@ class SimulatedWriter:
         )
 
         def effect() -> int:
-            # Asked with each attempt: a process may have stood still since the last one.
+            # Asked with each attempt: a process may have stood still since the last
+            # one.
             if session is None and self._client.now() - batches[0].since > self._kept_s:
                 raise DeliveryError(
                     f"records for {partition} have waited for too long", retryable=True

@@ -22,7 +22,9 @@ def run(
     ranges: int = 1,
     caching: bool = False,
 ) -> list[Record]:
-    """Return the results of `write` for these records, as (key, value, timestamp): keys are text, values JSON."""
+    """Return the results of `write` for these records, as (key, value, timestamp): keys
+    are text, values JSON.
+    """
     builder = StreamsBuilder("app")
     made = write(builder.stream("in", key=serdes.text, value=serdes.json))
     (made.to_stream() if isinstance(made, KTable) else made).to("out")

@@ -24,7 +24,9 @@ def outputs(
     caching: bool = False,
     commit_every: int = 1000,
 ) -> list[tuple[Any, Any, int]]:
-    """Return the outputs of these records, in order, as (key, value, timestamp); windowed keys as text."""
+    """Return the outputs of these records, in order, as (key, value, timestamp);
+    windowed keys as text.
+    """
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         _feed(driver, events, commit_every)
         found = [

@@ -1,4 +1,6 @@
-"""Cogroup: several streams are aggregated into one table, each by a function of its own."""
+"""Cogroup: several streams are aggregated into one table, each by a function of its
+own.
+"""
 
 from __future__ import annotations
 

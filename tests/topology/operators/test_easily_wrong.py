@@ -1,4 +1,6 @@
-"""Easily mistaken behaviours of Kafka Streams without a test elsewhere; docs/semantics.md lists all of them."""
+"""Easily mistaken behaviours of Kafka Streams without a test elsewhere;
+docs/semantics.md lists all of them.
+"""
 
 from typing import Any
 
@@ -69,7 +71,9 @@ def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_a_late_record_of_a_stream_join_meets_what_is_still_kept(ranges: int) -> None:
-    """Its window has closed long ago, and no pair comes twice; only unmatched records were emitted before."""
+    """Its window has closed long ago, and no pair comes twice; only unmatched records
+    were emitted before.
+    """
     events = [
         ("right", "a", "r", 10),
         ("left", "z", 0, 100),
@@ -187,7 +191,9 @@ def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_
 
 
 def bound(topology: Topology, part: SubTopology) -> BoundProgram:
-    """Return a task's program, without a driver that would carry records further at once."""
+    """Return a task's program, without a driver that would carry records further at
+    once.
+    """
     state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 20)
     return compile_subtopology(topology, part).bind(
         state.stores, lambda failure: None, caching=False

@@ -1,4 +1,6 @@
-"""Emit on close: a window is forwarded once, when it is closed, by the aggregation itself."""
+"""Emit on close: a window is forwarded once, when it is closed, by the aggregation
+itself.
+"""
 
 from __future__ import annotations
 

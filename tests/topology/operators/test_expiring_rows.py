@@ -136,8 +136,8 @@ def test_the_record_cache_changes_no_row(
     for store in STORES:
         if store != "per-name":
             assert same[store] == stores[store]
-    # Rows of a table that come and go between two flushes are never counted: they leave neither a count of 0 nor their
-    # time.
+    # Rows of a table that come and go between two flushes are never counted: they leave
+    # neither a count of 0 nor their time.
     assert counted(same) == counted(stores)
     for topic in ("counts", "totals"):
         for key in "abcdefgh":

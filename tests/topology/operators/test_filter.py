@@ -1,4 +1,6 @@
-"""`filter` and `filter_not`: keep or drop a record; in a table, keep a row or turn it into a tombstone."""
+"""`filter` and `filter_not`: keep or drop a record; in a table, keep a row or turn it
+into a tombstone.
+"""
 
 from typing import Any
 

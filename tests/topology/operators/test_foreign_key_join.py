@@ -1,4 +1,6 @@
-"""Foreign-key joins: each row of one table is joined with the row of another that it names."""
+"""Foreign-key joins: each row of one table is joined with the row of another that it
+names.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def joined(
     partitions: Any = 1,
     caching: bool = False,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the outputs after these events, (key, value, timestamp), and the latest value of each key."""
+    """Return the outputs after these events, (key, value, timestamp), and the latest
+    value of each key.
+    """
     with TopologyTestDriver(
         topology_of(left, "kept"), ranges, partitions=partitions, caching=caching
     ) as driver:
@@ -266,7 +270,9 @@ Step = tuple[Event | str, Any]
 def joined_by(
     steps: Iterable[Step], *, left: bool, ranges: int, caching: bool
 ) -> dict[str, Any]:
-    """Return the table after these steps, and after everything that they leave on its way."""
+    """Return the table after these steps, and after everything that they leave on its
+    way.
+    """
     with Interleaved(topology_of(left, "kept"), ranges, caching=caching) as driver:
         for what, at in steps:
             if what == "all":
@@ -397,7 +403,9 @@ def test_the_foreign_key_comes_from_one_function() -> None:
 def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(
     right: str, left: bool
 ) -> None:
-    """The subscription comes while the record cache holds the row, whose deletion no flush forwards."""
+    """The subscription comes while the record cache holds the row, whose deletion no
+    flush forwards.
+    """
     builder = StreamsBuilder("app")
     orders = builder.table(
         "orders",

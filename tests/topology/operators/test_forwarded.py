@@ -40,7 +40,9 @@ COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
 def test_what_kafka_cannot_have_fails_the_record_that_forwards_it(
     timestamp: Any, headers: Any, says: str
 ) -> None:
-    """The client would refuse it later, without a word of node and record, whatever the handlers say; or crash."""
+    """The client would refuse it later, without a word of node and record, whatever the
+    handlers say; or crash.
+    """
     made = Record("a", 1, timestamp, headers)
 
     class Wrong(Processor[str, int, str, int]):

@@ -1,4 +1,6 @@
-"""Hopping windows: a record counts in each open window that holds it. Windows that never end; user-defined windows."""
+"""Hopping windows: a record counts in each open window that holds it. Windows that
+never end; user-defined windows.
+"""
 
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def topology_of(shape: str, kind: str, cache: str) -> Topology:
     others = builder.table("others", key=serdes.text, value=JSON)
     joined = SHAPES[shape][0](rows, others, kind)
     joined.to_stream().to("out")
-    # What is told below must be what was told before, each time: else groups keep what is gone.
+    # What is told below must be what was told before, each time: else groups keep what
+    # is gone.
     joined.group_by(
         lambda key, value: (str(value), key), key=serdes.text, value=serdes.text
     ).count(store="groups")

@@ -1,4 +1,6 @@
-"""`map`, `select_key`, `repartition`, `group_by`: records with a new key go to the partition of that key."""
+"""`map`, `select_key`, `repartition`, `group_by`: records with a new key go to the
+partition of that key.
+"""
 
 from typing import Any
 

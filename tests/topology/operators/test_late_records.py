@@ -1,4 +1,6 @@
-"""Late records as a stream: those that windows and versioned tables drop, once each, by the owner of the key."""
+"""Late records as a stream: those that windows and versioned tables drop, once each, by
+the owner of the key.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,9 @@ TABLES: dict[str, Write] = {
 
 
 def topology_of(name: str, store: Materialized, *, cached: bool = True) -> Topology:
-    """Return a topology of two tables and a third from them, stored as `store`. `cached`: whether the two are."""
+    """Return a topology of two tables and a third from them, stored as `store`.
+    `cached`: whether the two are.
+    """
     builder = StreamsBuilder("app")
     left, right = (
         builder.table(

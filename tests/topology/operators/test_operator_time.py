@@ -1,4 +1,6 @@
-"""The stream time of an operator: the largest timestamp it has received, whatever the number of key ranges."""
+"""The stream time of an operator: the largest timestamp it has received, whatever the
+number of key ranges.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def test_what_comes_out_for_a_key_does_not_depend_on_the_number_of_ranges_or_on_
 def checked_counts(
     inputs: list[Input], ranges: int, config: dict[str, str]
 ) -> tuple[list[int], list[Any]]:
-    """Return the values on which a mapper below a filter is called, and the rows of the windows below it."""
+    """Return the values on which a mapper below a filter is called, and the rows of the
+    windows below it.
+    """
     calls = list[int]()
 
     def checked(value: int) -> int:
@@ -148,7 +152,9 @@ def checked_counts(
 
 
 def test_the_reader_does_not_call_a_mapper_that_can_drop_no_record() -> None:
-    """It would do so in each process of the partition, on the thread that fetches for all of its tasks."""
+    """It would do so in each process of the partition, on the thread that fetches for
+    all of its tasks.
+    """
     inputs: list[Input] = [("a", 1, 5), ("b", 3, 50), ("b", 2, 7), ("a", 1, 8)]
     for ranges in (1, 4):
         calls, rows = checked_counts(inputs, ranges, {})
@@ -205,7 +211,9 @@ BELOW: dict[str, Callable[[KStream[str, Any]], KTable[Any, Any]]] = {
     ),
     "beside": counted_beside,
 }
-"""Windows below what reads keys or values that may be unreadable or null, and beside others that read them."""
+"""Windows below what reads keys or values that may be unreadable or null, and beside
+others that read them.
+"""
 
 
 @cache

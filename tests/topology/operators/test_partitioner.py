@@ -1,4 +1,6 @@
-"""`partitioner=` of `to` and `repartition`: the partition of each record is the program's choice."""
+"""`partitioner=` of `to` and `repartition`: the partition of each record is the
+program's choice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`print`: each record as a line, on standard output, in a file, or to any object with `write`."""
+"""`print`: each record as a line, on standard output, in a file, or to any object with
+`write`.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Tick(Processor[Any, Any, Any, Any]):
 def run(
     processor: Any, *steps: Any, config: dict[str, Any] | None = None
 ) -> list[tuple[Any, Any]]:
-    """Send a record for each (timestamp, headers), advance the time for each number; return (key, timestamp) of the
-    outputs.
+    """Send a record for each (timestamp, headers), advance the time for each number;
+    return (key, timestamp) of the outputs.
     """
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).process(

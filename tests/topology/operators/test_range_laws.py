@@ -1,4 +1,6 @@
-"""Laws of the project: results depend neither on the number of key ranges nor, finally, on the record cache."""
+"""Laws of the project: results depend neither on the number of key ranges nor, finally,
+on the record cache.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -102,7 +104,9 @@ def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(
 
 
 class SinceEachRecord(Windows):
-    """User-defined windows that begin with their records, at times that no clock determines."""
+    """User-defined windows that begin with their records, at times that no clock
+    determines.
+    """
 
     size_ms = 12
     grace_ms = 3

@@ -61,7 +61,9 @@ def results(
     ranges: int = 1,
     folder: Path | None = None,
 ) -> Results:
-    """Return the output; with a folder, from stores on RocksDB and with a commit after each record."""
+    """Return the output; with a folder, from stores on RocksDB and with a commit after
+    each record.
+    """
     with TopologyTestDriver(topology, ranges, config, state_dir=folder) as driver:
         for key, value, timestamp in events:
             driver.input("in", serdes.text, serdes.json).send(key, value, timestamp)

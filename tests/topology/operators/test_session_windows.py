@@ -1,4 +1,6 @@
-"""Sessions: runs of records of a key without a long pause; a record between two sessions merges them."""
+"""Sessions: runs of records of a key without a long pause; a record between two
+sessions merges them.
+"""
 
 from __future__ import annotations
 

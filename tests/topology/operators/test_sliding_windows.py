@@ -1,4 +1,6 @@
-"""Sliding windows: one for each set of records of a key that lie at most `difference` apart, both ends inside."""
+"""Sliding windows: one for each set of records of a key that lie at most `difference`
+apart, both ends inside.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.topology.operators.results import outputs
 
 @cache
 def lists(difference: int, grace: int = 0) -> Topology:
-    """Return each window as the list of its values; the aggregator changes its aggregate in place."""
+    """Return each window as the list of its values; the aggregator changes its
+    aggregate in place.
+    """
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     windows = stream.group_by_key().windowed_by(

@@ -1,4 +1,6 @@
-"""Stream-global joins: each record looks up a key of its choice, in a table of which every task has all rows."""
+"""Stream-global joins: each record looks up a key of its choice, in a table of which
+every task has all rows.
+"""
 
 from typing import Any
 
@@ -15,7 +17,9 @@ Event = tuple[str, str | None, Any]
 def joined(
     *events: Event, left: bool = False, ranges: int = 1
 ) -> list[tuple[str | None, Any, int]]:
-    """Return the outputs of a join after these events: (topic, key, value), each a millisecond after the one before."""
+    """Return the outputs of a join after these events: (topic, key, value), each a
+    millisecond after the one before.
+    """
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     names = builder.global_table(

@@ -1,4 +1,6 @@
-"""Stream-stream joins: records of equal keys that are near in time, whichever comes first."""
+"""Stream-stream joins: records of equal keys that are near in time, whichever comes
+first.
+"""
 
 from functools import cache
 from typing import Any
@@ -290,12 +292,12 @@ def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_joi
     events: list[Event], kind: str, before: int, after: int, ranges: int, commit: bool
 ) -> None:
     windows = JoinWindows(before=ms(before), after=ms(after), grace=ms(60))
-    if (
-        kind != "inner"
-    ):  # a record after the end of its window is emitted at once, and again with a match
+    if kind != "inner":
+        # a record after the end of its window is emitted at once, and again with a
+        # match
         events.sort(key=lambda event: event[3])
-    # Kafka Streams searches for unmatched records when time advances, and not each time: the end records advance it far
-    # enough.
+    # Kafka Streams searches for unmatched records when time advances, and not each
+    # time: the end records advance it far enough.
     ends: list[Event] = [
         ("left", f"end{n}", 0, at) for n, at in enumerate((500, 1000, 1500))
     ]

@@ -15,7 +15,9 @@ Event = tuple[str, str | None, Any]
 def joined(
     *events: Event, left: bool = False, ranges: int = 1, view: Any = lambda table: table
 ) -> list[tuple[str | None, Any, int]]:
-    """Return the outputs of a join after these events: (topic, key, value), each a millisecond after the one before."""
+    """Return the outputs of a join after these events: (topic, key, value), each a
+    millisecond after the one before.
+    """
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     names = view(builder.table("names", key=serdes.text, value=serdes.json))

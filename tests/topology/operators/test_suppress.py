@@ -1,4 +1,6 @@
-"""Suppress: only the latest update of a row is forwarded, when its window has closed or some time has passed."""
+"""Suppress: only the latest update of a row is forwarded, when its window has closed or
+some time has passed.
+"""
 
 from __future__ import annotations
 

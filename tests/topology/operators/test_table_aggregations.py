@@ -1,4 +1,6 @@
-"""Aggregations of tables: when a row changes, its old value is subtracted from its group and its new value added."""
+"""Aggregations of tables: when a row changes, its old value is subtracted from its
+group and its new value added.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A table and the stream of its updates are two views of one thing: at any moment, the updates so far fold to the
-table.
+"""A table and the stream of its updates are two views of one thing: at any moment, the
+updates so far fold to the table.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ def joined(
     store: str | None = None,
     caching: bool = False,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the outputs of a join after these events, (key, value, timestamp), and the latest value of each key."""
+    """Return the outputs of a join after these events, (key, value, timestamp), and the
+    latest value of each key.
+    """
     with TopologyTestDriver(join_of(kind, store), ranges, caching=caching) as driver:
         for timestamp, (topic, key, value) in enumerate(events):
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
@@ -141,7 +143,9 @@ def test_a_join_can_be_joined_again_without_being_kept() -> None:
 def test_rows_that_go_on_both_sides_between_two_flushes_are_gone(
     kind: str, store: str | None
 ) -> None:
-    """Each side finds the other row already deleted; the old values of both show that the result existed."""
+    """Each side finds the other row already deleted; the old values of both show that
+    the result existed.
+    """
     events = [
         (topic, "a", value, 0) for value in (1, 2, None) for topic in ("left", "right")
     ]
@@ -252,7 +256,9 @@ def windows_joined(
     caching: bool,
     store: str | None,
 ) -> tuple[dict[str, list[Any]], list[Any]]:
-    """Return the outputs of a join of counts in windows, by key, and the rows of its store."""
+    """Return the outputs of a join of counts in windows, by key, and the rows of its
+    store.
+    """
     found: dict[str, list[Any]] = {}
     with TopologyTestDriver(
         windows_join_of(windows, kind, store), ranges, caching=caching

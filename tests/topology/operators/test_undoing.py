@@ -1,4 +1,6 @@
-"""An aggregator that changes its aggregate in place, and then raises, leaves the row as it was."""
+"""An aggregator that changes its aggregate in place, and then raises, leaves the row as
+it was.
+"""
 
 from __future__ import annotations
 

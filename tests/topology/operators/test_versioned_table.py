@@ -41,7 +41,9 @@ def joined(
     ranges: int = 1,
     history: int = 100,
 ) -> list[tuple[Any, Any, int]]:
-    """Return the outputs of a stream-table join after these events: (topic, key, value, timestamp)."""
+    """Return the outputs of a stream-table join after these events: (topic, key, value,
+    timestamp).
+    """
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     prices = builder.table(
@@ -191,8 +193,8 @@ def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_nev
 
 
 def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
-    """Operators below take each row as the latest, as the store does; directly below the table they would drop this
-    one.
+    """Operators below take each row as the latest, as the store does; directly below
+    the table they would drop this one.
     """
     builder = StreamsBuilder("app")
     table = builder.table(
@@ -286,7 +288,9 @@ def test_records_that_are_repeated_mend_a_past_of_which_a_part_was_written(
     repeated: list[tuple[int, int | None]],
     data: st.DataObject,
 ) -> None:
-    """At-least-once, a crash in the middle of a commit: a changelog has the first rows of a batch, in their order."""
+    """At-least-once, a crash in the middle of a commit: a changelog has the first rows
+    of a batch, in their order.
+    """
     rows, crashed = Rows(), Rows()
     for each in rows, crashed:
         for timestamp, value in done:
@@ -468,7 +472,9 @@ class Rows:
         self.commit()
 
     def damage_past(self, key: bytes, end: int) -> None:
-        """Replace the value of a committed version that has ended by bytes that its serde cannot read."""
+        """Replace the value of a committed version that has ended by bytes that its
+        serde cannot read.
+        """
         at = layout.database_key(key, window_key(key, end))
         self._database.write(
             [
