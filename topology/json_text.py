@@ -70,6 +70,16 @@ def typed_reader(type_: Any) -> TypedReader:
     return TypedReader(decoder, decoder.decode)
 
 
+def reader_of_short(read: Callable[[bytes], Any]) -> Callable[[bytes], Any] | None:
+    """Return the function by which a reader of JSON reads texts up to `LONG_BYTES`.
+
+    None: it is no reader of this module.
+    """
+    if read is read_json:
+        return orjson.loads
+    return read.read if isinstance(read, TypedReader) else None
+
+
 def decoder_of(read: Callable[[bytes], Any]) -> msgspec.json.Decoder[Any] | None:
     """Return the decoder of msgspec that a function is of; None: it is of none."""
     if isinstance(read, TypedReader):
