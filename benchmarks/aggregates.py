@@ -30,7 +30,7 @@ from rich.table import Table
 
 from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
 from coopstreams.common.config import Config
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.log.kafka.native import data_plane, native_parts, native_tables
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState

@@ -45,8 +45,8 @@ from coopstreams import (
     key_value_store,
     serdes,
 )
-from coopstreams.commit.offsets import list_consumer_group_offsets
-from coopstreams.common.memory import tune_memory
+from coopstreams.commit.group_progress import list_consumer_group_offsets
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition

@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.async_calls import CALL_S, KEYS, settings
 from benchmarks.running import make_topics, resident, write
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.naming import COMMIT_TOPIC
 

@@ -50,7 +50,7 @@ from benchmarks.running import (
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.kafka.native import native_tables

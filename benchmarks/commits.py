@@ -38,7 +38,7 @@ from rich.table import Table
 
 from benchmarks.running import cpu_of, fill, make_topics
 from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.tasks.committer import Committer

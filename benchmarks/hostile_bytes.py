@@ -63,7 +63,7 @@ from coopstreams.query.formats import parse_key
 from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices
 from coopstreams.topology.columns import Columns, Headers
-from coopstreams.topology.compatibility.protobuf import files_of
+from coopstreams.topology.compatibility.protobuf_changes import files_of
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.dsl.attach_joins import values_of, waiting_of
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -76,7 +76,6 @@ from coopstreams.topology.errors import (
     StateCorruptError,
     TopologyError,
 )
-from coopstreams.topology.graph.folding import totals
 from coopstreams.topology.graph.foreign_keys import (
     ANSWERS,
     SUBSCRIBERS,
@@ -84,13 +83,14 @@ from coopstreams.topology.graph.foreign_keys import (
     Answer,
     ForeignKeySubscription,
 )
+from coopstreams.topology.graph.known_folds import totals
 from coopstreams.topology.graph.outline import read_outline
 from coopstreams.topology.kept_headers import Headed, Place, as_read, with_headers
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serde import Serde, varint
 from coopstreams.topology.task_id import TaskId
-from coopstreams.topology.versions import versions_of
 
 MEGABYTE = 1_000_000
 KINDS = ("too long", "too deep", "too many", "wrong lengths", "truncated")

@@ -27,7 +27,7 @@ from benchmarks.__main__ import planes
 from benchmarks.report import PLANES
 from benchmarks.running import said
 from benchmarks.snapshots import CHANGELOG, EIGHTH, fill, program
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.process_limits import tune_memory
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING

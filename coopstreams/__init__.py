@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         use_partition_time_on_invalid_timestamp,
         wallclock_timestamp,
     )
-    from coopstreams.instance.app import CoopStreams
+    from coopstreams.instance.coop_streams import CoopStreams
     from coopstreams.query.client import AsyncQueryClient, QueryClient
     from coopstreams.sinks.postgres import PostgresSink
     from coopstreams.state.engine import Change, Engine
@@ -155,7 +155,7 @@ _HOME = {
         "coopstreams.common.config": "Config",
         "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp "
         "use_partition_time_on_invalid_timestamp wallclock_timestamp",
-        "coopstreams.instance.app": "CoopStreams",
+        "coopstreams.instance.coop_streams": "CoopStreams",
         "coopstreams.sinks.postgres": "PostgresSink",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.stores import IN_MEMORY, ROCKS_DB, StoreSpec

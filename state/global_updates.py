@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.compile.processing import Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
+from coopstreams.topology.compile.task_processor import Work
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import (

@@ -154,7 +154,7 @@ except SystemExit:
             "query",
             {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"},
         ),
-        ("dev", {"coopstreams.commands.settings", "kafka", "rocksdict"}),
+        ("dev", {"coopstreams.commands.command_settings", "kafka", "rocksdict"}),
     ],
 )
 def test_a_command_loads_no_other_one_and_only_what_it_needs(

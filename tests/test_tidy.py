@@ -52,9 +52,9 @@ MAY_IMPORT = {
             "end_requests",
             "ends",
             "names",
-            "requests",
+            "group_requests",
             "transaction_requests",
-            "transactions",
+            "hanging_transactions",
         )
     ),
     "jgo": ("coopstreams/dev/jars.py", "coopstreams/dev/pins.py"),
@@ -91,13 +91,13 @@ SPEAKS_WITH_BROKERS = {
         "coordinator",
         "ends",
         "names",
-        "settings",
-        "transactions",
+        "group_settings",
+        "hanging_transactions",
     )
 }
 SEEN_FROM_OUTSIDE = {
     "coopstreams/consumer/cooperative_fetch.py",
-    "coopstreams/instance/app.py",
+    "coopstreams/instance/coop_streams.py",
 }
 """Modules called by programs and administrators: simulations do not control them."""
 ASKED_OF_THE_HOST = {

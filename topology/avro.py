@@ -23,7 +23,7 @@ import orjson
 
 from coopstreams.topology.avro_bounds import check_of, source_of
 from coopstreams.topology.avro_decimals import check_decimals, with_bounded_decimals
-from coopstreams.topology.compatibility.avro import parts, why_unreadable
+from coopstreams.topology.compatibility.avro_changes import parts, why_unreadable
 from coopstreams.topology.compatibility.avro_json import from_json
 from coopstreams.topology.compatibility.avro_logical import as_read
 from coopstreams.topology.compatibility.avro_references import whole

@@ -27,7 +27,11 @@ from io import BytesIO
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
-from coopstreams.topology.compatibility.avro import Named, definition, definitions
+from coopstreams.topology.compatibility.avro_changes import (
+    Named,
+    definition,
+    definitions,
+)
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.limits import LEVELS, VALUES, VALUES_PER_BYTE
 

@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from coopstreams.topology.compatibility.avro import parts
+from coopstreams.topology.compatibility.avro_changes import parts
 from coopstreams.topology.compatibility.avro_logical import BOUNDED_DECIMAL
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.limits import DECIMAL_BYTES, DECIMAL_DIGITS

@@ -17,7 +17,10 @@ from typing import Any, TypeVar, is_typeddict, overload
 import msgspec
 import orjson
 
-from coopstreams.topology.compatibility.json_schema import compared, why_unreadable
+from coopstreams.topology.compatibility.json_schema_changes import (
+    compared,
+    why_unreadable,
+)
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_text import read_long, typed_reader

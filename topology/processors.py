@@ -47,9 +47,9 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record, check_writable
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
 from coopstreams.topology.stores import StoreSpec, check_store_type
-from coopstreams.topology.versions import versions_of
 
 K = TypeVar("K")
 V = TypeVar("V")

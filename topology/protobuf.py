@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from coopstreams.topology.compatibility.protobuf import (
+from coopstreams.topology.compatibility.protobuf_changes import (
     files_of,
     message_at,
     parts_of,

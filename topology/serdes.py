@@ -40,7 +40,7 @@ import msgspec
 import orjson
 
 from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
-from coopstreams.topology.compatibility.json_schema import compared
+from coopstreams.topology.compatibility.json_schema_changes import compared
 from coopstreams.topology.compatibility.other_names import SERDES, missing
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414

@@ -35,7 +35,7 @@ from coopstreams.admin.group_reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
 from coopstreams.log.precondition import Precondition
-from coopstreams.sharing.group import share_group
+from coopstreams.sharing.share_group import share_group
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError

@@ -38,10 +38,13 @@ from coopstreams.admin.replays import (
     metadata_of,
     was_wanted,
 )
-from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
+from coopstreams.commit.group_progress import (
+    OffsetAndRanges,
+    list_consumer_group_offsets,
+)
 from coopstreams.consumer.consumer import CooperativeConsumer, Partition
-from coopstreams.consumer.share import ConsumerRecord
-from coopstreams.log.kafka.errors import (
+from coopstreams.consumer.owned_range import ConsumerRecord
+from coopstreams.log.kafka.kafka_errors import (
     CLIENT_ERRORS,
     error_of,
     refuses_records,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coopstreams.commit.offsets import (
+from coopstreams.commit.group_progress import (
     OffsetAndRanges,
     group_offsets,
     individual_commits,

@@ -32,7 +32,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from coopstreams.commit.follower import VOID, Follower
-from coopstreams.commit.offsets import catch_up
+from coopstreams.commit.group_progress import catch_up
 from coopstreams.commit.positions import check_beside, check_named
 from coopstreams.commit.record import (
     MADE_ANEW,

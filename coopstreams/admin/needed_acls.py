@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coopstreams.commit import policy
-from coopstreams.common.acls import Acl
+from coopstreams.commit import cluster_policy
+from coopstreams.common.acl_errors import Acl
 from coopstreams.common.config import Config
-from coopstreams.sharing.group import share_group
-from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.sharing.share_group import share_group
+from coopstreams.tasks.failure_handlers import dead_letter_topics
 from coopstreams.topology.graph.nodes import DynamicSink, Source, Structure
 from coopstreams.topology.naming import COMMIT_TOPIC
 
@@ -48,7 +48,7 @@ RULES = (
     Rule("topic", "<application>-", ("Delete",), prefixed=True),
     Rule("topic", "<application>-", ("DescribeConfigs",), prefixed=True),
     Rule("topic", COMMIT_TOPIC, ("Create", "Read", "Write")),
-    Rule("topic", policy.TOPIC, ("Read",)),
+    Rule("topic", cluster_policy.TOPIC, ("Read",)),
     Rule("topic", COMMIT_TOPIC, ("DescribeConfigs",)),
     Rule("group", "<application>", ("Read",)),
     Rule("group", "<application>-share", ("Read", "AlterConfigs"), shared=True),

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from coopstreams.commit.offsets import OffsetAndRanges
+from coopstreams.commit.group_progress import OffsetAndRanges
 from coopstreams.topology.keys import key_hashes
 
 MOST_TURNS = 8

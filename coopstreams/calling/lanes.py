@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
-from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
+from coopstreams.calling.process_pool import MOST_PROCESSES, ProcessCall
 from coopstreams.calling.threads import CallThreads
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.topology.calls import Calling

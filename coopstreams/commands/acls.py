@@ -12,9 +12,15 @@ import orjson
 import typer
 
 from coopstreams.admin.needed_acls import needed, unknown
+from coopstreams.commands.command_settings import (
+    Brokers,
+    ConfigFile,
+    Pairs,
+    Target,
+    flags,
+)
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, flags
-from coopstreams.common.acls import Acl, adding
+from coopstreams.common.acl_errors import Acl, adding
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
 from coopstreams.common.security import Security

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 from rich.console import Console
 
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
     SettingsFile,
@@ -22,7 +22,7 @@ from coopstreams.commands.settings import (
 from coopstreams.commands.terminal.resuming import resuming, saying
 from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
-from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.tasks.failure_handlers import dead_letter_topics
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
@@ -142,7 +142,7 @@ def backfill(
     configure_logging(verbose)
     try:
         from coopstreams.spark import preparing, running
-        from coopstreams.spark.session import session_or_local
+        from coopstreams.spark.spark_session import session_or_local
     except ImportError as error:
         raise ConfigError(
             f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})'

@@ -10,9 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from coopstreams.commands.loading import load_topology, modules_of_its_own
-from coopstreams.commands.processes.restarts import WRONG, exit_status
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     ConfigFile,
     Pairs,
@@ -20,6 +18,8 @@ from coopstreams.commands.settings import (
     configure_logging,
     loaded,
 )
+from coopstreams.commands.loading import load_topology, modules_of_its_own
+from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.common.config import Config
 from coopstreams.instance.deployed import ACCEPT, Deployed, outline_with
 from coopstreams.tasks.resolved_topology import as_it_runs

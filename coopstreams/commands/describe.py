@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from coopstreams.commands.command_settings import Target
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Target
 from coopstreams.topology.errors import ConfigError
 
 

@@ -20,7 +20,12 @@ from coopstreams.admin.dead_letters import (
     replay_group,
 )
 from coopstreams.admin.replays import Wanted
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.command_settings import (
+    Brokers,
+    ConfigFile,
+    cluster,
+    connection,
+)
 from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commands.terminal.visible import visible
 from coopstreams.topology.errors import ConfigError

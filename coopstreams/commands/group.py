@@ -10,12 +10,17 @@ from rich.text import Text
 
 from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
 from coopstreams.admin.group_reset import reset_offsets
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.command_settings import (
+    Brokers,
+    ConfigFile,
+    cluster,
+    connection,
+)
 from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commit.ranges import Runs
 from coopstreams.consumer.group_assignment import topic_number
+from coopstreams.group.active_version import short, version_of
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.versions import short, version_of
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coopstreams.commands.asking import AskingFile, asking
+from coopstreams.commands.http_access import AskingFile, asking
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
 

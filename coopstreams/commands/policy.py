@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from coopstreams.commands.settings import Brokers, ConfigFile, connection
+from coopstreams.commands.command_settings import Brokers, ConfigFile, connection
 from coopstreams.commands.terminal.figures import new_table, plain_console
-from coopstreams.commit.policy import CLUSTER, TOPICS, Policy
-from coopstreams.consumer.policy import read_policy, set_policy
+from coopstreams.commit.cluster_policy import CLUSTER, TOPICS, Policy
+from coopstreams.consumer.consumer_policy import read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from coopstreams.commands.asking import AskingFile, asking
+from coopstreams.commands.http_access import AskingFile, asking
 from coopstreams.common.extra import need_http
 from coopstreams.common.moments import moment_ms
 from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
 
 if TYPE_CHECKING:
-    from coopstreams.query.requests import EntryFound
+    from coopstreams.query.client_requests import EntryFound
 
 
 def query(
@@ -87,7 +87,7 @@ def query(
     key has no value, which standard error says, or the query failed.
     """
     need_http("coopstreams query")
-    from coopstreams.query.requests import LATEST_MS
+    from coopstreams.query.client_requests import LATEST_MS
 
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):
@@ -186,7 +186,7 @@ def _key(text: str, serde: str) -> Any:
     """Return the key in the client's form: one that is given as JSON as its value,
     others as text.
     """
-    from coopstreams.query.requests import AS_JSON
+    from coopstreams.query.client_requests import AS_JSON
 
     if not serde.startswith(AS_JSON):
         return text

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
     SettingsFile,
@@ -223,7 +223,7 @@ def _in_spark(
 ) -> Manifest:
     try:
         from coopstreams.spark import rebuild as rebuild_in_spark
-        from coopstreams.spark.session import session_or_local
+        from coopstreams.spark.spark_session import session_or_local
     except ImportError as error:
         raise ConfigError(
             f'--cores needs Spark: pip install "coopstreams[spark]" ({error})'
@@ -335,12 +335,12 @@ def from_source(
         ConfigError: Spark is not installed; or see `rebuild_from_source`.
     """
     try:
-        from coopstreams.spark.session import session_or_local
         from coopstreams.spark.source_rebuild import (
             WORK,
             carry_out_rebuild,
             plan_rebuild,
         )
+        from coopstreams.spark.spark_session import session_or_local
     except ImportError as error:
         raise ConfigError(
             f'--from source needs Spark: pip install "coopstreams[spark]" ({error})'

@@ -17,7 +17,7 @@ from coopstreams.admin.application_reset import (
     check_stopped,
     plan_reset,
 )
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     ConfigFile,
     Pairs,
@@ -31,11 +31,11 @@ from coopstreams.common.moments import moment_ms
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
 from coopstreams.instance.name_claims import claims
-from coopstreams.log.kafka.share import delete_share_group
+from coopstreams.log.kafka.share_consumer import delete_share_group
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.topics import reset_of_topic
+from coopstreams.tasks.topic_checks import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST, LATEST

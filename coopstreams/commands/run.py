@@ -14,10 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from coopstreams.commands.processes.restarts import MOST_RESTARTS
-from coopstreams.commands.processes.supervisor import Supervisor
-from coopstreams.commands.processes.worker import end_with_supervisor, past, say_running
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     Pairs,
     SettingsFile,
@@ -27,11 +24,14 @@ from coopstreams.commands.settings import (
     flags,
     loaded,
 )
+from coopstreams.commands.processes.restarts import MOST_RESTARTS
+from coopstreams.commands.processes.supervisor import Supervisor
+from coopstreams.commands.processes.worker import end_with_supervisor, past, say_running
 from coopstreams.commands.terminal.screen import REPORTS, Screen, report
 from coopstreams.common.config import Config
 from coopstreams.common.interrupts import drain_by, end
-from coopstreams.common.memory import allow_open_files, tune_memory
-from coopstreams.instance.app import CoopStreams
+from coopstreams.common.process_limits import allow_open_files, tune_memory
+from coopstreams.instance.coop_streams import CoopStreams
 from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger("coopstreams")

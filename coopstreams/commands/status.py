@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.asking import AskingFile, asking
+from coopstreams.commands.http_access import AskingFile, asking
 from coopstreams.commands.terminal.figures import (
     behind,
     dropped,

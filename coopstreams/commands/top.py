@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.asking import AskingFile, asking
+from coopstreams.commands.http_access import AskingFile, asking
 from coopstreams.commands.terminal.bars import Letters, range_bars
 from coopstreams.commands.terminal.figures import new_table, plain_console, reasons_of
 from coopstreams.commands.terminal.processes import figures_of

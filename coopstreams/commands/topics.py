@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from coopstreams.commands.settings import (
+from coopstreams.commands.command_settings import (
     Brokers,
     ConfigFile,
     Pairs,
@@ -26,7 +26,7 @@ from coopstreams.commands.terminal.visible import visible
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.tasks.failure_handlers import dead_letter_topics
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import UnknownTopicError

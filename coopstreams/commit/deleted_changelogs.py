@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from coopstreams.commit.offsets import individual_commits
+from coopstreams.commit.group_progress import individual_commits
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log, TopicSpec

@@ -23,7 +23,7 @@ from coopstreams.common.given import flat, origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import (
+from coopstreams.common.setting_values import (
     boolean,
     fraction,
     integer,

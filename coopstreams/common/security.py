@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coopstreams.common.acls import Login
+from coopstreams.common.acl_errors import Login
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import is_secret, resolved
 from coopstreams.common.tokens import Fetch, callback, msk_iam, oidc

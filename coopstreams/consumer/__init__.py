@@ -1,7 +1,10 @@
 """Consumers that share partitions by key range and commit records in any order."""
 
-from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
-from coopstreams.commit.policy import Policy
+from coopstreams.commit.cluster_policy import Policy
+from coopstreams.commit.group_progress import (
+    OffsetAndRanges,
+    list_consumer_group_offsets,
+)
 from coopstreams.consumer.assignors import (
     Subscription,
     key_range_range,
@@ -10,11 +13,11 @@ from coopstreams.consumer.assignors import (
 )
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
+from coopstreams.consumer.consumer_policy import read_policy, set_policy
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.policy import read_policy, set_policy
-from coopstreams.consumer.share import ConsumerRecord
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.consumer.owned_range import ConsumerRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     CommitConflictError,

@@ -13,6 +13,9 @@ from coopstreams.commit.positions import Positions
 from coopstreams.common.host import Host, Inbox
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
+from coopstreams.consumer.consumer_policy import Policies
+from coopstreams.consumer.consumer_session import ConsumerSession, RangesCallback
+from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.group_assignment import (
@@ -21,9 +24,6 @@ from coopstreams.consumer.group_assignment import (
     topic_numbers,
 )
 from coopstreams.consumer.ownership import Alone, Openings, Ownership, Shared
-from coopstreams.consumer.policy import Policies
-from coopstreams.consumer.session import ConsumerSession, RangesCallback
-from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import GroupEvent
 from coopstreams.group.members import Assignment, MemberInfo, MemberState

@@ -41,8 +41,8 @@ from coopstreams.commit.progress import plan
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
+from coopstreams.consumer.owned_range import Share
 from coopstreams.consumer.ownership import Ownership, Transaction
-from coopstreams.consumer.share import Share
 from coopstreams.log.log import Log, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError

@@ -21,21 +21,21 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from coopstreams.commit.offsets import OffsetAndRanges, group_offsets
+from coopstreams.commit.group_progress import OffsetAndRanges, group_offsets
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
-from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.session import (
+from coopstreams.consumer.consumer_session import (
     ConsumerSession,
     Ranges,
     RangesCallback,
     by_partition,
 )
-from coopstreams.consumer.settings import ConsumerConfig
-from coopstreams.consumer.share import ConsumerRecord, Share
+from coopstreams.consumer.consumer_settings import ConsumerConfig
+from coopstreams.consumer.filters import RecordFilter
+from coopstreams.consumer.owned_range import ConsumerRecord, Share
+from coopstreams.consumer.ownership import Shared
 from coopstreams.log.kafka.producer import ProducerTransaction
 from coopstreams.log.kafka.wiring import KAFKA, Wiring
 from coopstreams.topology.columns import TopicPartition

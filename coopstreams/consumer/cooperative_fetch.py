@@ -28,11 +28,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from coopstreams.commit.policy import Policy, PolicyTopic
+from coopstreams.commit.cluster_policy import Policy, PolicyTopic
 from coopstreams.common.references import resolved
-from coopstreams.common.values import integer
+from coopstreams.common.setting_values import integer
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.share import AcquiredRecord, KafkaShare
+from coopstreams.log.kafka.share_consumer import AcquiredRecord, KafkaShare
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,

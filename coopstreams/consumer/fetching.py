@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import RecordFilter
+from coopstreams.consumer.owned_range import ConsumerRecord, Share
 from coopstreams.consumer.refetching import Refetch, Refetching
-from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import TopicPartition
 

@@ -27,6 +27,7 @@ from rich.console import Console
 from coopstreams.common.java import Java, find_java
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
+from coopstreams.dev.node_settings import broker_settings, properties_text
 from coopstreams.dev.process import (
     BrokerProcess,
     answers,
@@ -38,7 +39,6 @@ from coopstreams.dev.process import (
     running,
     wait_until,
 )
-from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pathlib import Path
 from coopstreams.topology.errors import DevError
 
 try:
-    from coopstreams.dev import certificates, tokens
+    from coopstreams.dev import broker_certificates, token_issuer
 except ImportError as error:
     raise DevError(
         "a secured broker needs cryptography: pip install 'coopstreams[dev]'"
@@ -59,13 +59,13 @@ class Secured:
         if self.made:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        authority = certificates.authority()
+        authority = broker_certificates.authority()
         self._write("ca.pem", authority.certificate)
         self._write("ca.key", authority.key)
         self.certificate(_BROKER)
         self.certificate(ADMIN)
-        self._write("tokens.key", key := tokens.new_key())
-        self._write("jwks.json", tokens.key_set(key))
+        self._write("tokens.key", key := token_issuer.new_key())
+        self._write("jwks.json", token_issuer.key_set(key))
         self._write(f"{ADMIN}.password", secrets.token_urlsafe(24).encode())
         self._write(
             f"{ADMIN}.toml", self._admin_settings().encode()
@@ -75,11 +75,11 @@ class Secured:
         """Make a certificate for the user `name`; return the files of the certificate
         and of its key.
         """
-        authority = certificates.Issued(
+        authority = broker_certificates.Issued(
             self.authority.read_bytes(), (self.folder / "ca.key").read_bytes()
         )
         hosts = _HOSTS if name == _BROKER else ()
-        issued = certificates.issue(authority, name, hosts)
+        issued = broker_certificates.issue(authority, name, hosts)
         # in one file, as Kafka's PEM key stores require
         self._write(f"{name}.both.pem", issued.key + issued.certificate)
         return self._write(f"{name}.pem", issued.certificate), self._write(
@@ -88,7 +88,7 @@ class Secured:
 
     def token(self, user: str, lifetime_s: float = 3600) -> str:
         """Return a token for OAUTHBEARER with which a client is this user."""
-        return tokens.signed(
+        return token_issuer.signed(
             (self.folder / "tokens.key").read_bytes(), user, lifetime_s
         )
 
@@ -145,8 +145,8 @@ class Secured:
                 f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
             ),
             f"{outer}.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": self._keys,
-            f"{outer}.oauthbearer.sasl.oauthbearer.expected.audience": tokens.AUDIENCE,
-            f"{outer}.oauthbearer.sasl.oauthbearer.expected.issuer": tokens.ISSUER,
+            f"{outer}.oauthbearer.sasl.oauthbearer.expected.audience": token_issuer.AUDIENCE,
+            f"{outer}.oauthbearer.sasl.oauthbearer.expected.issuer": token_issuer.ISSUER,
             # A login counts for an hour, or as long as its token: clients have to log
             # in again (KIP-368).
             f"{outer}.connections.max.reauth.ms": "3600000",

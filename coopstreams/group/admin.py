@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from coopstreams.group import requests
+from coopstreams.group import group_requests
 from coopstreams.group.connection import Connection
-from coopstreams.group.offsets import settled_offsets
-from coopstreams.group.settings import kafka_python_settings
+from coopstreams.group.group_settings import kafka_python_settings
+from coopstreams.group.plain_offsets import settled_offsets
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, MembershipLostError
@@ -45,22 +45,22 @@ class GroupAdmin:
         self._connection = connected(settings, timeout_s)
         self._coordinator: int | None = None
 
-    def describe(self) -> requests.DescribedGroup:
+    def describe(self) -> group_requests.DescribedGroup:
         """Return the state and the members of the group.
 
         Raises:
             LogError: refused, or no answer in time.
         """
-        described = self._ask(requests.describe_group(self.group))
+        described = self._ask(group_requests.describe_group(self.group))
         return (
             described
             if described.state != "Dead"
-            else self._ask(requests.list_group(self.group))
+            else self._ask(group_requests.list_group(self.group))
         )
 
     def committed(
         self, partitions: Iterable[TopicPartition] | None = None
-    ) -> requests.Offsets:
+    ) -> group_requests.Offsets:
         """Return the plain offset and metadata of each partition; `partitions` None: of
         all that have one.
 
@@ -75,9 +75,11 @@ class GroupAdmin:
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
-    ) -> requests.FetchedOffset:
+    ) -> group_requests.FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
-        return self._ask(requests.fetch_offsets(self.group, partitions, stable=stable))
+        return self._ask(
+            group_requests.fetch_offsets(self.group, partitions, stable=stable)
+        )
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Commit offsets (with metadata) for a group without members.
@@ -87,7 +89,9 @@ class GroupAdmin:
             LogError: refused for another reason, or no answer in time.
         """
         try:
-            self._ask(requests.commit_offsets(GroupFence(self.group, *NOBODY), offsets))
+            self._ask(
+                group_requests.commit_offsets(GroupFence(self.group, *NOBODY), offsets)
+            )
         except MembershipLostError as error:
             raise GroupError(
                 f"group {self.group} has members: stop them, then try again"
@@ -104,7 +108,7 @@ class GroupAdmin:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, exchange: requests.Exchange[_T]) -> _T:
+    def _ask(self, exchange: group_requests.Exchange[_T]) -> _T:
         answer: _T = self._connection.run(
             self._connection.ask, exchange, self._node, None, self._moved
         )
@@ -113,7 +117,7 @@ class GroupAdmin:
     async def _node(self) -> int:
         if self._coordinator is None:
             self._coordinator = await self._connection.once(
-                requests.group_coordinator(self.group), None
+                group_requests.group_coordinator(self.group), None
             )
         return self._coordinator
 
@@ -132,7 +136,7 @@ def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
     connection.start(_nothing)
     give_up = time.monotonic() + timeout_s
     while (reason := connection.run(connection.find_brokers, give_up)) is not None:
-        shut = requests.not_let_in(reason, connection.login)
+        shut = group_requests.not_let_in(reason, connection.login)
         if shut is not None or time.monotonic() > give_up:
             servers = connection.servers
             connection.close()

@@ -27,10 +27,10 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.wakeup_notifier import WakeupNotifier
 
-from coopstreams.common.acls import Login
+from coopstreams.common.acl_errors import Login
 from coopstreams.common.tokens import Token, TokenError, Tokens
-from coopstreams.group import names, requests
-from coopstreams.group.requests import Exchange
+from coopstreams.group import group_requests, names
+from coopstreams.group.group_requests import Exchange
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.errors import GroupError, LogError
 
@@ -103,7 +103,7 @@ class Connection:
         except RuntimeError as error:  # the loop has ended
             raise GroupError("the connection to the group is closed") from error
         except errors.KafkaError as error:
-            raise requests.translated("group", error) from error
+            raise group_requests.translated("group", error) from error
         return result
 
     def soon(self, work: Callable[[], None]) -> None:
@@ -226,10 +226,12 @@ class Connection:
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
                     passes = time.monotonic() <= unknown_until
                 else:
-                    passes = requests.passes(error)
+                    passes = group_requests.passes(error)
                 if not passes:
                     attempt = replace(exchange.attempt, login=self.login)
-                    raise requests.translated(exchange.what, error, attempt) from error
+                    raise group_requests.translated(
+                        exchange.what, error, attempt
+                    ) from error
                 # A time-out is less specific than the answer before it.
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):
                     answer = error
@@ -238,7 +240,7 @@ class Connection:
                         f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}",
                         retryable=True,
                     ) from error
-                if requests.coordinator_moved(error):
+                if group_requests.coordinator_moved(error):
                     self.look_again()
                     if moved is not None:
                         moved()
@@ -307,13 +309,13 @@ class Connection:
             if not found:
                 found.append(
                     await self.once(
-                        requests.transaction_coordinator(transactional_id), None
+                        group_requests.transaction_coordinator(transactional_id), None
                     )
                 )
             return found[0]
 
         await self.ask(
-            requests.new_producer(transactional_id, transaction_ms),
+            group_requests.new_producer(transactional_id, transaction_ms),
             node,
             timeout_ms,
             found.clear,
@@ -330,7 +332,7 @@ class Connection:
         asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
         for node in self.brokers():
             if (old := self._listings.get(node)) is None or old.is_done:
-                exchange = requests.list_open_transactions()
+                exchange = group_requests.list_open_transactions()
                 self._listings[node] = self._manager.send(
                     exchange.request, node_id=node
                 )

@@ -29,11 +29,11 @@ from kafka.coordinator.base import BaseCoordinator
 from kafka.structs import MemberState as State
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.group import requests
+from coopstreams.group import group_requests
 from coopstreams.group.connection import Connection
+from coopstreams.group.group_requests import Exchange
+from coopstreams.group.group_settings import kafka_python_settings
 from coopstreams.group.joining import Connector, Hooks, Timings
-from coopstreams.group.requests import Exchange
-from coopstreams.group.settings import kafka_python_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, GroupError
@@ -313,11 +313,11 @@ class GroupCoordinator:
         timeout_ms: int | None = None,
     ) -> None:
         """Commit offsets; see `joining.Coordinator`."""
-        self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
+        self._ask(group_requests.commit_offsets(fence, offsets), timeout_ms)
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
-    ) -> requests.FetchedOffset:
+    ) -> group_requests.FetchedOffset:
         """Return the group's offsets.
 
         A coordinator that hung may return old ones, until it learns of its successor.
@@ -325,7 +325,9 @@ class GroupCoordinator:
         moved them, the successor refuses a commit of this generation, and the stale
         coordinator has no replicas to acknowledge it.
         """
-        return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
+        return self._ask(
+            group_requests.fetch_offsets(self._group, partitions, stable=stable)
+        )
 
     def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
         """Return the answer of the group's coordinator; see `joining.Coordinator`."""
@@ -427,7 +429,7 @@ class GroupCoordinator:
             return
         try:
             await self._connection.ask(
-                requests.leave_group(self._group, self._predecessor),
+                group_requests.leave_group(self._group, self._predecessor),
                 self._node,
                 moved=self._moved,
             )
@@ -462,7 +464,9 @@ class GroupCoordinator:
         except errors.KafkaError as error:
             if refusal := self._refusal(error):
                 return refusal
-            self._trouble(f"group {self._group}: {error}{requests.likely_cause(error)}")
+            self._trouble(
+                f"group {self._group}: {error}{group_requests.likely_cause(error)}"
+            )
             await self._connection.idle(_IDLE_S)
         if not (wanted and member.need_rejoin()) and not self._connection.closed:
             await self._connection.idle(_IDLE_S)
@@ -482,7 +486,7 @@ class GroupCoordinator:
         known = self._connection.plain_id(member.coordinator_id)
         with suppress(errors.KafkaError):
             named = await self._connection.once(
-                requests.group_coordinator(self._group),
+                group_requests.group_coordinator(self._group),
                 self._connection.another(known),
                 _STEP_MS,
             )
@@ -512,7 +516,8 @@ class GroupCoordinator:
         if self._instance is None:
             try:
                 await self._connection.once(
-                    requests.leave_group(self._group, member_id), await self._node()
+                    group_requests.leave_group(self._group, member_id),
+                    await self._node(),
                 )
             except errors.KafkaError as error:
                 log.info("leaving group %s: %s", self._group, error)
@@ -553,7 +558,7 @@ class GroupCoordinator:
             # a later token may be accepted; at the start it is final, as for the other
             # clients
             return None
-        return requests.refusal(
+        return group_requests.refusal(
             error,
             self._group,
             self._instance,

@@ -17,8 +17,8 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from coopstreams.group.group_requests import Exchange, outcomes
 from coopstreams.group.leadership import BrokerView
-from coopstreams.group.requests import Exchange, outcomes
 from coopstreams.topology.columns import TopicPartition
 
 _LATEST = -1

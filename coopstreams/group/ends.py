@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from kafka import errors
 
-from coopstreams.common.acls import Attempt
-from coopstreams.group import end_requests, requests
+from coopstreams.common.acl_errors import Attempt
+from coopstreams.group import end_requests, group_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
 from coopstreams.group.leadership import (
@@ -135,7 +135,7 @@ class Ends:
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
         if hidden := frozenset().union(*(views.hidden for views in answers.values())):
             topics_said = ", ".join(sorted(hidden))
-            raise requests.translated(
+            raise group_requests.translated(
                 "asking where a partition ends",
                 errors.TopicAuthorizationFailedError(topics_said),
                 Attempt(self._connection.login, "Describe", topics_said),

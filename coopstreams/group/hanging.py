@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coopstreams.common.acls import Login
+from coopstreams.common.acl_errors import Login
 from coopstreams.topology.columns import TopicPartition
 
 COMMITTED = "CompleteCommit"

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.group import requests
+from coopstreams.group import group_requests
 from coopstreams.group.codec import (
     decode_assignment,
     decode_subscription,
@@ -39,7 +39,7 @@ from coopstreams.group.codec import (
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
 from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
-from coopstreams.group.offsets import settled_offsets
+from coopstreams.group.plain_offsets import settled_offsets
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, MembershipLostError
@@ -292,7 +292,7 @@ class GroupMember:
 
     def committed(
         self, partitions: Iterable[TopicPartition] | None, timeout_ms: int | None = None
-    ) -> requests.Offsets:
+    ) -> group_requests.Offsets:
         """Return the committed offset of each partition (None: of all that have one).
 
         Waits for open transactions that would change it.
@@ -310,7 +310,7 @@ class GroupMember:
 
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
-    ) -> requests.FetchedOffset:
+    ) -> group_requests.FetchedOffset:
         """Return the plain offsets of these partitions (None: of all) as they are now.
 
         `stable`: without those that an open transaction may still change.

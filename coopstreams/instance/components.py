@@ -21,10 +21,10 @@ from coopstreams.common.config import SETTINGS, Config
 from coopstreams.common.extra import need_otel
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.group.active_version import assign_active
 from coopstreams.group.joining import Timings
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
-from coopstreams.group.versions import assign_active
 from coopstreams.instance.deployed import Deployed, topic_spec
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
@@ -38,15 +38,15 @@ from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
-from coopstreams.opening.sinks import SinkOpenings
-from coopstreams.query.placing import Misplaced, Placing
-from coopstreams.sharing.group import check_share_group
+from coopstreams.opening.sink_openings import SinkOpenings
+from coopstreams.query.misplaced_topics import Misplaced, Placing
+from coopstreams.sharing.share_group import check_share_group
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
-from coopstreams.tasks.failures import dead_letter_topics, handler, may_drop
+from coopstreams.tasks.failure_handlers import dead_letter_topics, handler, may_drop
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
@@ -56,11 +56,11 @@ from coopstreams.tasks.resolved_topology import (
     as_it_runs,
     resolve_topology,
 )
-from coopstreams.tasks.schemas import schemas_bound
+from coopstreams.tasks.schema_checks import schemas_bound
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.tasks.thread import StreamThread
-from coopstreams.tasks.topics import reset_of_topic
+from coopstreams.tasks.topic_checks import reset_of_topic
 from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition

@@ -39,7 +39,7 @@ from dataclasses import replace
 
 import orjson
 
-from coopstreams.commit.offsets import group_offsets, individual_commits
+from coopstreams.commit.group_progress import group_offsets, individual_commits
 from coopstreams.commit.positions import OffsetStore, made_anew
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host

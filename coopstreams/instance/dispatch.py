@@ -25,10 +25,10 @@ from threading import get_ident
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
-from coopstreams.tasks.failures import place_in
+from coopstreams.tasks.failure_handlers import place_in
 from coopstreams.tasks.silence import Silence
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Arrivals, OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coopstreams.instance.watcher import StallDetector
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.task_id import TaskId
 
 

@@ -49,8 +49,8 @@ from coopstreams.tasks.lifecycle import (
     StreamThreadExceptionResponse,
 )
 from coopstreams.tasks.running_functions import running_function
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
 from coopstreams.topology.task_id import TaskId

@@ -18,8 +18,8 @@ from coopstreams.query.problems import bad_request, not_owner
 from coopstreams.query.router import KeyLocation, locate, owner_of
 from coopstreams.query.scan import rows_of
 from coopstreams.topology.kept_headers import split_headers
+from coopstreams.topology.row_versions import latest_value, versions_of
 from coopstreams.topology.serdes import Windowed
-from coopstreams.topology.versions import latest_value, versions_of
 
 
 class ReadOnlyStore:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from coopstreams.commit.policy import LOOK_EVERY_S, TOPIC, Policy, PolicyTopic
+from coopstreams.commit.cluster_policy import LOOK_EVERY_S, TOPIC, Policy, PolicyTopic
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.members import Cluster, Runs
 from coopstreams.group.slots import Layout

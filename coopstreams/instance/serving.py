@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Self
 
 from coopstreams.common.metrics import HealthCode
-from coopstreams.group.versions import short
+from coopstreams.group.active_version import short
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME

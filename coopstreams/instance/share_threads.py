@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from coopstreams.instance.components import Components, client_settings
-from coopstreams.log.kafka.share import KafkaShare
-from coopstreams.sharing.group import ShareMembers, share_group
-from coopstreams.sharing.thread import ShareThread
+from coopstreams.log.kafka.share_consumer import KafkaShare
+from coopstreams.sharing.share_group import ShareMembers, share_group
+from coopstreams.sharing.share_thread import ShareThread
 from coopstreams.sharing.work import SharedWork
 from coopstreams.tasks.events import Event
 from coopstreams.topology.compile.program import Program

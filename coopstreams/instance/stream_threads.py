@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
 from coopstreams.tasks.events import Event, ThreadAdded, ThreadRemoved
-from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.task_id import TaskId
 

@@ -24,7 +24,7 @@ from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.tasks.events import Failed
-from coopstreams.tasks.failures import Count, handler
+from coopstreams.tasks.failure_handlers import Count, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError

@@ -25,7 +25,7 @@ from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restoring import Restoring
-from coopstreams.opening.sinks import SinkOpenings
+from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress

@@ -14,9 +14,9 @@ from coopstreams.query.backend import History, Kind, StoreInfo
 from coopstreams.topology.graph.nodes import Source, SubTopology, TableSource
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.kept_headers import KeptHeaders
+from coopstreams.topology.row_versions import Histories
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import StoreKind, StoreSpec
-from coopstreams.topology.versions import Histories
 
 _KINDS: Mapping[StoreKind, Kind] = {
     "key_value": "key_value",

@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from coopstreams.query.certificates import trusting_the_system
-from coopstreams.query.requests import (
+from coopstreams.query.client_requests import (
     LATEST_MS,
     EntryFound,
     Found,

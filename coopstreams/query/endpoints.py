@@ -9,7 +9,7 @@ Invariant: an instance that has certificates sends nothing in clear text.
 
 from __future__ import annotations
 
-from coopstreams.common.values import reachable
+from coopstreams.common.setting_values import reachable
 from coopstreams.query.backend import Peer
 from coopstreams.topology.credentials import without_credentials
 from coopstreams.topology.task_id import TaskId

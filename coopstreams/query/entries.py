@@ -24,7 +24,7 @@ from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError, SerdeError
 from coopstreams.topology.kept_headers import split_headers
-from coopstreams.topology.versions import Version, latest_value, versions_of
+from coopstreams.topology.row_versions import Version, latest_value, versions_of
 from coopstreams.topology.windows import FOREVER_MS
 
 

@@ -45,7 +45,7 @@ from coopstreams.query.router import (
 from coopstreams.query.scan import rows, rows_of
 from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.versions import Version, versions_within
+from coopstreams.topology.row_versions import Version, versions_within
 from coopstreams.topology.windows import FOREVER_MS
 
 CHECK_EVERY = 256

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from coopstreams.calling.lanes import Call
 from coopstreams.log.batches import raw_columns
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.timestamps import TimestampColumn

@@ -18,11 +18,11 @@ from functools import cached_property, partial
 from coopstreams.common.config import Config
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
-from coopstreams.sharing.calls import DeliveryCalls
 from coopstreams.sharing.delivery import Delivery, columns_of
-from coopstreams.tasks.failures import Answer, handler
+from coopstreams.sharing.share_calls import DeliveryCalls
+from coopstreams.tasks.failure_handlers import Answer, handler
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally

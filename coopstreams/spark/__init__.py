@@ -13,9 +13,9 @@ from coopstreams.spark.preparing import Options
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild
 from coopstreams.spark.running import Backfilled, backfill
-from coopstreams.spark.session import local_session
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
-from coopstreams.spark.workers.progress import TaskProgress
+from coopstreams.spark.spark_session import local_session
+from coopstreams.spark.workers.stage_progress import TaskProgress
 
 __all__ = [
     "Backfilled",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 
-from coopstreams.commit.offsets import individual_commits
+from coopstreams.commit.group_progress import individual_commits
 from coopstreams.commit.positions import check_beside, check_named
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine

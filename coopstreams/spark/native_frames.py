@@ -28,11 +28,17 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from coopstreams.spark.history.rows import ddl
+from coopstreams.spark.history.arrow_rows import ddl
 from coopstreams.spark.native.order import SPANS, any_late
-from coopstreams.spark.native.rows import FOLDED, KEPT, Folded, Keeping
+from coopstreams.spark.native.sql_values import (
+    EXACT,
+    Judged,
+    judged,
+    numbers,
+    with_tokens,
+)
+from coopstreams.spark.native.store_rows import FOLDED, KEPT, Folded, Keeping
 from coopstreams.spark.native.translation import Aggregation
-from coopstreams.spark.native.values import EXACT, Judged, judged, numbers, with_tokens
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.layout import PREFIXES

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coopstreams.spark.history.rows import check_task
-from coopstreams.spark.native.rows import Folded, kept_rows
-from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
+from coopstreams.spark.history.arrow_rows import check_task
+from coopstreams.spark.native.store_rows import Folded, kept_rows
+from coopstreams.spark.spark_task import TaskAttempt, TaskWork, attempt
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.engine import Change

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.kafka.client_settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import BROKERS_TIME, Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import get_args
 
-from coopstreams.commit.offsets import individual_commits
+from coopstreams.commit.group_progress import individual_commits
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
@@ -37,8 +37,8 @@ from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schemas import schemas_bound
-from coopstreams.tasks.topics import check_topics, create_missing
+from coopstreams.tasks.schema_checks import schemas_bound
+from coopstreams.tasks.topic_checks import check_topics, create_missing
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched

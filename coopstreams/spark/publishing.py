@@ -30,7 +30,7 @@ from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
-from coopstreams.spark.task import TaskResult
+from coopstreams.spark.spark_task import TaskResult
 from coopstreams.spark.unchanged import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of

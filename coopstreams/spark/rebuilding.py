@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.common.config import Config
 from coopstreams.spark.outbox import cluster_of
-from coopstreams.spark.session import session_or_local
+from coopstreams.spark.spark_session import session_or_local
 from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.workers.shipping import Batches, plain_function
 from coopstreams.state.manifest import Manifest, Slice

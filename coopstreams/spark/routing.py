@@ -24,7 +24,7 @@ from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.time_marks import marks_in
 from coopstreams.spark.committed import ALL, Cut, Now
-from coopstreams.spark.history.rows import (
+from coopstreams.spark.history.arrow_rows import (
     END,
     ROUTED,
     batch,
@@ -33,7 +33,7 @@ from coopstreams.spark.history.rows import (
     record_columns,
 )
 from coopstreams.spark.rounds import round_of
-from coopstreams.spark.workers.progress import Reporter
+from coopstreams.spark.workers.stage_progress import Reporter
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.graph.topology import Topology

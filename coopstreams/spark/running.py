@@ -30,6 +30,7 @@ from coopstreams.common.config import Config
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
+from coopstreams.spark.history.arrow_rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.history.history import (
     FRAMES,
     History,
@@ -39,7 +40,6 @@ from coopstreams.spark.history.history import (
     partitioned,
     table_frame,
 )
-from coopstreams.spark.history.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
@@ -48,15 +48,15 @@ from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.repairing import Repair
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.session import session_or_local
+from coopstreams.spark.spark_session import session_or_local
+from coopstreams.spark.spark_task import TaskResult, TaskWork
 from coopstreams.spark.table_outputs import absolute, keep_rows, rows_of, stage_name
-from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
-from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
 from coopstreams.spark.workers.shipping import plain_function
+from coopstreams.spark.workers.stage_progress import ProgressWatcher, TaskProgress
 from coopstreams.state.storage import Storage
-from coopstreams.tasks.failures import may_drop
-from coopstreams.tasks.schemas import schemas_bound
+from coopstreams.tasks.failure_handlers import may_drop
+from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology

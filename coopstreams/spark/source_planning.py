@@ -33,8 +33,8 @@ from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schemas import schemas_bound
-from coopstreams.tasks.topics import check_topics, create_missing, reset_of
+from coopstreams.tasks.schema_checks import schemas_bound
+from coopstreams.tasks.topic_checks import check_topics, create_missing, reset_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,

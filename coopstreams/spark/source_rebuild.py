@@ -32,9 +32,9 @@ from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import as_planned
 from coopstreams.spark.repairing import Differences
 from coopstreams.spark.running import OnProgress, carry_out, named, taken_up
-from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
-from coopstreams.spark.task import TaskResult
+from coopstreams.spark.spark_session import session_or_local
+from coopstreams.spark.spark_task import TaskResult
 from coopstreams.state.manifest import Slice
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.topology import Topology

@@ -15,8 +15,8 @@ from pyspark.daemon import manager
 import coopstreams.spark.native_task
 import coopstreams.spark.rebuilding
 import coopstreams.spark.routing
-import coopstreams.spark.task  # noqa: F401
-from coopstreams.common.memory import tune_memory
+import coopstreams.spark.spark_task  # noqa: F401
+from coopstreams.common.process_limits import tune_memory
 
 if __name__ == "__main__":
     # it also freezes objects: otherwise a worker's garbage collection would copy the

@@ -32,7 +32,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from coopstreams.commit.asking import Asking
+from coopstreams.commit.broker_waits import Asking
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.interval import Interval
 from coopstreams.commit.progress import CommitPlan, ask, plan
@@ -44,7 +44,7 @@ from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.layout import changelog_suffix_bytes
 from coopstreams.state.task_state import ChangelogBatch
-from coopstreams.tasks.failures import paused_without_registry
+from coopstreams.tasks.failure_handlers import paused_without_registry
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition

@@ -14,8 +14,8 @@ from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Check, Log
-from coopstreams.tasks.failures import may_drop
-from coopstreams.tasks.topics import prepare_topics
+from coopstreams.tasks.failure_handlers import may_drop
+from coopstreams.tasks.topic_checks import prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program

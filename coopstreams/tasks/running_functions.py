@@ -18,13 +18,13 @@ from functools import partial
 from itertools import takewhile
 from types import CodeType, FrameType
 
-from coopstreams.tasks.failures import is_ours, is_users
-from coopstreams.topology.compile import processing
+from coopstreams.tasks.failure_handlers import is_ours, is_users
+from coopstreams.topology.compile import task_processor
 from coopstreams.topology.graph.nodes import Node
 
 GENERATED = "<coopstreams "
 """How the file name of generated code begins."""
-PROCESSORS = processing.Work.run.__code__.co_filename
+PROCESSORS = task_processor.Work.run.__code__.co_filename
 """The module that calls processors."""
 
 
@@ -85,7 +85,7 @@ def _node_of(frames: Iterable[FrameType], nodes: Iterable[Node]) -> str:
             return names[frame.f_code]
         if frame.f_code.co_filename == PROCESSORS:
             work = frame.f_locals.get("self")
-            if isinstance(work, processing.Work):
+            if isinstance(work, task_processor.Work):
                 return work.name
     return ""
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.backend import FailureStatus
-from coopstreams.tasks.failures import Answer
+from coopstreams.tasks.failure_handlers import Answer
 from coopstreams.tasks.losses import Losses
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.failures import Failure

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.calls import Wanted
+from coopstreams.topology.compile.call_order import Wanted
 from coopstreams.topology.graph.nodes import AsyncProcessing, SubTopology
 from coopstreams.topology.processors import (
     Put,

@@ -1,14 +1,14 @@
 """Testing a topology without a broker."""
 
 from coopstreams.testing.driver import TopologyTestDriver
-from coopstreams.testing.engines import check_engine
-from coopstreams.testing.views import (
+from coopstreams.testing.driver_views import (
     InputTopic,
     OutputRecord,
     OutputTopic,
     Row,
     StoreView,
 )
+from coopstreams.testing.engine_checks import check_engine
 
 __all__ = [
     "InputTopic",

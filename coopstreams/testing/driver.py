@@ -38,16 +38,23 @@ from coopstreams.log.time_marks import HEADER as TIME_MARK
 from coopstreams.state.database import Database
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import dead_letter_topics, handler, may_drop
+from coopstreams.tasks.failure_handlers import dead_letter_topics, handler, may_drop
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.schemas import bind_in_memory
+from coopstreams.tasks.schema_checks import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.direct import DirectSource
+from coopstreams.testing.driver_views import (
+    InputTopic,
+    OutputRecord,
+    OutputTopic,
+    StoreView,
+    view_of,
+)
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
 from coopstreams.testing.ordered import (
@@ -60,13 +67,6 @@ from coopstreams.testing.ordered import (
 from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
-from coopstreams.testing.views import (
-    InputTopic,
-    OutputRecord,
-    OutputTopic,
-    StoreView,
-    view_of,
-)
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program

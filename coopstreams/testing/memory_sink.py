@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coopstreams.testing.views import OutputRecord, OutputTopic
+from coopstreams.testing.driver_views import OutputRecord, OutputTopic
 from coopstreams.topology.errors import ConfigError, FencedError
 from coopstreams.topology.graph.nodes import Structure, SubTopology
 from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord

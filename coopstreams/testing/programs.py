@@ -7,7 +7,7 @@ from functools import lru_cache
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import native_tables
 from coopstreams.state.task_state import MakeTable
-from coopstreams.tasks.failures import may_drop
+from coopstreams.tasks.failure_handlers import may_drop
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology

@@ -24,7 +24,7 @@ from rich.console import Console
 from coopstreams.commands.loading import load_topology
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
-from coopstreams.instance.app import CoopStreams
+from coopstreams.instance.coop_streams import CoopStreams
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.columns import TopicPartition

@@ -1,7 +1,7 @@
 //! The write buffer of a built-in aggregation: one number for each key, or for each key and window, between two commits.
 //!
 //! `numbers` folds and serialises, `row_table` finds a row. What neither can do (a sum beyond 64 bits, a value that is no
-//! number) is left to Python's own functions, row by row, so that the result is Python's. `coopstreams/state/native/table.py`
+//! number) is left to Python's own functions, row by row, so that the result is Python's. `coopstreams/state/native/native_table.py`
 //! is the store around it, `table.py` the reference.
 
 use crate::breathe;

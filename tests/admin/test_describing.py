@@ -18,7 +18,7 @@ from coopstreams.admin.describing import (
     owned_ranges,
 )
 from coopstreams.commands.group import partitions_table
-from coopstreams.commit.offsets import OffsetAndRanges
+from coopstreams.commit.group_progress import OffsetAndRanges
 from coopstreams.commit.record import Segment
 from coopstreams.group.members import MemberInfo, MemberState, Runs
 from coopstreams.topology.columns import TopicPartition

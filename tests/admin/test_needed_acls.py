@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.admin.needed_acls import RULES, needed, unknown
-from coopstreams.common.acls import Acl
+from coopstreams.common.acl_errors import Acl
 from coopstreams.common.config import Config
 from coopstreams.topology.errors import ConfigError
 from tests.command_line import app

@@ -15,7 +15,7 @@ from coopstreams.admin.replays import (
     turns_of,
     was_wanted,
 )
-from coopstreams.commit.offsets import OffsetAndRanges
+from coopstreams.commit.group_progress import OffsetAndRanges
 from coopstreams.commit.record import Segment
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 

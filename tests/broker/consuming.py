@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.consumer import (
     ConsumerRecord,
     CooperativeConsumer,

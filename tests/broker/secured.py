@@ -33,7 +33,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from coopstreams import Topology
-from coopstreams.common.acls import Acl
+from coopstreams.common.acl_errors import Acl
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.secured import Secured
 from tests.command_line import app

@@ -22,7 +22,7 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.share import delete_share_group
+from coopstreams.log.kafka.share_consumer import delete_share_group
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
 from tests.broker.counting import await_running, failure_of

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.commit.progress import plan
 from coopstreams.consumer import (
     ConsumerRecord,

@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, KeyRange
+from coopstreams.consumer.consumer_session import Ranges
 from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.session import Ranges
 from coopstreams.topology.keys import WHOLE, key_hash
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 from tests.conftest import Kafka

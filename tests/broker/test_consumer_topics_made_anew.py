@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from coopstreams.commit.offsets import list_consumer_group_offsets
+from coopstreams.commit.group_progress import list_consumer_group_offsets
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
-from coopstreams.consumer.share import Share
+from coopstreams.consumer.owned_range import Share
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from tests.broker.consuming import Orders
 from tests.broker.waiting import eventually

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import (
     ConfigError,

@@ -36,7 +36,7 @@ from coopstreams import (
     window_store,
 )
 from coopstreams.query.client import QueryClient
-from coopstreams.query.requests import VersionFound
+from coopstreams.query.client_requests import VersionFound
 from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka

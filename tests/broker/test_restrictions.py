@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams import CoopStreams
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.broker.counting import Counting, await_table, instance_of, reasons

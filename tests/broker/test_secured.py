@@ -20,13 +20,13 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.dead_letters import ahead, replay
 from coopstreams.admin.replays import Wanted
-from coopstreams.commit.policy import Policy, PolicyTopic
-from coopstreams.common.acls import Acl, adding
+from coopstreams.commit.cluster_policy import Policy, PolicyTopic
+from coopstreams.common.acl_errors import Acl, adding
 from coopstreams.common.config import Config
-from coopstreams.dev import certificates
+from coopstreams.dev import broker_certificates
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.share import delete_share_group
+from coopstreams.log.kafka.share_consumer import delete_share_group
 from coopstreams.tasks.resolved_topology import resolve_topology
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
@@ -421,7 +421,7 @@ def test_a_wrong_password(secured: SecuredKafka, tmp_path: Path) -> None:
 
 def test_a_broker_that_is_not_trusted(secured: SecuredKafka, tmp_path: Path) -> None:
     counting = made(secured)
-    (tmp_path / "other.pem").write_bytes(certificates.authority().certificate)
+    (tmp_path / "other.pem").write_bytes(broker_certificates.authority().certificate)
     user = secured.settings | {"ssl.ca.location": str(tmp_path / "other.pem")}
     error = str(failure_of(running(counting, tmp_path, user)))
     print(error)
@@ -446,11 +446,11 @@ def another_name(secured: SecuredKafka, folder: Path) -> Iterator[str]:
     """Yield the address of a server with a certificate of the same authority for
     another host; it only shakes hands.
     """
-    root = certificates.Issued(
+    root = broker_certificates.Issued(
         secured.secured.authority.read_bytes(),
         (secured.secured.folder / "ca.key").read_bytes(),
     )
-    issued = certificates.issue(root, "broker", ["kafka.example"])
+    issued = broker_certificates.issue(root, "broker", ["kafka.example"])
     (folder / "pair.pem").write_bytes(issued.key + issued.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "pair.pem")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams.dev import tokens
+from coopstreams.dev import token_issuer
 from tests.broker.counting import Counting, await_table, failure_of, instance_of
 from tests.broker.secured import SecuredKafka, printed, secured_kafka
 from tests.conftest import download_kafka
@@ -169,7 +169,7 @@ def test_an_application_outlives_tokens_that_are_refused_for_a_while(
     def token(_: str) -> tuple[str, float]:
         ends = time.time() + LIFETIME_S
         if unknown:
-            return tokens.signed(unknown[0], "tokens", LIFETIME_S), ends
+            return token_issuer.signed(unknown[0], "tokens", LIFETIME_S), ends
         return secured.secured.token("tokens", LIFETIME_S), ends
 
     counting = counted(secured, "tokens")
@@ -181,7 +181,7 @@ def test_an_application_outlives_tokens_that_are_refused_for_a_while(
         tmp_path, processing_guarantee="exactly_once_v2", login=login
     ) as app:
         await_table(app, counting.write(["a"]))
-        unknown.append(tokens.new_key())
+        unknown.append(token_issuer.new_key())
         time.sleep(2 * LIFETIME_S)
         unknown.clear()
         counting.write(["a"])
@@ -194,8 +194,8 @@ def test_a_token_that_the_brokers_do_not_take(
     counting = Counting.make(secured)
 
     def token(_: str) -> tuple[str, float]:
-        return tokens.signed(
-            tokens.new_key(), "tokens", LIFETIME_S
+        return token_issuer.signed(
+            token_issuer.new_key(), "tokens", LIFETIME_S
         ), time.time() + LIFETIME_S
 
     login = secured.without_password() | {

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams.group.admin import connected
-from coopstreams.group.transactions import Transactions
+from coopstreams.group.hanging_transactions import Transactions
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError

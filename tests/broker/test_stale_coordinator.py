@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams.group.admin import connected
-from coopstreams.group.transactions import Transactions
+from coopstreams.group.hanging_transactions import Transactions
 from coopstreams.topology.errors import LogError
 from tests.broker.cluster import ThreeBrokers
 from tests.broker.reading import read_topic
@@ -33,7 +33,7 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
     this test provokes the fault only sometimes.
     """
     monkeypatch.setattr(
-        "coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0
+        "coopstreams.group.hanging_transactions.LOOK_AGAIN_S", 1000.0
     )  # it asks the same one as before
     kafka = three_brokers.kafka
     topic, id_ = kafka.topic("out", 3), kafka.unique("stale")

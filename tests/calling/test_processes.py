@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coopstreams.calling.lanes import Call
-from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
+from coopstreams.calling.process_pool import MOST_PROCESSES, ProcessCall
 from coopstreams.topology.calls import calling
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from tests.calling.lanes import PATIENCE_S, ended, made_by
@@ -143,7 +143,7 @@ def test_what_stops_a_service_does_not_stop_a_process_that_begins(stop: str) -> 
     program = (
         "import multiprocessing, os, signal\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from coopstreams.calling.processes import ProcessCall\n"
+        "from coopstreams.calling.process_pool import ProcessCall\n"
         "with ThreadPoolExecutor(1) as threads:\n"
         "    value = threads.submit(ProcessCall(abs, (-7,)).make, lambda: None)\n"
         "    while not (children := multiprocessing.active_children()):\n"
@@ -163,7 +163,7 @@ def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_cal
 ) -> None:
     program = (
         "import threading\n"
-        "from coopstreams.calling.processes import ProcessCall\n"
+        "from coopstreams.calling.process_pool import ProcessCall\n"
         "from tests.calling.test_processes import hangs\n"
         "begun = threading.Event()\n"
         "threading.Thread(target=ProcessCall(hangs, ()).make, args=(begun.set,), daemon=True).start()\n"
@@ -185,7 +185,7 @@ def test_a_process_that_multiprocessing_has_made_ends_although_its_calls_outlast
 ):
     program = (
         "from multiprocessing import get_context\n"
-        "from coopstreams.calling.processes import ProcessCall\n"
+        "from coopstreams.calling.process_pool import ProcessCall\n"
         "made = get_context('fork').Process(target=ProcessCall(abs, (-7,)).make, args=(bool,))\n"
         "made.start()\n"
         f"made.join({PATIENCE_S})\n"

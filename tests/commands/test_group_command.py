@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
-from coopstreams.commit.offsets import list_consumer_group_offsets
+from coopstreams.commit.group_progress import list_consumer_group_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, UnknownTopicError

@@ -20,9 +20,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
+from coopstreams.commands.command_settings import cluster
 from coopstreams.commands.init import project_of
 from coopstreams.commands.processes.restarts import STOPPED, WRONG
-from coopstreams.commands.settings import cluster
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
 from coopstreams.query.asked import RequestLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commit.policy import PolicyTopic
+from coopstreams.commit.cluster_policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.command_line import app

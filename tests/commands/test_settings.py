@@ -12,9 +12,9 @@ import socket
 
 import pytest
 
-from coopstreams.commands.asking import say_waiting
+from coopstreams.commands.command_settings import configure_logging, refusals
 from coopstreams.commands.ending import run_command
-from coopstreams.commands.settings import configure_logging, refusals
+from coopstreams.commands.http_access import say_waiting
 from coopstreams.query.problems import moving
 from coopstreams.topology.errors import ConfigError
 
@@ -52,7 +52,8 @@ def test_an_address_without_a_port_has_that_of_kafka(
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         monkeypatch.setattr(
-            "coopstreams.commands.settings.KAFKA_PORT", str(listening.getsockname()[1])
+            "coopstreams.commands.command_settings.KAFKA_PORT",
+            str(listening.getsockname()[1]),
         )
         assert refusals("127.0.0.1") == refusals("PLAINTEXT://127.0.0.1") == []
     assert refusals("127.0.0.1") == ["127.0.0.1: Connection refused"]

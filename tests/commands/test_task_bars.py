@@ -8,7 +8,7 @@ from rich.console import Console
 
 from coopstreams.commands.terminal.task_bars import TaskBars
 from coopstreams.spark.plan import Stage
-from coopstreams.spark.workers.progress import TaskProgress
+from coopstreams.spark.workers.stage_progress import TaskProgress
 
 STAGE = Stage(0, 1, 2, 0, ("orders",), (), ("counts",))
 READ = TaskProgress("history", "orders-0", 1200, 1200, 1200, done=True)

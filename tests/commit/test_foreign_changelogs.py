@@ -11,7 +11,7 @@ from coopstreams.common.config import Config
 from coopstreams.instance.deployed import Deployed, topic_spec
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.topics import prepare_topics
+from coopstreams.tasks.topic_checks import prepare_topics
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError

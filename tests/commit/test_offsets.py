@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coopstreams.admin.group_reset import reset_key, reset_offsets
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.offsets import (
+from coopstreams.commit.group_progress import (
     OffsetAndRanges,
     catch_up,
     done_by_all,
@@ -34,7 +34,7 @@ from coopstreams.commit.record import (
 )
 from coopstreams.commit.view import CommitView, PartitionStart
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.requests import Offsets
+from coopstreams.group.group_requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.log.memory.log import MemoryLog

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coopstreams.commit import policy
-from coopstreams.commit.policy import Policy, PolicyTopic
+from coopstreams.commit import cluster_policy
+from coopstreams.commit.cluster_policy import Policy, PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec
@@ -82,7 +82,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
     ):
         mine.set(name, value, "orders")
     assert mine.read().accepts_range_fetch("orders")
-    log.delete_topics([policy.TOPIC])
+    log.delete_topics([cluster_policy.TOPIC])
     PolicyTopic(log).set("accept.individual.commit", False)
     assert mine.read() == Policy({("", "accept.individual.commit"): False})
 
@@ -94,13 +94,13 @@ def test_compaction_changes_nothing() -> None:
     for accepts in (True, False, True):
         topic.set("accept.range.fetch", accepts, "orders")
     before = topic.read()
-    log.compact(policy.TOPIC)
+    log.compact(cluster_policy.TOPIC)
     assert (
         PolicyTopic(log).read()
         == before
         == Policy({("orders", "accept.range.fetch"): True})
     )
-    assert log.topic_config(policy.TOPIC)["cleanup.policy"] == "compact"
+    assert log.topic_config(cluster_policy.TOPIC)["cleanup.policy"] == "compact"
 
 
 def test_a_setting_at_the_wrong_level_or_of_no_topic_is_an_error_with_a_cure() -> None:
@@ -123,20 +123,22 @@ def test_a_setting_at_the_wrong_level_or_of_no_topic_is_an_error_with_a_cure() -
 
 def test_a_setting_of_a_later_version_is_let_through_and_rubbish_is_not() -> None:
     log = MemoryLog()
-    log.create_topics([TopicSpec(policy.TOPIC, 1)])
+    log.create_topics([TopicSpec(cluster_policy.TOPIC, 1)])
     writer = log.writer()
-    writer.append(policy.TOPIC, [b'["accept.more",""]'], [b"true"], [0], partitions=0)
+    writer.append(
+        cluster_policy.TOPIC, [b'["accept.more",""]'], [b"true"], [0], partitions=0
+    )
     writer.flush(1)
     assert PolicyTopic(log).read().accepts_individual_commit
     topic = PolicyTopic(log)
     key = b'["accept.individual.commit",""]'
     writer.append(
-        policy.TOPIC, [b"rubbish", key], [b"true", b"no"], [0, 0], partitions=0
+        cluster_policy.TOPIC, [b"rubbish", key], [b"true", b"no"], [0, 0], partitions=0
     )
     for _ in range(2):  # it waits for no record that it has read
         with pytest.raises(LogError, match="record at offset 1 that is no setting"):
             topic.read()
-    writer.append(policy.TOPIC, [b"rubbish"], [None], [0], partitions=0)
+    writer.append(cluster_policy.TOPIC, [b"rubbish"], [None], [0], partitions=0)
     with pytest.raises(LogError, match="record at offset 2 that is no setting"):
         topic.read()
     topic.set("accept.individual.commit", False)

@@ -28,7 +28,7 @@ from coopstreams.commit.record import (
     topic_number,
 )
 from coopstreams.common.host import System
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog

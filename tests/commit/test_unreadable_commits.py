@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.offsets import catch_up
+from coopstreams.commit.group_progress import catch_up
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import (
     VERSION,

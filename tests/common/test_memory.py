@@ -9,7 +9,7 @@ import pytest
 
 LIMITS = """
 import resource, sys
-from coopstreams.common.memory import allow_open_files
+from coopstreams.common.process_limits import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 allow_open_files()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

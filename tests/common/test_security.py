@@ -13,10 +13,10 @@ from uuid import UUID
 
 import pytest
 
-from coopstreams.common.acls import Attempt, Login
+from coopstreams.common.acl_errors import Attempt, Login
 from coopstreams.common.config import Config
 from coopstreams.common.security import Security
-from coopstreams.log.kafka.settings import client_settings
+from coopstreams.log.kafka.client_settings import client_settings
 from coopstreams.topology.errors import ConfigError
 
 SASL = {

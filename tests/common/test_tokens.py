@@ -19,16 +19,16 @@ import pytest
 
 from coopstreams.common.security import Security
 from coopstreams.common.tokens import Token, TokenError, Tokens, oidc
-from coopstreams.dev import tokens
+from coopstreams.dev import token_issuer
 from coopstreams.topology.errors import ConfigError
 from tests.identity_provider import SECRET, IdentityProvider, identity_provider
 
-KEY = tokens.new_key()
+KEY = token_issuer.new_key()
 
 
 @pytest.fixture
 def provider() -> Iterator[IdentityProvider]:
-    with identity_provider(lambda: tokens.signed(KEY, "me", 100)) as made:
+    with identity_provider(lambda: token_issuer.signed(KEY, "me", 100)) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from coopstreams.commit import policy
+from coopstreams.commit import cluster_policy
 from coopstreams.consumer import CooperativeConsumer, RecordFilter
 from coopstreams.group.joining import Hooks, Timings
 from coopstreams.log.kafka.wiring import Wiring
@@ -90,12 +90,12 @@ class Members:
         self._writer = MemoryWriter(self.cluster.state, None)
         for spec in (
             *(TopicSpec(name, 1) for name in ("in", "more", "out")),
-            policy.topic_spec(),
+            cluster_policy.topic_spec(),
         ):
             self.cluster.state.create_topic(spec)
         for name in ("in", "more"):
             self._writer.append(
-                policy.TOPIC,
+                cluster_policy.TOPIC,
                 [orjson.dumps(["accept.range.fetch", name])],
                 [b"true"],
                 [0],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.consumer.cooperative_fetch import Acquired
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 
 
 def records(count: int) -> list[AcquiredRecord]:

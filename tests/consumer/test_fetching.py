@@ -15,8 +15,8 @@ from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
 from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.owned_range import ConsumerRecord, Share
 from coopstreams.consumer.refetching import JUMP, span
-from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
 from coopstreams.log.log import Reader, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog

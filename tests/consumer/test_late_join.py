@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coopstreams.consumer.session import Ranges
+from coopstreams.consumer.consumer_session import Ranges
 from tests.consumer.members import Member, members
 from tests.simulation.kafka.plan import Call, Slow
 

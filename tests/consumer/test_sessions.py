@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from coopstreams.consumer import OffsetAndRanges, RecordFilter
-from coopstreams.consumer.session import Ranges
+from coopstreams.consumer.consumer_session import Ranges
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CommitConflictError, LogError
 from coopstreams.topology.keys import KeyRange

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.consumer import CooperativeFetch
-from coopstreams.consumer.settings import ConsumerConfig
+from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.topology.errors import ConfigError, LogError
 
 

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from coopstreams.consumer import ConsumerRecord, OffsetAndRanges
-from coopstreams.consumer.session import Ranges
+from coopstreams.consumer.consumer_session import Ranges
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, Members, keys_of, members
 

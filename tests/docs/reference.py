@@ -11,10 +11,10 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from coopstreams.commit import policy, record
+from coopstreams.commit import cluster_policy, record
 from coopstreams.common.config import SETTINGS
 from coopstreams.common.metrics import Metrics
-from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
+from coopstreams.consumer.consumer_settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
@@ -47,7 +47,7 @@ def consumer_settings() -> list[list[str]]:
 
 def policies() -> list[list[str]]:
     """Return a row for each setting of the policy topic."""
-    levels = (("cluster", policy.CLUSTER), ("topic", policy.TOPICS))
+    levels = (("cluster", cluster_policy.CLUSTER), ("topic", cluster_policy.TOPICS))
     return [
         [level, f"`{name}`", _default(str(default).lower()), meaning]
         for level, known in levels
@@ -103,7 +103,7 @@ def topics() -> list[list[str]]:
     window["retention.ms"] = f"retention + {day}"
     repartition = topic_config(InternalTopic("", "repartition", ()))
     deployed = deployed_topic_spec("app")
-    shared = [record.topic_spec(), policy.topic_spec()]
+    shared = [record.topic_spec(), cluster_policy.topic_spec()]
     return [
         [
             "`<application>-<store>-changelog`",

@@ -19,7 +19,7 @@ from coopstreams.commands.loading import load_topology
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import SETTING, native_tables
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import NO_TABLES, TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

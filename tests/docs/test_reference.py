@@ -123,7 +123,7 @@ def test_every_reason_of_ill_health_is_explained() -> None:
         for row in table_headed(OPERATING, "reason", "means", "live")
         for word in code_words(row[0])
     }
-    told = ("instance/serving.py", "query/reports.py", "sharing/group.py")
+    told = ("instance/serving.py", "query/reports.py", "sharing/share_group.py")
     source = "".join((ROOT / "coopstreams" / module).read_text() for module in told)
     codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(
         re.findall(r'"code": "([\w-]+)"', source)

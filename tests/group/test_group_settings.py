@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kafka.net.manager import KafkaConnectionManager
 
-from coopstreams.group.settings import TRANSLATED, kafka_python_settings
+from coopstreams.group.group_settings import TRANSLATED, kafka_python_settings
 from coopstreams.topology.errors import ConfigError
 
 SERVERS = {"bootstrap.servers": "a:9092"}

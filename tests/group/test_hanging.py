@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.common.acls import Login
+from coopstreams.common.acl_errors import Login
 from coopstreams.group.hanging import (
     ENDED,
     ENDING,

@@ -20,8 +20,8 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.codec import decode_assignment
 from coopstreams.group.coordinator import GroupCoordinator
+from coopstreams.group.group_settings import kafka_python_settings
 from coopstreams.group.membership import Lost, Refused, Timings
-from coopstreams.group.settings import kafka_python_settings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, MembershipLostError
 from tests.group.instances import (

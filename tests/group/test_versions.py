@@ -13,11 +13,16 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
+from coopstreams.group.active_version import (
+    active_version,
+    assign_active,
+    short,
+    version_of,
+)
 from coopstreams.group.codec import decode_assignment, encode_subscription
 from coopstreams.group.joining import Hooks, Timings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
 from coopstreams.group.membership import GroupMember
-from coopstreams.group.versions import active_version, assign_active, short, version_of
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
 from coopstreams.topology.task_id import TaskId
 from tests.group.processes import EVENTS, Group, Process

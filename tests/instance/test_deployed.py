@@ -13,7 +13,7 @@ import pytest
 
 from coopstreams import Materialized, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.instance.deployed import Deployed
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.log import MemoryLog

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from coopstreams.commit.asking import Asking, Wait
+from coopstreams.commit.broker_waits import Asking, Wait
 from coopstreams.instance.excuses import excuse
 from coopstreams.instance.watcher import StallDetector
-from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, SinkUnavailableError
 from coopstreams.topology.keys import WHOLE, KeyRange

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.commit.policy import TOPIC, Policy, PolicyTopic
+from coopstreams.commit.cluster_policy import TOPIC, Policy, PolicyTopic
 from coopstreams.common.config import Config
+from coopstreams.group.active_version import assign_active
 from coopstreams.group.members import (
     Assignment,
     Cluster,
@@ -23,7 +24,6 @@ from coopstreams.group.members import (
     Runs,
 )
 from coopstreams.group.slots import Layout
-from coopstreams.group.versions import assign_active
 from coopstreams.instance.restrictions import (
     Restrictions,
     announced,

@@ -16,10 +16,10 @@ from coopstreams.instance.subscription import GONE_S, HURRY_S, PatternSubscripti
 from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks import schemas
+from coopstreams.tasks import schema_checks
 from coopstreams.tasks.events import Event, Matched
 from coopstreams.tasks.resolved_topology import resolve_topology
-from coopstreams.tasks.schemas import schemas_bound
+from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import OffsetOutOfRangeError, UnknownTopicError
@@ -155,7 +155,7 @@ def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answ
     }
     config = Config.of({**settings, "metadata.max.age.ms": int(EVERY_S * 1000)}, "app")
     registry = InMemoryRegistry()
-    monkeypatch.setattr(schemas, "registry_of", lambda _: registry)
+    monkeypatch.setattr(schema_checks, "registry_of", lambda _: registry)
     with schemas_bound(built, config):
         scheduler = Scheduler(Random(1))
         machine = Machine(scheduler, "instance")
@@ -169,11 +169,11 @@ def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answ
         ).start()
         log.create_topics([TopicSpec("orders-us", 1)])
         monkeypatch.setattr(
-            schemas, "registry_of", registry_of
+            schema_checks, "registry_of", registry_of
         )  # nothing listens there
         scheduler.run(EVERY_S * 1.5)
         assert said == []
-        monkeypatch.setattr(schemas, "registry_of", lambda _: registry)
+        monkeypatch.setattr(schema_checks, "registry_of", lambda _: registry)
         scheduler.run(EVERY_S * 2)
         [matched] = said
         assert isinstance(matched, Matched)

@@ -14,10 +14,10 @@ from kafka import errors
 from kafka.protocol.producer import ProduceRequest, TxnOffsetCommitRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
-from coopstreams.group import requests
+from coopstreams.group import group_requests
 from coopstreams.group.admin import connected
+from coopstreams.group.group_requests import Exchange
 from coopstreams.group.hanging import TransactionDescription
-from coopstreams.group.requests import Exchange
 from coopstreams.group.transaction_requests import describe_transaction
 from coopstreams.topology.columns import TopicPartition
 
@@ -43,7 +43,7 @@ class Raw:
 
     def init(self, transactional_id: str) -> None:
         """Take over a transactional id, and nothing else."""
-        self._send(requests.new_producer(transactional_id, 60_000))
+        self._send(group_requests.new_producer(transactional_id, 60_000))
 
     def produce(
         self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]

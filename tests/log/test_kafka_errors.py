@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, ThrottleEvent
 
-from coopstreams.common.acls import Attempt, Login
-from coopstreams.dev import certificates
+from coopstreams.common.acl_errors import Attempt, Login
+from coopstreams.dev import broker_certificates
+from coopstreams.log.kafka import client_settings, share_consumer
 from coopstreams.log.kafka import reader as kafka_reader
-from coopstreams.log.kafka import settings, share
-from coopstreams.log.kafka.errors import (
+from coopstreams.log.kafka.kafka_errors import (
     FENCED,
     FINAL,
     OUT_OF_RANGE,
@@ -320,7 +320,7 @@ def over_tls(authority: Path) -> dict[str, str]:
     """Return settings for brokers that are away, with a new file for the authority of
     their certificates.
     """
-    authority.write_bytes(certificates.authority().certificate)
+    authority.write_bytes(broker_certificates.authority().certificate)
     return {
         "bootstrap.servers": "127.0.0.1:1",
         "security.protocol": "SSL",
@@ -335,9 +335,9 @@ def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(
     """Settings that are wrong end all processes, and a service manager does not start
     them again.
     """
-    settings = over_tls(authority := tmp_path / "ca.pem")
+    client_settings = over_tls(authority := tmp_path / "ca.pem")
     with (
-        closing(KafkaLog(settings, timeout_s=1)) as log,
+        closing(KafkaLog(client_settings, timeout_s=1)) as log,
         closing(log.writer()) as writer,
     ):
         before = authority.rename(tmp_path / "old.pem")
@@ -384,12 +384,12 @@ def test_a_reader_keeps_its_client_while_a_file_for_a_new_one_is_exchanged(
 def test_a_share_group_of_brokers_that_are_away_is_not_called_one_of_old_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(share, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(share_consumer, "_TIMEOUT_S", 0.5)
     reason = (
         r"share group g: altering its settings: .*Timed out( waiting for controller)?$"
     )
     with pytest.raises(LogError, match=reason) as caught:
-        share.KafkaShare(
+        share_consumer.KafkaShare(
             {"bootstrap.servers": "127.0.0.1:1"},
             "g",
             {"share.auto.offset.reset": "earliest"},
@@ -403,7 +403,7 @@ def test_who_is_held_back_by_a_quota_is_told_once_and_what_to_have_raised(
     """Records were "not acknowledged. Is Kafka up?", and it was."""
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock)
-    errors = settings.ClientErrors(Login())
+    errors = client_settings.ClientErrors(Login())
     errors.throttled(ThrottleEvent("kafka-1", 1, 0.3))
     assert errors.held_back == "", "as short as a slow disk"
     for seconds in (12.0, 30.0):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coopstreams.commit import policy, record
+from coopstreams.commit import cluster_policy, record
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.instance import deployed
 from coopstreams.log.kafka.log import KafkaLog
@@ -51,7 +51,7 @@ def test_a_topic_that_is_asked_for_is_not_created_where_brokers_would_create_it(
     "spec",
     [
         record.topic_spec(partitions=1),
-        policy.topic_spec(),
+        cluster_policy.topic_spec(),
         deployed.topic_spec("application"),
         outbox.marks_spec("application", "run", 1, -1),
     ],

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
+from coopstreams.log.kafka.kafka_errors import CLIENT_ERRORS, error_of, translated
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.writer import RETRY_S
 from coopstreams.log.log import TopicSpec

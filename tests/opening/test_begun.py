@@ -24,7 +24,7 @@ from coopstreams.commit.record import (
     encode_value,
 )
 from coopstreams.common.config import Config
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.begun import Begun

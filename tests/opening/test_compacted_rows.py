@@ -13,7 +13,7 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.restoring import Restoring
 from coopstreams.state.checkpoints import PROVEN
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE

@@ -14,7 +14,7 @@ from coopstreams.common.config import Config
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.globals import Globals
-from coopstreams.tasks.failures import Answer, Count
+from coopstreams.tasks.failure_handlers import Answer, Count
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition

@@ -23,7 +23,7 @@ from coopstreams.opening.restoring import Restoring
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.state.task_state import TaskState

@@ -23,7 +23,7 @@ from coopstreams.state import layout, snapshot, snapshot_download
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import TRUSTED_MS, trusted_ms
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_download import AT_ONCE

@@ -11,7 +11,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.sinks import SinkOpenings
+from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import ApplyTo

@@ -42,7 +42,7 @@ from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
 from coopstreams.state.global_table import GlobalRows
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
@@ -55,10 +55,10 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.processors import key_value_store
+from coopstreams.topology.row_versions import put_version, versions_of
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from coopstreams.topology.task_id import TaskId
-from coopstreams.topology.versions import put_version, versions_of
 from coopstreams.topology.windows import UnlimitedWindows
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from coopstreams.dev.certificates import Issued, authority, issue
+from coopstreams.dev.broker_certificates import Issued, authority, issue
 from coopstreams.query.certificates import Files
 
 HOSTS = ("127.0.0.1", "localhost", socket.gethostname())

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coopstreams.dev.certificates import Issued, authority, issue
+from coopstreams.dev.broker_certificates import Issued, authority, issue
 from coopstreams.query.access import Access
 from coopstreams.query.certificates import Certificates, Files
 from coopstreams.query.client import QueryClient

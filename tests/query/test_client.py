@@ -15,7 +15,7 @@ import pytest
 
 from coopstreams.query import local
 from coopstreams.query.client import AsyncQueryClient, QueryClient
-from coopstreams.query.requests import EntryFound, Requests, WindowFound
+from coopstreams.query.client_requests import EntryFound, Requests, WindowFound
 from coopstreams.topology.errors import QueryError
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 

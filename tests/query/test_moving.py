@@ -16,7 +16,7 @@ import pytest
 
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.query.backend import NotOpen, OpenView
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.topology.task_id import TaskId
 from tests.query.cluster import HOUR, INFOS, LIMITS, Cluster, Data, Node, tasks

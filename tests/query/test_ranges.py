@@ -24,7 +24,7 @@ from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
 from coopstreams.topology import serdes

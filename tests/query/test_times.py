@@ -15,12 +15,17 @@ from hypothesis import strategies as st
 
 from coopstreams.query import local
 from coopstreams.query.client import QueryClient
+from coopstreams.query.client_requests import (
+    EntryFound,
+    Found,
+    VersionFound,
+    WindowFound,
+)
 from coopstreams.query.pages import Query
-from coopstreams.query.requests import EntryFound, Found, VersionFound, WindowFound
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
 from coopstreams.topology import serdes
@@ -28,8 +33,8 @@ from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.stores import StoreSpec, session_key
-from coopstreams.topology.versions import versions_of
 from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
 from tests.state.rows import put
 

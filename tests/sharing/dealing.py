@@ -17,12 +17,12 @@ from typing import Any
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.memory.writer import MemoryWriter
-from coopstreams.sharing.group import ShareMembers, share_group
-from coopstreams.sharing.thread import ShareThread
+from coopstreams.sharing.share_group import ShareMembers, share_group
+from coopstreams.sharing.share_thread import ShareThread
 from coopstreams.sharing.work import SharedWork
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.refusals import Refusals

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coopstreams.consumer import ConsumerRecord, KeyRange
-from coopstreams.consumer.share import Share
+from coopstreams.consumer.owned_range import Share
 from coopstreams.topology.columns import Columns, TopicPartition
 
 

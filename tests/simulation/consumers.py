@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from coopstreams.commit import policy
+from coopstreams.commit import cluster_policy
 from coopstreams.consumer import RecordFilter
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
@@ -71,7 +71,7 @@ class Consumers(Stage[User]):
             self.cluster.state.create_topic(
                 TopicSpec(topic, self.random.choice((1, 2, 3)))
             )
-        for spec in (TopicSpec("out", 1), policy.topic_spec()):
+        for spec in (TopicSpec("out", 1), cluster_policy.topic_spec()):
             self.cluster.state.create_topic(spec)
         self._writer = MemoryWriter(self.cluster.state, None)
         for name in ("in", "more"):
@@ -162,7 +162,10 @@ class Consumers(Stage[User]):
         topic, name = what
         self.say(f"an administrator sets {name}={allowed} {topic}")
         self._writer.append(
-            policy.TOPIC, [orjson.dumps([name, topic])], [orjson.dumps(allowed)], [0]
+            cluster_policy.TOPIC,
+            [orjson.dumps([name, topic])],
+            [orjson.dumps(allowed)],
+            [0],
         )
 
     # --- oracles ---

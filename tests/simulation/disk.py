@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.topology.errors import StateError
 
 MARK = "disk"

@@ -20,9 +20,9 @@ from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.group import leadership
+from coopstreams.group.active_version import Members, assign_active
 from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.members import Assignment
-from coopstreams.group.versions import Members, assign_active
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
@@ -40,7 +40,7 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition

@@ -11,9 +11,9 @@ from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import CommitPlan
 from coopstreams.commit.view import CommitView
 from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.consumer_session import ConsumerSession
+from coopstreams.consumer.owned_range import Share
 from coopstreams.consumer.ownership import Ownership, Shared, Transaction
-from coopstreams.consumer.session import ConsumerSession
-from coopstreams.consumer.share import Share
 
 
 def done_before() -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.log.memory.state import MemoryState
 from coopstreams.topology.columns import TopicPartition

@@ -27,7 +27,7 @@ from coopstreams.log.log import Log
 from coopstreams.state import snapshot, snapshot_restore, sst
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import FORMAT, Manifest
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.sst import WrittenFile
 from coopstreams.state.storage import Heard, Storage, nobody
 from coopstreams.topology.errors import LogError, SnapshotError

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from coopstreams.commit.ranges import contains
 from coopstreams.common.host import Empty
 from coopstreams.consumer import CommitResult, ConsumerRecord, CooperativeConsumer
-from coopstreams.consumer.session import Ranges
+from coopstreams.consumer.consumer_session import Ranges
 from coopstreams.topology.errors import (
     IndividualCommitError,
     LogError,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from coopstreams.spark.session import local_session
+from coopstreams.spark.spark_session import local_session
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from coopstreams import Topology
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.native.sql_values import numbers, with_tokens
 from coopstreams.spark.native.translation import Aggregation, translated
-from coopstreams.spark.native.values import numbers, with_tokens
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.state.rocks import Rocks

@@ -21,7 +21,7 @@ from coopstreams import (
     serdes,
     until_window_closes,
 )
-from coopstreams.commit.offsets import individual_commits
+from coopstreams.commit.group_progress import individual_commits
 from coopstreams.commit.record import (
     CommitKey,
     Committed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from coopstreams.spark.task import TaskResult
+from coopstreams.spark.spark_task import TaskResult
 from coopstreams.state import layout
 from coopstreams.state.sst import read_sst
 from coopstreams.topology.graph.topology import Topology

@@ -19,7 +19,7 @@ def test_a_worker_imports_nothing_of_ours_itself(spark: SparkSession) -> None:
 
         for _ in batches:
             yield pyarrow.RecordBatch.from_pydict(
-                {"task": ["coopstreams.spark.task" in sys.modules]}
+                {"task": ["coopstreams.spark.spark_task" in sys.modules]}
             )
 
     rows = spark.range(1).mapInArrow(loaded, "task boolean").collect()

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.spark import KafkaHistory, Options, TableHistory, backfill, publish
-from coopstreams.spark.history.rows import BEGIN, ROUTED
-from coopstreams.spark.task import TaskWork
+from coopstreams.spark.history.arrow_rows import BEGIN, ROUTED
+from coopstreams.spark.spark_task import TaskWork
 from coopstreams.topology.errors import ConfigError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually

@@ -12,10 +12,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.common.config import Config
-from coopstreams.spark.history.rows import HISTORY, batch, headers_column
+from coopstreams.spark.history.arrow_rows import HISTORY, batch, headers_column
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of, marks_spec
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.task import TaskWork
+from coopstreams.spark.spark_task import TaskWork
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import FencedError, GroupError, LogError

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.spark.workers import progress
-from coopstreams.spark.workers.progress import ProgressWatcher, Reporter, TaskProgress
+from coopstreams.spark.workers import stage_progress
+from coopstreams.spark.workers.stage_progress import (
+    ProgressWatcher,
+    Reporter,
+    TaskProgress,
+)
 
 
 def test_who_watches_sees_a_task_begin_go_on_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    monkeypatch.setattr(stage_progress, "EVERY_S", 0.01)
     seen: list[TaskProgress] = []
     came = threading.Condition()
 
@@ -54,7 +58,7 @@ def test_where_no_end_is_known_there_is_no_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        progress, "EVERY_S", 3600.0
+        stage_progress, "EVERY_S", 3600.0
     )  # only the first and the last report
     seen: list[TaskProgress] = []
     with ProgressWatcher(str(tmp_path), seen.extend):

@@ -36,8 +36,8 @@ from coopstreams.topology.errors import (
     ProcessingError,
 )
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.stores import window_key
-from coopstreams.topology.versions import versions_of
 from tests.broker import law
 from tests.broker.counting import Counting, await_table, failure_of, metric, table
 from tests.broker.reading import latest, read_topic

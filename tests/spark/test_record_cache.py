@@ -19,7 +19,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.common.config import Config
-from coopstreams.spark.record_cache import holds_back
+from coopstreams.spark.cached_tables import holds_back
 from coopstreams.spark.rounds import rounds_of
 from tests.durations import ms
 

@@ -18,7 +18,7 @@ from coopstreams import CoopStreams, Topology, serdes
 from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill, publish
-from coopstreams.tasks.schemas import schemas_bound
+from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.topology.errors import QueryError
 from tests.broker.post import DEPOT, Load, program, warm
 from tests.broker.reading import read_topic

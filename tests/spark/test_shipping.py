@@ -22,8 +22,8 @@ from pyspark import cloudpickle
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.commands.loading import load_topology
 from coopstreams.common.config import Config
-from coopstreams.spark.history.rows import BEGIN, ROUTED
-from coopstreams.spark.task import TaskWork
+from coopstreams.spark.history.arrow_rows import BEGIN, ROUTED
+from coopstreams.spark.spark_task import TaskWork
 from coopstreams.spark.workers.modules import sources_of
 from coopstreams.spark.workers.shipping import plain_function, ship, unship
 from coopstreams.testing import TopologyTestDriver

@@ -32,10 +32,10 @@ from coopstreams import (
 )
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history.rows import HISTORY, ROUTED, batch, headers_column
+from coopstreams.spark.history.arrow_rows import HISTORY, ROUTED, batch, headers_column
 from coopstreams.spark.publishing import operator_times
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.task import TaskResult, TaskWork
+from coopstreams.spark.spark_task import TaskResult, TaskWork
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.graph.partitions import check_partitions

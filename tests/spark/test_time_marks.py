@@ -25,7 +25,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.log.time_marks import headers_of
-from coopstreams.spark.history.rows import HISTORY, batch
+from coopstreams.spark.history.arrow_rows import HISTORY, batch
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.routing import Routing
 from coopstreams.testing import TopologyTestDriver

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from coopstreams.state.engine import Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from tests.state.sqlite_engine import Sqlite
 

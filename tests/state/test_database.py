@@ -13,7 +13,7 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.engine_stores import PIECE
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.serdes import int64, text

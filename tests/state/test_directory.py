@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams.state.database import Database
 from coopstreams.state.directory import FORMAT, StateDirectory
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError

@@ -17,7 +17,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.expiring_table import ExpiringTable
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import Restore
 from coopstreams.state.snapshot import SnapshotWriter, store_manifest, verify
 from coopstreams.state.task_state import TaskState

@@ -21,7 +21,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.topology.columns import Columns, TopicPartition

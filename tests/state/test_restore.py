@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import TRUSTED_MS, Restore
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import LogError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns

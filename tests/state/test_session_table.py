@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine, Rows
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
 from coopstreams.state.window_table import SessionTable, WindowTable

@@ -15,7 +15,7 @@ import pytest
 
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.snapshot_download import (
     AT_ONCE,
     PATIENCE_S,

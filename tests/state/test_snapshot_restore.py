@@ -23,7 +23,7 @@ from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import TRUSTED_MS, Bounds, Restore, lacking
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter

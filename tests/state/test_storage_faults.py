@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
 from coopstreams.state.snapshot_restore import Snapshots
 from tests.state.bounds import bounds

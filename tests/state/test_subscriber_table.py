@@ -16,7 +16,7 @@ from coopstreams.state import table
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.layout import GROUP_SHIFT
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.table import SubscriberTable
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.graph.foreign_keys import (

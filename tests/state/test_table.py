@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.table import Table
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.dsl.attach_joins import values_of

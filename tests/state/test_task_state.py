@@ -8,7 +8,7 @@ import pytest
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.restore import Restore, lacking
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, key_hash

@@ -13,7 +13,7 @@ from coopstreams.state import engine_stores, layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
 from coopstreams.state.global_table import GlobalRows
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView, Window

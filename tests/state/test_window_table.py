@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash

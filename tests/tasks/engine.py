@@ -29,17 +29,17 @@ from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.log.log import GroupFence, Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failure_handlers import handler
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.tries import Tries
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition

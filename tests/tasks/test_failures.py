@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from coopstreams.common.config import HANDLERS, Config
-from coopstreams.tasks.failures import (
+from coopstreams.tasks.failure_handlers import (
     Answer,
     dead_letter_headers,
     describe_failure,

@@ -12,7 +12,7 @@ import pytest
 
 from coopstreams import JoinWindows, StreamsBuilder, serdes
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.tasks.task import Task
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology

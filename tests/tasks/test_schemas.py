@@ -28,10 +28,10 @@ from coopstreams.common.config import Config
 from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
 from coopstreams.query.formats import parse_key, show_value, to_json
-from coopstreams.tasks import schemas
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks import schema_checks
+from coopstreams.tasks.failure_handlers import handler
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.schemas import (
+from coopstreams.tasks.schema_checks import (
     bind_in_memory,
     check_schemas,
     schema_uses,
@@ -107,7 +107,7 @@ def config(**settings: Any) -> Config:
 def registry(monkeypatch: pytest.MonkeyPatch) -> InMemoryRegistry:
     """Replace the registry of the settings by this one."""
     made = InMemoryRegistry()
-    monkeypatch.setattr(schemas, "registry_of", lambda _: made)
+    monkeypatch.setattr(schema_checks, "registry_of", lambda _: made)
     return made
 
 
@@ -504,7 +504,7 @@ def answering(
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            found = schemas if self.path.startswith("/schemas/") else b""
+            found = schema_checks if self.path.startswith("/schemas/") else b""
             self.send_response(200 if found else status)
             self.end_headers()
             self.wfile.write(found or body)

@@ -8,7 +8,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.common.host import Timed
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import APPLIED_S, Incarnation, Task

@@ -12,7 +12,7 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.topics import check_topics, prepare_topics
+from coopstreams.tasks.topic_checks import check_topics, prepare_topics
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder

@@ -10,7 +10,7 @@ import pytest
 
 from coopstreams.common.config import Config
 from coopstreams.tasks.events import Aborted
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failure_handlers import handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.topology import serdes

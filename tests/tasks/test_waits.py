@@ -9,12 +9,12 @@ from typing import Any, cast
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, encode_key
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
-from coopstreams.opening.sinks import SinkOpenings
+from coopstreams.opening.sink_openings import SinkOpenings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE

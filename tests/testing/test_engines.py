@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coopstreams import Change, Engine
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.testing import check_engine
 from tests.state.sqlite_engine import Sqlite

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition

@@ -23,7 +23,7 @@ from benchmarks import apps
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import NO_TABLES, TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

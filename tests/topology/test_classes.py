@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.topology.compatibility.json_schema import (
+from coopstreams.topology.compatibility.json_schema_changes import (
     why_other_bytes,
     why_unreadable,
 )
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.graph.changes import Verdict, changes, weighed
 from coopstreams.topology.graph.outline import outline, read_outline
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.serdes import changed, schemas_of
-from coopstreams.topology.versions import versions_of
 from coopstreams.topology.windows import TimeWindows
 
 

@@ -15,7 +15,7 @@ import pytest
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.query.formats import parse_key
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.compatibility.json_schema import why_unreadable
+from coopstreams.topology.compatibility.json_schema_changes import why_unreadable
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import IN_MEMORY, SchemaSerde

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, Headers, TopicPartition

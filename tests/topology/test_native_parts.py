@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coopstreams import KStream, StreamsBuilder, field, serdes
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology

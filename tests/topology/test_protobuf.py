@@ -17,7 +17,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
+from coopstreams.topology.compatibility.protobuf_changes import (
+    message_at,
+    why_unreadable,
+)
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import IN_MEMORY, SchemaSerde

@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, key_value_store, serdes
 from coopstreams.common.config import Config
-from coopstreams.sharing.group import check_share_group
+from coopstreams.sharing.share_group import check_share_group
 from coopstreams.topology.errors import ConfigError, TopologyError
 from coopstreams.topology.graph.changes import Verdict, changes
 from coopstreams.topology.graph.fingerprint import fingerprints

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
 from coopstreams.topology.columns import Columns, TopicPartition

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coopstreams.topology.compatibility.avro import (
+from coopstreams.topology.compatibility.avro_changes import (
     NAMED,
     definition,
     definitions,

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from coopstreams.topology.compatibility.avro import NAMED, parts
+from coopstreams.topology.compatibility.avro_changes import NAMED, parts
 from coopstreams.topology.compatibility.schema import Schema
 
 

@@ -17,7 +17,11 @@ from typing import Any
 
 import orjson
 
-from coopstreams.topology.compatibility import avro, json_schema, protobuf
+from coopstreams.topology.compatibility import (
+    avro_changes,
+    json_schema_changes,
+    protobuf_changes,
+)
 from coopstreams.topology.compatibility.schema import Reference, Schema
 
 _REGISTRY = "registry"
@@ -34,7 +38,7 @@ def why_unreadable(now: Any, was: Any) -> str:
     empty if they may be.
     """
     if _kind(now) is None and _kind(was) is None:
-        return json_schema.why_unreadable(now, was, complete=True)
+        return json_schema_changes.why_unreadable(now, was, complete=True)
     if _kind(now) != _kind(was):
         return ""
     return _why(now["name"], _schema(now), _schema(was))
@@ -46,7 +50,7 @@ def why_other_bytes(now: Any, was: Any) -> str:
     """
     if _kind(now) is None and _kind(was) is None:
         texts = now.get("text"), was.get("text")
-        return json_schema.why_other_bytes(now, was) or (
+        return json_schema_changes.why_other_bytes(now, was) or (
             _ANOTHER if None not in texts and len({*texts}) > 1 else ""
         )
     if _kind(now) != _kind(was) or _schema(now) == _schema(was):
@@ -54,9 +58,9 @@ def why_other_bytes(now: Any, was: Any) -> str:
     if now[_REGISTRY] == "PROTOBUF":
         ours = _files(_schema(now))
         theirs = _files(_schema(was))
-        if not (ours and theirs) or protobuf.parts_of(
+        if not (ours and theirs) or protobuf_changes.parts_of(
             ours, now["name"]
-        ) == protobuf.parts_of(theirs, was["name"]):
+        ) == protobuf_changes.parts_of(theirs, was["name"]):
             return ""  # the id stays, see `Codec.registered`
     return _ANOTHER
 
@@ -149,7 +153,7 @@ def _schema(described: Any, kind: Any = None) -> Schema:
 @cache
 def _why(name: str, now: Schema, was: Schema) -> str:
     if now.kind == "JSON":
-        return json_schema.why_unreadable(
+        return json_schema_changes.why_unreadable(
             orjson.loads(now.text), orjson.loads(was.text)
         )
     if now.kind == "AVRO":
@@ -157,17 +161,21 @@ def _why(name: str, now: Schema, was: Schema) -> str:
             from fastavro import parse_schema
         except ImportError:
             return ""
-        return avro.why_unreadable(
+        return avro_changes.why_unreadable(
             parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text))
         )
     reader = _files(now)
     writer = _files(was)
-    return protobuf.why_unreadable(reader, writer, name) if reader and writer else ""
+    return (
+        protobuf_changes.why_unreadable(reader, writer, name)
+        if reader and writer
+        else ""
+    )
 
 
 def _files(schema: Schema) -> tuple[Any, ...]:
     """Return the files of a schema of Protobuf; none: they cannot be read here."""
     try:
-        return protobuf.files_of(schema)
+        return protobuf_changes.files_of(schema)
     except ImportError:
         return ()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
+from coopstreams.topology.compile.call_order import ahead_of_calls, keys_suffice
 from coopstreams.topology.compile.code import Code, Compiled
 from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
@@ -44,16 +44,16 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
-    calls,
+    call_operators,
     choosing,
     expiring,
-    folding,
     foreign_key_joins,
     global_joins,
     grace_joins,
-    processing,
+    native_folds,
+    processor_operators,
     stateless,
-    stream_joins,
+    stream_stream_join,
     suppressing,
     table_joins,
     tables,
@@ -70,8 +70,8 @@ from coopstreams.topology.stores import StoreSpec, TableStore
 OPERATORS = {
     **stateless.OPERATORS,
     **choosing.OPERATORS,
-    **processing.OPERATORS,
-    **calls.OPERATORS,
+    **processor_operators.OPERATORS,
+    **call_operators.OPERATORS,
     **tables.OPERATORS,
     **aggregates.OPERATORS,
     **suppressing.OPERATORS,
@@ -79,7 +79,7 @@ OPERATORS = {
     **grace_joins.OPERATORS,
     **foreign_key_joins.OPERATORS,
     **global_joins.OPERATORS,
-    **stream_joins.OPERATORS,
+    **stream_stream_join.OPERATORS,
 }
 
 
@@ -143,7 +143,13 @@ def compile_subtopology(
             {},
             cache(
                 partial(
-                    _compiled, f"{title} ahead", first, calls.AHEAD, None, None, False
+                    _compiled,
+                    f"{title} ahead",
+                    first,
+                    call_operators.AHEAD,
+                    None,
+                    None,
+                    False,
                 )
             ),
         ),
@@ -256,7 +262,7 @@ def _flushes(compiler: Compiler) -> list[str]:
         elif (cached := _cached(compiler, node)) is not None:
             names.append(compiler.flush(node, *cached))
             if isinstance(node, Aggregate) and node.store.name in compiler.native:
-                folding.forward_at_once(compiler, names[-1], node)
+                native_folds.forward_at_once(compiler, names[-1], node)
     return names
 
 
@@ -302,7 +308,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             read_parts(function, compiler.parts, names)
             record.parts = function.parts
         compiler.forward(function, source, record)
-    folding.settle(compiler, function, source)
+    native_folds.settle(compiler, function, source)
     columns = {
         "key_bytes": "keys",
         "value_bytes": "values",

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.kept_headers import Headed
+from coopstreams.topology.row_versions import latest_value, put_version, value_at
 from coopstreams.topology.stores import (
     Entry,
     ExpiringTableStore,
@@ -26,7 +27,6 @@ from coopstreams.topology.stores import (
     split_window_key,
     window_key,
 )
-from coopstreams.topology.versions import latest_value, put_version, value_at
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -21,7 +21,7 @@ from sys import maxsize
 from typing import Any
 
 from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartition
-from coopstreams.topology.compile.calls import Results, Wanted
+from coopstreams.topology.compile.call_order import Results, Wanted
 from coopstreams.topology.compile.code import Compiled
 from coopstreams.topology.compile.foreseen import Foreseen, Place
 from coopstreams.topology.compile.operator_time import (
@@ -31,8 +31,8 @@ from coopstreams.topology.compile.operator_time import (
     operator_time_columns,
 )
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
+from coopstreams.topology.compile.task_processor import Children, EffectsWork, Work
 from coopstreams.topology.compile.timestamps import TimestampColumn, as_written, valid
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import (

@@ -28,8 +28,8 @@ from coopstreams.topology.graph.aggregate_nodes import (
     TableAggregate,
     TableGroup,
 )
-from coopstreams.topology.graph.folding import no_row, of_both, with_number
 from coopstreams.topology.graph.graph import Flow, serde_or_none
+from coopstreams.topology.graph.known_folds import no_row, of_both, with_number
 from coopstreams.topology.graph.nodes import Aggregate
 from coopstreams.topology.serdes import (
     Serde,

@@ -30,9 +30,9 @@ from coopstreams.topology.graph.subtopologies import cut
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import check_name, past_name
 from coopstreams.topology.records import TimestampedRecord
+from coopstreams.topology.row_versions import versions_of
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.versions import versions_of
 
 K = TypeVar("K")
 V = TypeVar("V")

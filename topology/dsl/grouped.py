@@ -30,7 +30,7 @@ from coopstreams.topology.dsl.windowed import (
     checked_windows,
     means,
 )
-from coopstreams.topology.graph.folding import totals
+from coopstreams.topology.graph.known_folds import totals
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, Windows
 

@@ -15,8 +15,8 @@ from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.folding import mean_of, totals
 from coopstreams.topology.graph.graph import Flow
+from coopstreams.topology.graph.known_folds import mean_of, totals
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import (
     AnyWindows,

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.describe import JSON_FORMAT
+from coopstreams.topology.graph.description import JSON_FORMAT
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.json_text import read_long
 

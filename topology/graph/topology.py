@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coopstreams.topology.graph.describe import describe
+from coopstreams.topology.graph.description import describe
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.graph.optimizing import optimized
 

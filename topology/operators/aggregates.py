@@ -25,7 +25,7 @@ from coopstreams.topology.graph.aggregate_nodes import (
 )
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Aggregate, Node
-from coopstreams.topology.operators import folding, windowing
+from coopstreams.topology.operators import native_folds, windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
@@ -63,7 +63,7 @@ def aggregate(
         function.key(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     if node.store.name in compiler.native:
-        folding.fold(compiler, function, node, record, key_bytes)
+        native_folds.fold(compiler, function, node, record, key_bytes)
         return
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)

@@ -14,8 +14,8 @@ from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.operators.suppressing import buffer
+from coopstreams.topology.row_versions import latest_as_written, version_at
 from coopstreams.topology.stores import StoreSpec, as_written
-from coopstreams.topology.versions import latest_as_written, version_at
 
 LATEST = 1 << 62
 """A timestamp after all others."""

@@ -16,8 +16,8 @@ from dataclasses import replace
 from coopstreams.topology.graph.nodes import Node, TableSource
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.row_versions import latest_value, put_version
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.versions import latest_value, put_version
 
 
 def versioned_source(

@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from coopstreams.commands.terminal.processes import WorkerProcess, bars, processes_table
-from coopstreams.instance.app import CoopStreams
+from coopstreams.instance.coop_streams import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"
 """Environment variable of a worker: the file descriptor for its reports."""

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Stage
-    from coopstreams.spark.workers.progress import TaskProgress
+    from coopstreams.spark.workers.stage_progress import TaskProgress
 
 
 class TaskBars:

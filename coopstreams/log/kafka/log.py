@@ -21,12 +21,20 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from coopstreams.common.acls import Attempt
+from coopstreams.common.acl_errors import Attempt
 from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
-from coopstreams.group.transactions import OFFSETS_TOPIC, Transactions
-from coopstreams.log.kafka.errors import (
+from coopstreams.group.hanging_transactions import OFFSETS_TOPIC, Transactions
+from coopstreams.log.kafka.client_settings import (
+    ClientErrors,
+    client_settings,
+    consumer_settings,
+    login_of,
+    make_client,
+    producer_settings,
+)
+from coopstreams.log.kafka.kafka_errors import (
     UNKNOWN,
     away,
     error_of,
@@ -38,14 +46,6 @@ from coopstreams.log.kafka.errors import (
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
-from coopstreams.log.kafka.settings import (
-    ClientErrors,
-    client_settings,
-    consumer_settings,
-    login_of,
-    make_client,
-    producer_settings,
-)
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, Check, TopicSpec
 from coopstreams.topology.columns import TopicPartition

@@ -24,11 +24,11 @@ from confluent_kafka import Consumer, Producer, cimpl
 
 from coopstreams.common.config import Config
 from coopstreams.log.batches import MakeRouter, Router
-from coopstreams.state.native.table import NativeTable, NativeWindowTable
+from coopstreams.state.native.native_table import NativeTable, NativeWindowTable
 from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.folding import folds
+from coopstreams.topology.graph.known_folds import folds
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.operators.parts import MakeParts
 

@@ -14,14 +14,14 @@ from typing import Any
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from coopstreams.common.acls import Attempt
-from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
-from coopstreams.log.kafka.settings import (
+from coopstreams.common.acl_errors import Attempt
+from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     login_of,
     make_client,
     producer_settings,
 )
+from coopstreams.log.kafka.kafka_errors import CLIENT_ERRORS, error_of, translated
 from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition

@@ -26,9 +26,17 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from coopstreams.common.acls import Attempt
+from coopstreams.common.acl_errors import Attempt
 from coopstreams.log.batches import Routes
-from coopstreams.log.kafka.errors import (
+from coopstreams.log.kafka.client_settings import (
+    ClientErrors,
+    consumer_settings,
+    logger,
+    login_of,
+    make_client,
+)
+from coopstreams.log.kafka.fetched import FetchBuffer, Part
+from coopstreams.log.kafka.kafka_errors import (
     OUT_OF_RANGE,
     UNKNOWN,
     error_of,
@@ -37,17 +45,9 @@ from coopstreams.log.kafka.errors import (
     translated,
     unknown_topic,
 )
-from coopstreams.log.kafka.fetched import FetchBuffer, Part
 from coopstreams.log.kafka.messages import MessageBuffer
 from coopstreams.log.kafka.native import fetcher_of, router, with_plugin
 from coopstreams.log.kafka.native_buffer import NativeBuffer
-from coopstreams.log.kafka.settings import (
-    ClientErrors,
-    consumer_settings,
-    logger,
-    login_of,
-    make_client,
-)
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns

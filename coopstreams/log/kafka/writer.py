@@ -29,10 +29,17 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from coopstreams.common.acls import Attempt
-from coopstreams.group.transactions import Transactions
+from coopstreams.common.acl_errors import Attempt
+from coopstreams.group.hanging_transactions import Transactions
 from coopstreams.log.kafka.bounded import Bounded
-from coopstreams.log.kafka.errors import (
+from coopstreams.log.kafka.client_settings import (
+    ClientErrors,
+    logger,
+    login_of,
+    make_client,
+    producer_settings,
+)
+from coopstreams.log.kafka.kafka_errors import (
     CLIENT_ERRORS,
     CONSEQUENCES,
     FENCED,
@@ -46,13 +53,6 @@ from coopstreams.log.kafka.errors import (
     unknown_topic,
 )
 from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
-from coopstreams.log.kafka.settings import (
-    ClientErrors,
-    logger,
-    login_of,
-    make_client,
-    producer_settings,
-)
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION

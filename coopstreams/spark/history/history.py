@@ -17,9 +17,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.spark.history.arrow_rows import HISTORY, ddl
 from coopstreams.spark.history.jvm_source import jvm_frame
 from coopstreams.spark.history.kafka_source import KafkaSource, read_options
-from coopstreams.spark.history.rows import HISTORY, ddl
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError
 from coopstreams.topology.keys import partition_of

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams.common.security import Security, is_security
 from coopstreams.log.time_marks import HEADER
+from coopstreams.spark.history.arrow_rows import HISTORY, ddl
 from coopstreams.spark.history.kafka_source import PATIENCE_S
-from coopstreams.spark.history.rows import HISTORY, ddl
 from coopstreams.topology.errors import ConfigError
 
 _SAME = ("bootstrap.servers", "client.id")

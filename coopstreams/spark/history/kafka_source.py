@@ -37,10 +37,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from coopstreams.log.kafka.client_settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.spark.history.rows import (
+from coopstreams.spark.history.arrow_rows import (
     HISTORY,
     batch,
     columns_of,

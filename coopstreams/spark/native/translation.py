@@ -36,7 +36,7 @@ from coopstreams.topology.fields import (
     field,
     fields_of,
 )
-from coopstreams.topology.graph.folding import Kind, Number, known_kind
+from coopstreams.topology.graph.known_folds import Kind, Number, known_kind
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     Filter,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import TypeVar
 
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import Check, GroupFence, TopicSpec
 from coopstreams.log.memory.transactions import Offsets
 from coopstreams.topology.columns import TopicPartition

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.commit.follower import Follower
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.group_requests import FetchedOffset
 from coopstreams.log.log import (
     GroupFence,
     Position,

@@ -8,7 +8,7 @@ import pytest
 
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.state.database import Database
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition

@@ -20,7 +20,7 @@ from coopstreams import (
 )
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ProcessingError
-from coopstreams.topology.graph.folding import totals
+from coopstreams.topology.graph.known_folds import totals
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 from tests.topology.operators.conftest import run

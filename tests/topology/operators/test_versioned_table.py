@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
-from coopstreams.state.memory import Memory
+from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.serde import Serde
-from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
-from coopstreams.topology.versions import (
+from coopstreams.topology.row_versions import (
     Held,
     latest_value,
     put_version,
@@ -28,6 +26,8 @@ from coopstreams.topology.versions import (
     versions_of,
     versions_within,
 )
+from coopstreams.topology.serde import Serde
+from coopstreams.topology.stores import StoreSpec, split_window_key, window_key
 from tests.durations import ms
 from tests.topology.operators.results import Event, outputs
 

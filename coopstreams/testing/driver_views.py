@@ -12,6 +12,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.records import Record
+from coopstreams.topology.row_versions import latest_value, version_at
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import (
     Entry,
@@ -20,7 +21,6 @@ from coopstreams.topology.stores import (
     check_range,
     window_key,
 )
-from coopstreams.topology.versions import latest_value, version_at
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
+from coopstreams.common.acl_errors import NEEDS_NOTHING, Attempt, Login
 from coopstreams.common.topic_settings import setting_command
-from coopstreams.log.kafka.settings import ClientErrors, code_in
+from coopstreams.log.kafka.client_settings import ClientErrors, code_in
 from coopstreams.topology.errors import (
     AccessDeniedError,
     ConfigError,

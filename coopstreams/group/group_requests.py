@@ -30,7 +30,7 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
-from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
+from coopstreams.common.acl_errors import NEEDS_NOTHING, Attempt, Login
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

@@ -32,8 +32,8 @@ from threading import get_ident
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log import time_marks
-from coopstreams.log.kafka.errors import made_again
-from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.kafka.kafka_errors import made_again
+from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
 from coopstreams.sharing.work import SharedWork

@@ -37,15 +37,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from coopstreams.common.acls import Attempt
-from coopstreams.log.kafka.errors import UNKNOWN, error_of, heals, translated
-from coopstreams.log.kafka.messages import headers_of
-from coopstreams.log.kafka.settings import (
+from coopstreams.common.acl_errors import Attempt
+from coopstreams.log.kafka.client_settings import (
     ClientErrors,
     client_settings,
     login_of,
     make_client,
 )
+from coopstreams.log.kafka.kafka_errors import UNKNOWN, error_of, heals, translated
+from coopstreams.log.kafka.messages import headers_of
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError
 

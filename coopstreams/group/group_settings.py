@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coopstreams.common.security import Security
-from coopstreams.common.values import servers
+from coopstreams.common.setting_values import servers
 from coopstreams.topology.errors import ConfigError
 
 _TRUE = {"true", "t", "1", "yes", "on"}

@@ -28,7 +28,7 @@ from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
-from coopstreams.tasks.failures import paused_without_registry
+from coopstreams.tasks.failure_handlers import paused_without_registry
 from coopstreams.tasks.outlasting import InVain, Outlasting, OutlastingError
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.tries import TriedLaterError

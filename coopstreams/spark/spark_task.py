@@ -35,6 +35,7 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
+from coopstreams.spark.cached_tables import holds_back
 from coopstreams.spark.changelog_rows import (
     KEPT_FOR_EVER,
     Expiry,
@@ -42,8 +43,7 @@ from coopstreams.spark.changelog_rows import (
     record_of,
     visible,
 )
-from coopstreams.spark.history.global_tables import Cut, read_rows
-from coopstreams.spark.history.rows import (
+from coopstreams.spark.history.arrow_rows import (
     BEGIN,
     END,
     RESULTS,
@@ -53,19 +53,19 @@ from coopstreams.spark.history.rows import (
     headers_column,
     runs_of,
 )
+from coopstreams.spark.history.global_rows import Cut, read_rows
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
-from coopstreams.spark.placing import PlacedOutput
+from coopstreams.spark.places import PlacedOutput
 from coopstreams.spark.plan import Outputs
-from coopstreams.spark.record_cache import holds_back
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
-from coopstreams.spark.workers.progress import Reporter
+from coopstreams.spark.workers.stage_progress import Reporter
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import MakeTable, TaskState
-from coopstreams.tasks.failures import (
+from coopstreams.tasks.failure_handlers import (
     FATES,
     Answer,
     dead_letter_topics,

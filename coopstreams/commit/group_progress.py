@@ -31,7 +31,7 @@ from coopstreams.commit.view import Hole, combine
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.references import resolved
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.requests import Offsets
+from coopstreams.group.group_requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition

@@ -17,7 +17,7 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import HealthCode
 from coopstreams.query.backend import Reason, ShareStatus
-from coopstreams.sharing.thread import ShareThread
+from coopstreams.sharing.share_thread import ShareThread
 from coopstreams.sharing.work import SharedWork
 from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.tally import dropped

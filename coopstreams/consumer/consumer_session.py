@@ -18,18 +18,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from coopstreams.commit.barrier import Opening
+from coopstreams.commit.cluster_policy import LOOK_EVERY_S
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.policy import LOOK_EVERY_S
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Winner
 from coopstreams.common.host import Empty, Host, Inbox
 from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.consumer_policy import Policies
+from coopstreams.consumer.consumer_settings import ConsumerConfig
 from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.owned_range import ConsumerRecord, Share
 from coopstreams.consumer.ownership import Openings, Ownership, Shared
-from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.revocation import Revocations
-from coopstreams.consumer.settings import ConsumerConfig
-from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from confluent_kafka import KafkaError, ThrottleEvent
 
-from coopstreams.common.acls import Login
+from coopstreams.common.acl_errors import Login
 from coopstreams.common.security import Security, is_security
 from coopstreams.log.kafka import outage
 from coopstreams.topology.errors import ConfigError, LogError

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-from coopstreams.commit.policy import LOOK_EVERY_S, Policy, PolicyTopic, default
+from coopstreams.commit.cluster_policy import LOOK_EVERY_S, Policy, PolicyTopic, default
 from coopstreams.common.host import Host
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.log.kafka.log import KafkaLog

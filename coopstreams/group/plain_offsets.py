@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.group.requests import FetchedOffset, Offsets
+from coopstreams.group.group_requests import FetchedOffset, Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.naming import COMMIT_TOPIC

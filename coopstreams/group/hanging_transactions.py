@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 from kafka import errors
 
-from coopstreams.common.acls import Attempt
-from coopstreams.group import requests, transaction_requests
+from coopstreams.common.acl_errors import Attempt
+from coopstreams.group import group_requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import Views
 from coopstreams.group.hanging import (
@@ -314,8 +314,8 @@ class Transactions:
                         SLICE_MS if everywhere else GLANCE_MS,
                     )
                 except errors.KafkaError as error:
-                    if not requests.passes(error):
-                        raise requests.translated(
+                    if not group_requests.passes(error):
+                        raise group_requests.translated(
                             "asking for open transactions", error
                         ) from error
                     reasons |= dict.fromkeys(theirs, error)
@@ -429,7 +429,7 @@ class Transactions:
         for broker in brokers:
             with suppress(errors.KafkaError):
                 named[broker] = await self._connection.once(
-                    requests.transaction_coordinator(transactional_id),
+                    group_requests.transaction_coordinator(transactional_id),
                     broker,
                     GLANCE_MS,
                 )
@@ -444,19 +444,22 @@ class Transactions:
             )
         return False
 
-    async def _ask(self, exchange: requests.Exchange[_T], give_up: float) -> _T:
+    async def _ask(self, exchange: group_requests.Exchange[_T], give_up: float) -> _T:
         async def any_broker() -> Any:
             return None
 
         return await self._connection.ask(exchange, any_broker, _left_ms(give_up))
 
     async def _ask_coordinator(
-        self, transactional_id: str, exchange: requests.Exchange[_T], give_up: float
+        self,
+        transactional_id: str,
+        exchange: group_requests.Exchange[_T],
+        give_up: float,
     ) -> _T:
         async def node() -> int:
             if transactional_id not in self._coordinators:
                 self._coordinators[transactional_id] = await self._connection.once(
-                    requests.transaction_coordinator(transactional_id), None
+                    group_requests.transaction_coordinator(transactional_id), None
                 )
             return self._coordinators[transactional_id]
 

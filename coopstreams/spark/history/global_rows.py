@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coopstreams.spark.history.arrow_rows import columns_of
 from coopstreams.spark.history.kafka_source import KafkaParts, read_options
-from coopstreams.spark.history.rows import columns_of
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import TopicPartition

@@ -17,7 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coopstreams.topology.fields import field
-from coopstreams.topology.graph.folding import is_only_state, known_kind, plain_sinks
+from coopstreams.topology.graph.known_folds import (
+    is_only_state,
+    known_kind,
+    plain_sinks,
+)
 from coopstreams.topology.graph.nodes import Aggregate, MapValues, Sink, Source
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler

@@ -18,8 +18,8 @@ from coopstreams.commit.deleting_changelogs import (
 from coopstreams.common.config import Config
 from coopstreams.common.topic_settings import setting_command
 from coopstreams.log.log import Check, Log, TopicSpec
-from coopstreams.tasks.failures import dead_letter_topics
-from coopstreams.tasks.schemas import check_schemas
+from coopstreams.tasks.failure_handlers import dead_letter_topics
+from coopstreams.tasks.schema_checks import check_schemas
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
