@@ -21,7 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LANGUAGES = {"python", "console", "sh", "toml", "json", "text", "mermaid"}
 
 _FILE = re.compile(r"# ([\w/]+\.py)\n")

@@ -43,6 +43,8 @@ def site_page(file: Path) -> Path:
     inside = file.relative_to(ROOT)
     if inside == Path("README.md"):
         return Path("index.md")
+    if inside == Path("CONTRIBUTING.md"):
+        return Path("contributing.md")
     return (
         inside.relative_to("docs")
         if inside.parts[0] == "docs"

@@ -1,0 +1,62 @@
+"""How code may look, as far as it can be counted: CONTRIBUTING.md has the reasons.
+
+ruff holds the limits of a function (C901: 12 decisions, PLR0913: 9 parameters). The functions that are above them stand
+here with their `noqa`; the list may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.test_tidy import LIBRARY, OTHERS, source
+
+TOO_COMPLEX: set[str] = set()
+TOO_MANY_PARAMETERS: set[str] = set()
+
+_EXCUSED = re.compile(r"#\s*noqa:[^#]*\b(C901|PLR0913)\b")
+_DEFINED = re.compile(r"\s*(?:async )?def (\w+)")
+
+
+def excused(rule: str) -> Iterator[str]:
+    """Yield the functions with a `noqa` of a rule, as `path name`."""
+    for path in LIBRARY + OTHERS:
+        for line in source(path).splitlines():
+            defined = _DEFINED.match(line)
+            if defined and rule in _EXCUSED.findall(line):
+                yield f"{path} {defined[1]}"
+
+
+def test_no_function_more_is_too_complex() -> None:
+    assert set(excused("C901")) == TOO_COMPLEX
+
+
+def test_no_function_more_has_too_many_parameters() -> None:
+    assert set(excused("PLR0913")) == TOO_MANY_PARAMETERS
+
+
+def names(node: ast.AST) -> set[str]:
+    """Return the names and attributes that an expression reads or assigns."""
+    return {
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
+
+
+def unrelated(path: str) -> Iterator[str]:
+    """Yield the assignments of several values of which none uses a target: `a, b = x, y`. An exchange, `a, b = b, a`, is
+    one thing.
+    """
+    for node in ast.walk(ast.parse(source(path))):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            continue
+        target = node.targets[0]
+        if isinstance(target, ast.Tuple) and not names(node.value) & names(target):
+            yield f"{path}:{node.lineno}"
+
+
+def test_a_statement_assigns_one_thing() -> None:
+    found = [place for path in LIBRARY for place in unrelated(path)]
+    assert found == [], "one statement a line"
