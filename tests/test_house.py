@@ -12,10 +12,39 @@ from collections.abc import Iterator
 
 from tests.test_tidy import LIBRARY, OTHERS, source
 
-TOO_COMPLEX: set[str] = set()
-TOO_MANY_PARAMETERS: set[str] = set()
+TOO_COMPLEX = {
+    "coopstreams/calling/lanes.py _attempts",
+    "coopstreams/commands/query.py query",
+    "coopstreams/instance/instance.py _handle",
+    "coopstreams/query/serving/connections.py limited",
+    "tests/log/test_memory_log.py test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once",
+    "topology/avro.py _avro",
+    "topology/operators/analysis.py _read_by",
+    "topology/protobuf.py _protobuf",
+}
+TOO_MANY_PARAMETERS = {
+    "coopstreams/commands/backfill.py backfill",
+    "coopstreams/commands/query.py query",
+    "coopstreams/commands/rebuild.py from_source",
+    "coopstreams/commands/rebuild.py rebuild",
+    "coopstreams/commands/run.py run",
+    "coopstreams/commit/positions.py __init__",
+    "coopstreams/consumer/building.py _session",
+    "coopstreams/consumer/consumer_session.py __init__",
+    "coopstreams/group/membership.py __init__",
+    "coopstreams/instance/watcher.py __init__",
+    "coopstreams/opening/opener.py __init__",
+    "coopstreams/sharing/share_thread.py __init__",
+    "coopstreams/sharing/work.py __init__",
+    "coopstreams/spark/source_rebuild.py rebuild_from_source",
+    "coopstreams/tasks/committer.py __init__",
+    "coopstreams/tasks/task.py __init__",
+    "state/native/rows.py add",
+    "topology/compile/compile.py _compiled",
+    "topology/dsl/attach_joins.py joined",
+}
 
-_EXCUSED = re.compile(r"#\s*noqa:[^#]*\b(C901|PLR0913)\b")
+_EXCUSED = re.compile(r"#\s*noqa:(.*)")
 _DEFINED = re.compile(r"\s*(?:async )?def (\w+)")
 
 
@@ -24,7 +53,8 @@ def excused(rule: str) -> Iterator[str]:
     for path in LIBRARY + OTHERS:
         for line in source(path).splitlines():
             defined = _DEFINED.match(line)
-            if defined and rule in _EXCUSED.findall(line):
+            excused_from = _EXCUSED.search(line)
+            if defined and excused_from and rule in excused_from[1]:
                 yield f"{path} {defined[1]}"
 
 

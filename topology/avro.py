@@ -74,7 +74,7 @@ def _text(schema: AvroSchema) -> str:
 
 
 @cache
-def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
+def _avro(text: str, type_: Any) -> SchemaSerde[Any]:  # noqa: C901
     try:
         from fastavro import parse_schema, schemaless_reader, schemaless_writer
     except ImportError:

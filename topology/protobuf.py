@@ -54,7 +54,7 @@ def protobuf(message: type[M]) -> Serde[M]:
 
 
 @cache
-def _protobuf(message: Any) -> SchemaSerde[Any]:
+def _protobuf(message: Any) -> SchemaSerde[Any]:  # noqa: C901
     try:
         from google.protobuf import json_format
         from google.protobuf.descriptor_pb2 import FileDescriptorProto

@@ -360,7 +360,7 @@ class Lane(Generic[AnyCall]):
         if over and not self._cancelled:
             self._ended(over)
 
-    async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
+    async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:  # noqa: C901
         """Call the function until it succeeds or may not be tried again; give each call
         its value or its error.
         """

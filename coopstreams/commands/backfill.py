@@ -69,7 +69,7 @@ Reads: TypeAlias = Annotated[
 ]
 
 
-def backfill(
+def backfill(  # noqa: PLR0913
     target: Target,
     bootstrap_servers: Brokers = None,
     until: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coopstreams.query.client_requests import EntryFound
 
 
-def query(
+def query(  # noqa: C901, PLR0913
     url: Annotated[
         str,
         typer.Argument(

@@ -54,7 +54,7 @@ From: TypeAlias = Annotated[
 ]
 
 
-def rebuild(
+def rebuild(  # noqa: PLR0913
     target: Target,
     from_: From = "changelog",
     snapshots: Annotated[
@@ -314,7 +314,7 @@ def _key_range(text: str) -> KeyRange:
     return KeyRange.of_groups(int(first), int(last))
 
 
-def from_source(
+def from_source(  # noqa: PLR0913
     topology: Topology,
     config: Config,
     wanted: RebuildScope,

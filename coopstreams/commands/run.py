@@ -39,7 +39,7 @@ log = logging.getLogger("coopstreams")
 _PORT = re.compile(r"(?<=:)\d+(?=/|$)")
 
 
-def run(
+def run(  # noqa: PLR0913
     target: Target,
     bootstrap_servers: Brokers = None,
     processes: Annotated[

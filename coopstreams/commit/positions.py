@@ -150,7 +150,7 @@ def made_anew(group: str, partition: TopicPartition, offset: int | None) -> Conf
 class Positions:
     """Resolves the positions of one instance's tasks. Belongs to one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         log: Log,
         coordinator: OffsetStore,

@@ -181,7 +181,7 @@ def shared(
     return session
 
 
-def _session(
+def _session(  # noqa: PLR0913
     config: ConsumerConfig,
     host: Host,
     log: Log,

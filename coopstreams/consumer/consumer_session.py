@@ -69,7 +69,7 @@ class ConsumerSession:
     the parts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         config: ConsumerConfig,
         host: Host,

@@ -81,7 +81,7 @@ class GroupMember:
     and must return at once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         coordinator: Connector,
         group: str,

@@ -394,7 +394,7 @@ class Instance:
                     return event
         return None
 
-    def _handle(self, event: Event) -> Failed | None:
+    def _handle(self, event: Event) -> Failed | None:  # noqa: C901
         match event:
             case Failed(thread=thread):
                 if thread is not None:

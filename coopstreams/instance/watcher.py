@@ -305,7 +305,7 @@ class StallDetector:
 class Watcher:
     """Looks once a second."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         cluster: Log,
         silent_replicas: Callable[

@@ -89,7 +89,7 @@ class Opener:
     once; events answer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         member: GroupMember,
         follower: Follower,

@@ -76,7 +76,7 @@ class ShareThread:
     `start` and `stop` from outside.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         number: int,
         connect: Callable[[], Deliverer],

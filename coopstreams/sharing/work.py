@@ -65,7 +65,7 @@ class SharedWork:
     thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         number: int,
         program: Program,

@@ -55,7 +55,7 @@ class RebuiltFromSource:
     results: tuple[TaskResult, ...]
 
 
-def rebuild_from_source(
+def rebuild_from_source(  # noqa: PLR0913
     topology: Topology,
     settings: Config | Mapping[str, Any],
     *,

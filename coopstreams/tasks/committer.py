@@ -93,7 +93,7 @@ class Membership(Protocol):
 class Committer:
     """Writes and commits for the tasks of one stream thread; used by that thread only."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         number: int,
         cluster: Log,

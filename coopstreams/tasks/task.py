@@ -155,7 +155,7 @@ class Task:
     and takes no more records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         opened: Incarnation,
         program: Program,

@@ -33,7 +33,7 @@ class NativeRows(Protocol):
     to find the one that fails.
     """
 
-    def add(
+    def add(  # noqa: PLR0913
         self,
         keys: Sequence[bytes | None],
         values: Sequence[Any] | None,

@@ -209,7 +209,7 @@ steps = st.lists(
 @pytest.mark.ci
 @settings(max_examples=300)
 @given(steps)
-def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once(
+def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once(  # noqa: C901
     history: list[tuple[object, ...]],
 ) -> None:
     log = log_of(A, B)

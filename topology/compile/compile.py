@@ -176,7 +176,7 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
     return sources
 
 
-def _compiled(
+def _compiled(  # noqa: PLR0913
     title: str,
     subtopology: SubTopology,
     operators: Mapping[type[Node], Operator],

@@ -50,7 +50,7 @@ Function = Callable[..., Any]
 LEFT_AND_RIGHT = ("left", "right")
 
 
-def joined(
+def joined(  # noqa: PLR0913
     flow: Flow,
     other: Flow | TableFlow | GlobalTable,
     joiner: Function,

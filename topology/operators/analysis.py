@@ -243,7 +243,7 @@ class Analysis:
         """Return a node by its name."""
         return self.nodes[self.numbers[name]]
 
-    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:  # noqa: C901
         match node:
             case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
                 return Reads(key=True, value=True)

@@ -76,7 +76,7 @@ def too_long(received: bytes) -> bool:
     return len(head) > LONGEST_HEAD or head.count(b"\n") > MOST_LINES + 2
 
 
-def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
+def limited(limits: RequestLimits) -> type[asyncio.Protocol]:  # noqa: C901
     """Return the protocol of connections that keep to these limits."""
     full = refusal(limits.connections)
     said_at = -SAY_EVERY_S
