@@ -136,7 +136,7 @@ class InputTopic(Generic[K, V]):
         """
         for number, record in enumerate(records):
             if isinstance(record, tuple) and 2 <= len(record) <= 4:
-                self.send(*record, partition=partition)
+                self.send(*record, partition=partition)  # pyright: ignore[reportArgumentType]
             elif isinstance(record, Record):
                 self.send(
                     record.key,

@@ -314,12 +314,11 @@ def test_a_source_that_was_made_anew_beside_another_is_not_counted_again(
     eventually(lambda: web not in kafka.topics(), 60, lambda: f"{web} is still there")
     kafka.create(web)
     of_web.write(BOTH)
+    reset = f"`coopstreams group reset {application} --topic {web} --to earliest`"
     for _ in range(2):
         refused = str(failure_of(of_web.app(tmp_path, **settings)))
         assert f"{web}-0: the topic was deleted and made anew" in refused
-    assert f"`coopstreams group reset {application} --topic {web} --to earliest`" in (
-        refused
-    )
+        assert reset in refused
     done = CliRunner().invoke(
         commands,
         [

@@ -335,9 +335,9 @@ def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(
     """Settings that are wrong end all processes, and a service manager does not start
     them again.
     """
-    client_settings = over_tls(authority := tmp_path / "ca.pem")
+    settings = over_tls(authority := tmp_path / "ca.pem")
     with (
-        closing(KafkaLog(client_settings, timeout_s=1)) as log,
+        closing(KafkaLog(settings, timeout_s=1)) as log,
         closing(log.writer()) as writer,
     ):
         before = authority.rename(tmp_path / "old.pem")

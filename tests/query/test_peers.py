@@ -53,7 +53,7 @@ class Peer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Peer
+    server: Peer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         self.server.asked.append({k.lower(): v for k, v in self.headers.items()})
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:  # who asked has read enough
             self.close_connection = True
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 as it is declared
         pass
 
 
@@ -131,7 +131,7 @@ DEEP = orjson.dumps({"error": "X", "message": "", "retryable": False})[:-1] + (
             b'[{"name": "counts", "kind": "key_value", "approximate_entries": 1e99}]}',
         ),
         (200, OWN | {"content-type": "text/html"}, b"{}"),
-        (200, OWN | {"content-encoding": "gzip"}, gzip.compress(b"{}")),
+        (200, OWN | {"content-encoding": "gzip"}, gzip.compress(b"{}", mtime=0)),
         (200, AS_PART, b""),
         (200, AS_PART, msgspec.msgpack.encode({})),
         (200, AS_PART, packed([[0, 9, 3, "b", 1, None]], [], False)),

@@ -504,7 +504,7 @@ def answering(
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            found = schema_checks if self.path.startswith("/schemas/") else b""
+            found = schemas if self.path.startswith("/schemas/") else b""
             self.send_response(200 if found else status)
             self.end_headers()
             self.wfile.write(found or body)
