@@ -34,6 +34,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import marks_topics, topology_topic
 
 FLUSH_S = 60.0
+_LONGEST_MS = timedelta.max // timedelta(milliseconds=1)
 
 app = typer.Typer(
     help="Make topics, list those of an application, and write lines to them.",
@@ -161,9 +162,10 @@ def _retention(config: Mapping[str, str]) -> str:
     if "delete" not in config.get("cleanup.policy", "delete"):
         return ""
     milliseconds = int(config.get("retention.ms", -1))
-    return (
-        "without end" if milliseconds < 0 else str(timedelta(milliseconds=milliseconds))
-    )
+    # Kafka's largest is 300 million years, which is no timedelta.
+    if milliseconds < 0 or milliseconds > _LONGEST_MS:
+        return "without end"
+    return str(timedelta(milliseconds=milliseconds))
 
 
 @app.command()

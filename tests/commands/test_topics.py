@@ -53,6 +53,9 @@ def test_topics_of_an_application_are_listed_with_their_kinds(
         (f"{application}-topology", "topology"),
     ):
         assert listed[name] == [kind, "does", "not", "exist"]
+    longest = f"retention.ms={(1 << 63) - 1}"
+    rows("create", f"{application}-kept", "--set", longest)
     everything = rows("list")
+    assert everything[f"{application}-kept"][-2:] == ["without", "end"]
     assert everything[changelog][:2] == ["2", "0"]
     assert f"{application}-topology" not in everything

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import re
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -343,7 +344,18 @@ def of_schema(schema: Any) -> tuple[Any, bytes]:
     return serde, serde.serialize(empty)[:HEAD]
 
 
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """The garbage collector runs; a simulated history before in this process disables it."""
+    before = gc.isenabled()
+    gc.enable()
+    yield
+    if not before:
+        gc.disable()
+
+
 @pytest.mark.parametrize("items", [MANY_LISTS, MANY_OBJECTS], ids=["lists", "objects"])
+@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize(
     "serde",
     [
@@ -386,6 +398,7 @@ def test_a_long_json_is_read_without_the_collector(
     assert (value.items if isinstance(value, Listed) else value) == orjson.loads(items)
 
 
+@pytest.mark.usefixtures("collector")
 def test_who_has_disabled_the_collector_finds_it_disabled() -> None:
     gc.disable()
     try:
@@ -395,6 +408,7 @@ def test_who_has_disabled_the_collector_finds_it_disabled() -> None:
         gc.enable()
 
 
+@pytest.mark.usefixtures("collector")
 def test_the_collector_runs_again_behind_a_text_that_is_not_read() -> None:
     with pytest.raises(SerdeError):
         serdes.json.deserialize(MANY_LISTS[:-1])
