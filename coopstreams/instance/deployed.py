@@ -45,13 +45,13 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.name_claims import KEY, check_unclaimed
-from coopstreams.log.log import BROKERS_TIME, Log, Position, RecordBatch, TopicSpec
+from coopstreams.log.log import BROKERS_TIME, Log, TopicSpec
 from coopstreams.log.precondition import Precondition
+from coopstreams.log.remainder import remainder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,
     FencedError,
-    LogError,
     TopologyChangedError,
     UnknownTopicError,
 )
@@ -76,7 +76,6 @@ _BEGUN = "begun"
 _PARTITIONS = "partitions"
 _IDS = "ids"
 _TIMEOUT_S = 30.0
-_BATCH = 1000
 
 
 def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
@@ -361,7 +360,7 @@ class Deployed:
     def _records(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the offset and the value of each record that the topic still has."""
         at = TopicPartition(self.topic, 0)
-        for batch in self._to_end({at: self._log.start_offset(at)}):
+        for batch in remainder(self._log, {at: self._log.start_offset(at)}, self._host):
             yield from zip(batch.columns.offsets, batch.columns.values, strict=True)
 
     def holds(self, change: TopologyChange) -> bool:
@@ -382,7 +381,7 @@ class Deployed:
             )
         return any(
             len(batch.columns.offsets)
-            for batch in self._to_end(self._unprocessed(partitions))
+            for batch in remainder(self._log, self._unprocessed(partitions), self._host)
         )
 
     def _unprocessed(
@@ -402,28 +401,6 @@ class Deployed:
             at: start if (known := stand[at]) is None else max(start, known.offset)
             for at, start in starts.items()
         }
-
-    def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[RecordBatch]:
-        """Yield the committed records of these partitions from these offsets on, up to
-        their ends.
-
-        Raises:
-            LogError: retryable: the end is not reached in time.
-        """
-        left = set(starts)
-        give_up = self._host.now() + _TIMEOUT_S
-        with closing(self._log.reader()) as reader:
-            reader.assign({at: Position(offset) for at, offset in starts.items()})
-            while left:
-                if self._host.now() > give_up:
-                    raise LogError(
-                        f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s",
-                        retryable=True,
-                    )
-                for batch in reader.fetch(_BATCH, 0.2):
-                    yield batch
-                    if batch.at_end:
-                        left.discard(batch.partition)
 
 
 def outline_with(topology: Topology, counts: Mapping[str, int]) -> Outline:

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from contextlib import closing
 
 import orjson
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log, Position
+from coopstreams.log.log import Log
+from coopstreams.log.remainder import remainder
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import AccessDeniedError, ConfigError, LogError
+from coopstreams.topology.errors import AccessDeniedError, ConfigError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.json_text import read_long
 from coopstreams.topology.naming import topology_topic
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 KEY = b"topology"
 """The key of the record."""
-_TIMEOUT_S = 30.0
 _LAST = 100
 """How many offsets are read from the end of a topic: another program's may be large,
 and ours has one key.
@@ -126,19 +125,11 @@ def _record(cluster: Log, topic: str, host: Host) -> bytes | None:
     at = TopicPartition(topic, 0)
     start = max(cluster.start_offset(at), cluster.end_offset(at) - _LAST)
     told = None
-    give_up = host.now() + _TIMEOUT_S
-    with closing(cluster.reader()) as reader:
-        reader.assign({at: Position(start)})
-        while host.now() < give_up:
-            for batch in reader.fetch(_LAST, 0.2):
-                columns = batch.columns
-                for key, value in zip(columns.keys, columns.values, strict=True):
-                    told = value if key == KEY else told
-                if batch.at_end:
-                    return told
-    raise LogError(
-        f"{topic} could not be read to its end in {_TIMEOUT_S:.0f} s", retryable=True
-    )
+    for batch in remainder(cluster, {at: start}, host):
+        columns = batch.columns
+        for key, value in zip(columns.keys, columns.values, strict=True):
+            told = value if key == KEY else told
+    return told
 
 
 def _internal_topics(told: bytes | None) -> Mapping[str, object]:
