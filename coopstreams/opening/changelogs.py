@@ -24,6 +24,9 @@ from coopstreams.topology.keys import KeyRange
 
 log = logging.getLogger(__name__)
 
+AT_ANY_AGE = 1 << 63
+"""A time behind all others: brokers may compact each record at once."""
+
 
 class Changelogs:
     """The changelogs of one instance. Belongs to one thread.
@@ -96,7 +99,10 @@ class Changelogs:
         settings = self._settings_of(topic)
         if "compact" not in settings.get("cleanup.policy", ""):
             return None
-        return self._clock_ms() - int(settings.get("min.compaction.lag.ms", 0))
+        lag_ms = int(settings.get("min.compaction.lag.ms", 0))
+        # Without a lag no record is too young, whatever time it is: the clock of this
+        # machine may be behind that of the broker.
+        return self._clock_ms() - lag_ms if lag_ms else AT_ANY_AGE
 
     def end(self, changelog: TopicPartition) -> int:
         """Return the end that a changelog has now."""

@@ -76,6 +76,15 @@ def test_a_row_that_a_waiting_record_has_had_removed_is_not_done_without() -> No
             restored(log, 1, database)
 
 
+def test_a_clock_that_is_behind_the_brokers_makes_no_record_too_young() -> None:
+    """Without a lag brokers compact each record, of whatever time."""
+    tomorrow = SYSTEM.wall_ms() + DAY_MS
+    log = topic([(b"k", b"red"), (b"k", b"blue")], tomorrow)
+    log.compact("people")
+    with pytest.raises(ConfigError, match="compaction may have removed the row"):
+        restored(log, 1, empty())
+
+
 @pytest.mark.parametrize(
     ("timestamp", "settings"),
     [

@@ -40,6 +40,10 @@ PURGED = 98_076_904
 """A seed with an offset commit under at-least-once that arrives late, when a
 repartition topic is purged above it.
 """
+BEHIND = 99_302_435
+"""A seed with a machine whose clock is set back by an hour, and which restores a table
+from a topic that was compacted ahead of the group.
+"""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
@@ -48,6 +52,7 @@ PARTS = [
     (HELD, HELD + 1, 30),
     (DROPPED, DROPPED + 1, 30),
     (PURGED, PURGED + 1, 30),
+    (BEHIND, BEHIND + 1, 30),
 ]
 """Bounds of seeds, and steps: many short histories, in one part for each test process,
 and a few long ones.
