@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from threading import get_ident
+from typing import TypeAlias
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import RecordBatch
@@ -55,23 +57,95 @@ FLUSH = (
 """The flush before a commit, in words."""
 
 
-@dataclass(slots=True)
-class _Moved:
-    """A batch without records that waits in the inbox: the partition of a task has
-    moved on.
-    """
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task that this thread has from now on."""
 
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of a task."""
+
+    task: Task
     batch: RecordBatch
 
 
-_Message = Callable[[], None] | None
-"""A call to make on the thread; None: commit and end."""
+@dataclass(slots=True, eq=False)
+class Moved:
+    """A batch without records: the partition of a task has moved on.
 
-
-def _look() -> None:
-    """Do nothing. The message ends the wait, and the loop commits if it is due:
-    siblings may have committed.
+    While the message waits, a later batch of the partition takes the place of this one:
+    a thread that is busy for long has one message for each partition, not one for each
+    fetch.
     """
+
+    task: Task
+    batch: RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMark:
+    """The stream time to append to a silent source of a task."""
+
+    task: Task
+    source: TopicPartition
+    stream_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallsEnded:
+    """Calls of asynchronous operators have ended, for which a task waits."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn of a task that has more records than it could process in the last one."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Tasks to close; `clean`: what they have done is committed before."""
+
+    tasks: tuple[Task, ...]
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pause is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDue:
+    """Siblings may have committed, so that an idle thread has something to commit, too.
+
+    The message only ends the wait: the loop commits if it is time to.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The thread is to commit and end."""
+
+
+Message: TypeAlias = (
+    NewTask
+    | Records
+    | Moved
+    | TimeMark
+    | CallsEnded
+    | Turn
+    | Leaving
+    | Resumed
+    | CommitDue
+    | End
+)
 
 
 class StreamThread:
@@ -106,13 +180,9 @@ class StreamThread:
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
-        self._inbox: Inbox[_Message] = host.inbox()
-        self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
-        """Batches without records that wait behind the records of each task.
-
-        A thread that is busy for long has one message for each partition, not one for
-        each fetch.
-        """
+        self._inbox: Inbox[Message] = host.inbox()
+        self._moved: dict[Task, dict[TopicPartition, Moved]] = {}
+        """The messages without records that wait behind the records of each task."""
         self._have([])
         self._in_turn: dict[Task, int] = {}
         """The tasks that wait for their next turn, with the number of their records
@@ -165,24 +235,24 @@ class StreamThread:
     def open(self, task: Task) -> None:
         """Take over a task."""
         if task.calls is not None:
-            task.calls.tell = partial(self._inbox.put, partial(self._go_on_with, task))
-        self._inbox.put(partial(self._open, task))
+            task.calls.tell = partial(self._inbox.put, CallsEnded(task))
+        self._inbox.put(NewTask(task))
 
     def deliver(self, task: Task, batch: RecordBatch) -> None:
         """Queue a batch of records for a task."""
-        message = partial(self._process, task, batch)
+        message: Message
         with self._lock:
             if len(batch.columns):
                 self.backlog += len(batch.columns)
                 self._moved.pop(task, None)
+                message = Records(task, batch)
             else:
                 waiting = self._moved.setdefault(task, {})
                 before = waiting.get(batch.partition)
                 if before is not None and before.batch.next_offset <= batch.next_offset:
                     before.batch = batch.behind(before.batch)
                     return
-                moved = waiting[batch.partition] = _Moved(batch)
-                message = partial(self._move, task, moved)
+                message = waiting[batch.partition] = Moved(task, batch)
         self._inbox.put(message)
 
     def advance_time(
@@ -191,7 +261,7 @@ class StreamThread:
         """Append a time mark to a silent source of a task; it counts with the next
         commit.
         """
-        self._inbox.put(partial(self._mark_time, task, source, stream_time))
+        self._inbox.put(TimeMark(task, source, stream_time))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before;
@@ -202,13 +272,13 @@ class StreamThread:
         """
         for task in tasks:
             task.leaving = True
-        self._inbox.put(partial(self._close_or_drain, tasks, clean))
+        self._inbox.put(Leaving(tasks, clean))
         self._awake.set()
 
     def look(self) -> None:
         """Have an idle thread check whether there is something to commit."""
         if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
-            self._inbox.put(_look)
+            self._inbox.put(CommitDue())
 
     def pause(self, paused: bool) -> None:
         """Pause or resume records and punctuations.
@@ -219,11 +289,11 @@ class StreamThread:
         goes_on = self._paused and not paused
         self._paused = paused
         if goes_on:  # last: the thread may take the message at once
-            self._inbox.put(self._resume)
+            self._inbox.put(Resumed())
 
     def retire(self) -> None:
         """Commit and end, after the messages sent before: `ThreadEnded` follows."""
-        self._inbox.put(None)
+        self._inbox.put(End())
         self._awake.set()
 
     def stop(self, timeout_s: float) -> bool:
@@ -265,34 +335,75 @@ class StreamThread:
         ends = False
         while not ends or self._draining:
             self.moved_at = self._host.now()
-            until_due = max(
-                self._due - self.moved_at, self._idle_s if self._idle else 0.0
-            )
-            other_s = self._draining.next_s()
-            if not self._paused:
-                other_s = min(
-                    self._next_punctuation_s(), self._waited_enough_s(), other_s
-                )
-            wait = max(0.0, min(until_due, other_s))
+            message = self._next_message()
+            ends = ends or isinstance(message, End)
             try:
-                message = (
-                    self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
-                )
-            except Empty:
-                pass  # only time has passed
-            else:
-                if message is not _look or self._host.now() < self._due:
-                    self._wake()
-                if message is None:
-                    ends = True
-                else:
-                    message()
-            if not self._paused:
-                self._go_on()
-                self._punctuate()
+                if message is not None:
+                    self._handle(message)
+                if not self._paused:
+                    self._go_on()
+                    self._punctuate()
+            except (LogError, MembershipLostError) as error:
+                self._abort(error)
             self._commit_if_due()
-            self._close_drained()
+            if drained := list(self._draining.over()):
+                self._close(drained, clean=True)
         self._commit_or_abort()
+
+    def _next_message(self) -> Message | None:
+        """Wait for the next message; None: only time has passed."""
+        wait_s = self._wait_s()
+        try:
+            message = (
+                self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            )
+        except Empty:
+            return None
+        if not isinstance(message, CommitDue) or self._host.now() < self._due:
+            self._wake()
+        return message
+
+    def _wait_s(self) -> float:
+        """Return how long it is until a commit, a punctuation or a task is due, even
+        without a message.
+        """
+        waits = [
+            max(self._due - self.moved_at, self._idle_s if self._idle else 0.0),
+            self._draining.next_s(),
+        ]
+        if not self._paused:
+            waits.append(self._idle_s)
+            waits += [until - self._host.now() for _, until in self._waiting()]
+            if self._punctuating:
+                now_ms = self._host.wall_ms()
+                due_ms = [
+                    task.program.next_punctuation_ms for task in self._punctuating
+                ]
+                waits += [(at - now_ms) / 1000 for at in due_ms if at is not None]
+        return max(0.0, min(waits))
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case NewTask(task):
+                self._open(task)
+            case Records(task, batch):
+                self._process(task, batch)
+            case Moved(task):
+                self._forget(message)
+                self._process(task, message.batch)
+            case TimeMark(task, source, stream_time):
+                if not task.closed and not task.leaving:
+                    self.committer.begin(task)
+                    self.committer.mark_time(task, source, stream_time)
+            case CallsEnded(task):
+                self._step(task)
+            case Turn(task):
+                self._take_turn(task)
+            case Leaving(tasks, clean):
+                self._close_or_drain(tasks, clean=clean)
+            case Resumed():
+                for task in list(self._tasks):
+                    self._step(task)
 
     def _wake(self) -> None:
         """End idling; keep the next commit on the grid of intervals that it would have
@@ -312,17 +423,9 @@ class StreamThread:
             # them
             self._commit_or_abort()
         self._have([*self._tasks, task])
-        began = self._host.now()
-        try:
-            with paused_without_registry(task.id):
-                task.begin()
-            self._note_slow(
-                self._host.now() - began, f"{task}: the beginning of its processors"
-            )
-            self.committer.claim(task, self._tasks[:-1])
-        except (LogError, MembershipLostError) as error:
-            # All tasks: the writer's undelivered records may be those of any of them.
-            self._abort(error)
+        with self._timed(task, "the beginning of its processors"):
+            task.begin()
+        self.committer.claim(task, self._tasks[:-1])
 
     def _have(self, tasks: list[Task]) -> None:
         """Set the tasks of this thread. There may be a thousand: a message looks only
@@ -332,22 +435,14 @@ class StreamThread:
         self._merging = [task for task in tasks if len(task.sources) > 1]
         self._punctuating = [task for task in tasks if task.program.may_punctuate]
 
-    def _move(self, task: Task, moved: _Moved) -> None:
-        """Process a batch without records, and forget its message: the next one makes a
-        new one.
-        """
+    def _forget(self, message: Moved) -> None:
+        """Have the next batch without records of this partition make a new message."""
         with self._lock:
-            waiting = self._moved.get(task, {})
-            if waiting.get(moved.batch.partition) is moved:
-                del waiting[moved.batch.partition]
+            waiting = self._moved.get(message.task, {})
+            if waiting.get(message.batch.partition) is message:
+                del waiting[message.batch.partition]
                 if not waiting:
-                    del self._moved[task]
-        self._process(task, moved.batch)
-
-    def _resume(self) -> None:
-        """Process the records that came during the pause."""
-        for task in list(self._tasks):
-            self._go_on_with(task)
+                    del self._moved[message.task]
 
     def _process(self, task: Task, batch: RecordBatch) -> None:
         if task in self._in_turn:
@@ -357,93 +452,99 @@ class StreamThread:
         try:
             task.add(batch)
             self._step(task)
-        except (LogError, MembershipLostError) as error:
-            self._abort(error)
         finally:
-            with self._lock:
-                self.backlog -= len(batch.columns)
+            self._count(-len(batch.columns))
+
+    def _count(self, records: int) -> None:
+        """Add this many records to the backlog, which the dispatcher reads."""
+        with self._lock:
+            self.backlog += records
 
     def _wait_for_turn(self, task: Task) -> None:
         """Go on with a task behind the messages that wait."""
         left = max(1, sum(map(task.queues.waiting, task.sources)))
         counted = self._in_turn.get(task)
         self._in_turn[task] = left
-        with self._lock:
-            self.backlog += left - (counted or 0)
+        self._count(left - (counted or 0))
         if counted is None:
-            self._inbox.put(partial(self._take_turn, task))
+            self._inbox.put(Turn(task))
 
     def _take_turn(self, task: Task) -> None:
         counted = self._in_turn.pop(task)
         try:
-            self._go_on_with(task)
-        finally:
-            with self._lock:
-                self.backlog -= counted
-
-    def _go_on_with(self, task: Task) -> None:
-        """Process the records whose calls have ended, or whose turn it is."""
-        try:
             self._step(task)
-        except (LogError, MembershipLostError) as error:
-            self._abort(error)
-
-    def _mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
-        if task.closed or task.leaving:
-            return
-        try:
-            self.committer.begin(task)
-            self.committer.mark_time(task, source, stream_time)
-        except (LogError, MembershipLostError) as error:
-            self._abort(error)
+        finally:
+            self._count(-counted)
 
     def _step(self, task: Task) -> None:
-        while (
-            not self._paused
-            and not task.closed
-            and (not task.leaving or task.calls is not None)
-        ):
+        """Process the records of a task whose turn it is, unless they wait for calls."""
+        while self._may_step(task):
             self.moved_at = self._host.now()
             if task.waits_for_calls():
-                break
+                return
             self.committer.begin(task)
-            began = self._host.now()
-            with paused_without_registry(task.id):
+            with self._timed(task):
                 more = task.step(
                     single=self.committer.careful,
                     most=max(1, self.committer.interval.room),
                 )
-            self._stepped[task] = None
-            self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
-            self.committer.write_outputs(task)
-            # After each step: commits, heartbeats and revocations must not wait until
-            # slow functions end the batch.
-            self._commit_if_due()
+            self._write_outputs(task)
             if not more:
-                break
+                return
             if len(self._tasks) > 1 and not task.leaving:
                 self._wait_for_turn(task)
-                break
+                return
+
+    def _may_step(self, task: Task) -> bool:
+        """Whether a task may process records: one that leaves only those whose calls
+        were begun.
+        """
+        return (
+            not self._paused
+            and not task.closed
+            and (not task.leaving or task.calls is not None)
+        )
+
+    def _write_outputs(self, task: Task) -> None:
+        """Write what a task has made, and commit if it is time to.
+
+        After each step: commits, heartbeats and revocations must not wait until slow
+        functions end the batch.
+        """
+        self._stepped[task] = None
+        self.committer.write_outputs(task)
+        self._commit_if_due()
+
+    @contextmanager
+    def _timed(self, task: Task, call: str = "") -> Iterator[None]:
+        """Run functions of a task, and note the call if it was slow; by default, the
+        task's last step.
+
+        Raises:
+            TriedLaterError: the schema registry does not answer.
+        """
+        began = self._host.now()
+        with paused_without_registry(task.id):
+            yield
+        seconds = self._host.now() - began
+        if seconds > self._outlasting.least_s:
+            self._note_slow(seconds, f"{task}: {call or task.last_step}")
 
     def _note_slow(self, seconds: float, call: str) -> None:
         """Remember a call that may have outlasted a time-out of the broker or the
         group.
         """
-        if seconds > self._outlasting.least_s:
-            log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
-            self._slowest = max(self._slowest, (seconds, call))
-
-    def _waited_enough_s(self) -> float:
-        """Return how long until a task stops waiting for another source."""
-        return min(
-            (at - self._host.now() for _, at in self._waiting()), default=self._idle_s
-        )
+        log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
+        self._slowest = max(self._slowest, (seconds, call))
 
     def _go_on(self) -> None:
-        """Process the records that have waited long enough for another source."""
+        """Process the records that have waited long enough for another source, and
+        those whose calls have ended in a task that drains.
+        """
         now = self._host.now()
-        for task in [task for task, until in self._waiting() if until <= now]:
-            self._go_on_with(task)
+        waited = [task for task, until in self._waiting() if until <= now]
+        for task in (*waited, *self._draining.ready()):
+            self._step(task)
 
     def _waiting(self) -> list[tuple[Task, float]]:
         """Return the tasks that wait for another source, and until when; one that
@@ -474,37 +575,23 @@ class StreamThread:
         ]  # each is asked, because that makes room
         return bool(full) or not self.committer.interval.room
 
-    def _next_punctuation_s(self) -> float:
-        """Return how long until the next wall-clock punctuation."""
-        due = [task.program.next_punctuation_ms for task in self._punctuating]
-        now_ms = self._host.wall_ms()
-        return min(
-            ((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s
-        )
-
     def _punctuate(self) -> None:
         """Run the wall-clock punctuations that are due. Those of many tasks together
         may outlast a time-out.
         """
+        if not self._punctuating:
+            return
         now_ms = self._host.wall_ms()
-        try:
-            for task in list(self._punctuating):
-                if not task.closed and task.punctuation_due(now_ms):
-                    self._wake()
-                    self.committer.begin(task)
-                    began = self.moved_at = self._host.now()
-                    with paused_without_registry(task.id):
-                        task.punctuate(now_ms)
-                    self._stepped[task] = None
-                    self._note_slow(
-                        self._host.now() - began, f"{task}: its punctuators"
-                    )
-                    self.committer.write_outputs(task)
-                    self._commit_if_due()
-        except (LogError, MembershipLostError) as error:
-            self._abort(error)
+        for task in list(self._punctuating):
+            if not task.closed and task.punctuation_due(now_ms):
+                self._wake()
+                self.committer.begin(task)
+                self.moved_at = self._host.now()
+                with self._timed(task, "its punctuators"):
+                    task.punctuate(now_ms)
+                self._write_outputs(task)
 
-    def _commit_or_abort(self) -> bool:
+    def _commit_or_abort(self) -> None:
         try:
             self._idle = (
                 True  # before the commit: records that come from now on end the idling
@@ -512,15 +599,17 @@ class StreamThread:
             try:
                 self._idle = not self.committer.commit(self._tasks)
             finally:
-                self._note_slow(self.committer.flushed_s, FLUSH)
+                if self.committer.flushed_s > self._outlasting.least_s:
+                    self._note_slow(self.committer.flushed_s, FLUSH)
             self.committer.confirm(self._tasks)
             self._slowest = 0.0, ""
-            return True
         except (LogError, MembershipLostError) as error:
             self._abort(error)
-            return False
 
     def _abort(self, error: LogError | MembershipLostError) -> None:
+        """Discard all tasks, to be opened again from the log: the writer's undelivered
+        records may be those of any of them.
+        """
         self._check_hope(error)
         passes = isinstance(error, LogError) and error.retryable
         then = self.committer.interval.failed(self._host.now()) if passes else ""
@@ -590,7 +679,7 @@ class StreamThread:
             task.discard()
         self.committer.abort()
 
-    def _close_or_drain(self, tasks: Sequence[Task], clean: bool) -> None:
+    def _close_or_drain(self, tasks: Sequence[Task], *, clean: bool) -> None:
         """Close tasks now, or let their calls end before."""
         drains = clean and not self._paused  # their results could not be processed
         if now := [
@@ -598,22 +687,15 @@ class StreamThread:
         ]:
             self._close(now, clean=clean)
 
-    def _close_drained(self) -> None:
-        """Close the draining tasks whose calls have ended or timed out."""
-        for task in self._draining.ready():
-            self._go_on_with(task)
-        if over := list(self._draining.over()):
-            self._close(over, clean=True)
-
     def _close(self, tasks: Sequence[Task], *, clean: bool) -> None:
-        mine = [task for task in tasks if not task.closed]
-        if mine and clean and not self._commit_or_abort():
-            mine = []
-        if mine and not clean:
-            others = tuple(task for task in self._tasks if task not in mine)
-            self._abandon()
-            if others:
-                self._emit(Aborted(others, "a sibling on this thread was given up"))
+        if not all(task.closed for task in tasks):
+            if clean:
+                self._commit_or_abort()
+            else:
+                others = tuple(task for task in self._tasks if task not in tasks)
+                self._abandon()
+                if others:
+                    self._emit(Aborted(others, "a sibling on this thread was given up"))
         self._have([task for task in self._tasks if task not in tasks])
         for task in tasks:
             self._stepped.pop(task, None)

@@ -102,14 +102,14 @@ def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(
     made.write("in", [(b"k3", b"3", 10)])
     until(lambda: task.queues.waits_until is not None, made)
     thread, turns = made.threads[0], 0
-    waited = thread._waited_enough_s
+    waited = thread._wait_s
 
     def counted() -> float:
         nonlocal turns
         turns += 1
         return waited()
 
-    monkeypatch.setattr(thread, "_waited_enough_s", counted)
+    monkeypatch.setattr(thread, "_wait_s", counted)
     made.dispatcher.close(task)
     thread.close((task,), clean=True)
     ends = task.queues.waits_until or 0.0
