@@ -34,17 +34,12 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.schema_registry import RegistryClient
 from coopstreams.query.access import Access
-from coopstreams.query.backend import (
-    Health,
-    NotOpen,
-    OpenView,
-    Placement,
-    Status,
-    StoreInfo,
-)
+from coopstreams.query.backend import NotOpen, OpenView, Placement, StoreInfo
 from coopstreams.query.endpoints import peer_of
 from coopstreams.query.serving.server import QueryServer
 from coopstreams.state.views import GlobalView
+from coopstreams.status.model import InstanceStatus
+from coopstreams.status.reasons import Health
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.nodes import Structure
@@ -95,10 +90,15 @@ class _Instance:
     def health(self) -> Health:
         return Health(live=True, ready=True)
 
-    def status(self) -> Status:
-        totals = Metrics(self.application, "here").totals()
-        return Status(
-            self.application, "running", self.health(), (), 1.0, {}, totals, (), ()
+    def status(self) -> InstanceStatus:
+        return InstanceStatus(
+            id="here",
+            url=None,
+            state="running",
+            live=True,
+            ready=True,
+            reasons=(),
+            tasks=(),
         )
 
     def busy(self) -> bool:

@@ -12,9 +12,8 @@ instances live in one process (tests do).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,6 +24,8 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
+from coopstreams.status.model import DropCount, LetterCount, TopicCount, Totals
+from coopstreams.status.reasons import HEALTH_CODES, HealthCode
 from coopstreams.topology.task_id import TaskId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -85,35 +86,8 @@ GLOBAL_TABLES = "global"
 
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
-HealthCode: TypeAlias = Literal[
-    "no-progress",
-    "slow",
-    "slow-function",
-    "calls-pause",
-    "share-group",
-    "paused",
-    "not-a-member",
-    "unreadable-commit",
-    "another-version",
-    "same-process-id",
-    "not-shared",
-    "partitioner",
-    "records-dropped",
-    "waiting",
-    "restoring",
-    "closing",
-    "changelog-made-anew",
-    "more-partitions",
-    "asking-the-group",
-    "resting",
-]
-"""The code of a reason of health of an instance: a reason with another one does not
-pass the type check.
-"""
-HEALTH_CODES: tuple[HealthCode, ...] = get_args(HealthCode)
-"""All codes; each is a series from the start."""
-
 M = TypeVar("M", bound=MetricWrapperBase)
+R = TypeVar("R")
 
 
 class _Family(Generic[M]):
@@ -161,25 +135,6 @@ class _Family(Generic[M]):
             # nobody keeps it that way.
             self._metric.remove(*(str(label) for label in labels))
             self._series.pop(labels, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts of a process since it started, over all its tasks; they never decrease.
-
-    Shape: `consumed` and `produced` by sub-topology and topic, `dropped` by
-    sub-topology, node and reason, `dead_letters` by sub-topology, all as texts. Units:
-    `commit_seconds` in seconds, all else in records or events.
-    """
-
-    commits: int = 0
-    commit_seconds: float = 0.0
-    aborts: int = 0
-    failed_stream_threads: int = 0
-    consumed: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    produced: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    dropped: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    dead_letters: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
 
 class Metrics:
@@ -479,20 +434,16 @@ class Metrics:
 
     def totals(self) -> Totals:
         """Return the current counters for people."""
+        seconds = sum(seconds for _, seconds in self._commit_seconds.values())
         return Totals(
-            _sum(self._commits),
-            sum(seconds for _, seconds in self._commit_seconds.values()),
-            _sum(self._aborts),
-            _sum(self._failed_threads),
-            *(
-                _counts(family)
-                for family in (
-                    self._consumed,
-                    self._produced,
-                    self._dropped,
-                    self._dead_letters,
-                )
-            ),
+            commits=_sum(self._commits),
+            commit_seconds=round(seconds, 6),
+            aborts=_sum(self._aborts),
+            failed_stream_threads=_sum(self._failed_threads),
+            consumed=_counts(self._consumed, TopicCount),
+            produced=_counts(self._produced, TopicCount),
+            dropped=_counts(self._dropped, DropCount),
+            dead_letters=_counts(self._dead_letters, LetterCount),
         )
 
     def text(self) -> bytes:
@@ -529,9 +480,10 @@ class Metrics:
         return family
 
 
-def _counts(family: _Family[Counter]) -> dict[tuple[str, ...], int]:
-    return {labels: int(value) for labels, value in family.values()}
+def _counts(family: _Family[Counter], row: Callable[..., R]) -> tuple[R, ...]:
+    """Return the series of a counter as rows, without those that count nothing."""
+    return tuple(row(*labels, int(n)) for labels, n in sorted(family.values()) if n)
 
 
 def _sum(family: _Family[Counter]) -> int:
-    return sum(_counts(family).values())
+    return sum(int(value) for _, value in family.values())

@@ -14,6 +14,8 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from coopstreams.common.config import Config
 from coopstreams.common.extra import need_http
 from coopstreams.common.interrupts import listening
@@ -21,7 +23,6 @@ from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
-from coopstreams.query import reports
 from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
@@ -166,14 +167,12 @@ class CoopStreams:
         """Return the status of this instance, as `/v1/status` reports each; None before
         it runs. Any thread.
         """
-        serving = self._serving
-        return (
-            None
-            if serving is None
-            else reports.instance_status(
-                serving.placement(), self.url, serving.status()
-            )
+        if self._serving is None:
+            return None
+        report: dict[str, Any] = msgspec.json.decode(
+            msgspec.json.encode(self._serving.status())
         )
+        return report
 
     def store(self, name: str) -> ReadOnlyStore:
         """Return a store of this instance, to be read without HTTP: the keys that this

@@ -13,33 +13,37 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
-from coopstreams.common.metrics import HealthCode
+from msgspec import structs
+
 from coopstreams.group.active_version import short
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
-    CallStatus,
-    DownloadStatus,
-    Health,
     NotOpen,
     OpenView,
     Placement,
-    Reason,
-    RestoreStatus,
-    SourceStatus,
-    Status,
     StoreInfo,
-    TaskStatus,
 )
 from coopstreams.query.catalog import stores_of
 from coopstreams.query.endpoints import peer_of
 from coopstreams.query.problems import moving
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, KeyRangeView
+from coopstreams.status.model import (
+    Calls,
+    DownloadStatus,
+    InstanceStatus,
+    RestoreStatus,
+    SourceStatus,
+    TaskStatus,
+    drops,
+    hot_groups,
+)
+from coopstreams.status.reasons import Health, HealthCode, Reason
 from coopstreams.tasks.lifecycle import ENDING
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
@@ -215,25 +219,25 @@ class Serving:
             if task in paused:
                 continue  # a new process could not make their calls either
             if function := self._instance.function_of(task):
-                slow.append(Reason("slow-function", message + function, task))
+                slow.append(Reason("slow-function", message + function, str(task)))
                 excused.add(task)
                 continue
             message += self._instance.waiting_for(task)
             if excuse := self._instance.excuse(task):
-                slow.append(Reason("slow", f"{message}; {excuse}", task))
+                slow.append(Reason("slow", f"{message}; {excuse}", str(task)))
                 excused.add(task)
             else:
-                reasons.append(Reason("no-progress", message, task))
+                reasons.append(Reason("no-progress", message, str(task)))
         stalled, dealt = self._instance.share.reasons()
         reasons += stalled
         live = not reasons
         slow += [
-            Reason("slow", message + self._instance.waiting_for(task), task)
+            Reason("slow", message + self._instance.waiting_for(task), str(task))
             for task, message in self._instance.stall_detector.slow(now).items()
             if task not in paused and task not in excused
         ]
         slow += [
-            Reason("calls-pause", f"task {task}: {why}", task)
+            Reason("calls-pause", f"task {task}: {why}", str(task))
             for task, why in paused.items()
         ]
         slow += [
@@ -267,7 +271,7 @@ class Serving:
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
         reasons += [
-            Reason("changelog-made-anew", message, task)
+            Reason("changelog-made-anew", message, str(task))
             for task, message in self._instance.stall_detector.made_anew.items()
         ]
         reasons += [
@@ -278,7 +282,7 @@ class Serving:
         if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))
         reasons += [
-            Reason(code, self._why(task, state), task)
+            Reason(code, self._why(task, state), str(task))
             for task, state in list(self._instance.registry.states.items())
             if (code := _code_of(state)) is not None
         ]
@@ -300,43 +304,42 @@ class Serving:
             )
         ]
 
-    def status(self) -> Status:
+    def status(self) -> InstanceStatus:
         """Return the status of the instance."""
         states = dict(self._instance.registry.states)
-        settled = all(state is State.RUNNING for state in states.values())
-        settled_state = "paused" if self._instance.paused else "running"
-        running = (
-            "waiting"
-            if self._instance.waits and not states
-            else settled_state
-            if settled
-            else "rebalancing"
+        health = self.health()
+        placement = self.placement()
+        version = short(
+            tuple(part.fingerprint for part in self._components.resolved.announced)
         )
-        state = "joining" if self._instance.assigned is None else running
-        if self._instance.lifecycle.state in ENDING:
-            state = self._instance.lifecycle.state.value
-        tasks = tuple(self._task(task, states[task]) for task in sorted(states))
-        details = {
-            **self._details,
-            "version": short(
-                tuple(part.fingerprint for part in self._components.resolved.announced)
-            ),
-        }
         uptime_s = self._components.host.now() - self._instance.began
-        totals = self._components.metrics.totals()
-        failures = self._components.tallies.latest
-        shares = self._instance.share.status()
-        return Status(
-            self.application,
-            state,
-            self.health(),
-            tasks,
-            uptime_s,
-            details,
-            totals,
-            failures,
-            shares,
+        return InstanceStatus(
+            id=placement.here,
+            url=self._instance.url,
+            state=self._state(states),
+            generation=placement.generation,
+            uptime_s=round(uptime_s, 1),
+            live=health.live,
+            ready=health.ready,
+            reasons=health.reasons,
+            tasks=tuple(self._task(task, states[task]) for task in sorted(states)),
+            details={**self._details, "version": version},
+            totals=self._components.metrics.totals(),
+            failures=self._components.tallies.latest,
+            shares=self._instance.share.status(),
         )
+
+    def _state(self, states: Mapping[TaskId, State]) -> str:
+        """Return what the instance does, in a word."""
+        if self._instance.lifecycle.state in ENDING:
+            return self._instance.lifecycle.state.value
+        if self._instance.assigned is None:
+            return "joining"
+        if self._instance.waits and not states:
+            return "waiting"
+        if any(state is not State.RUNNING for state in states.values()):
+            return "rebalancing"
+        return "paused" if self._instance.paused else "running"
 
     def busy(self) -> bool:
         """Return whether records wait to be processed, or to be fetched."""
@@ -424,58 +427,57 @@ class Serving:
             if state is State.OPENING
             else TaskWait("")
         )
-        restore = tuple(
-            RestoreStatus(r.store, r.passed, r.remaining, r.rate, r.eta_s)
-            for r in waits.restores
-        )
-        download = tuple(
-            DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s)
-            for p in waits.downloads
-        )
+        waiting: dict[str, Any] = {
+            "restore": tuple(
+                RestoreStatus(r.store, r.passed, r.remaining, round(r.rate, 1), r.eta_s)
+                for r in waits.restores
+            ),
+            "download": tuple(
+                DownloadStatus(
+                    p.store, p.fetched_bytes, p.total_bytes, round(p.rate, 1), p.eta_s
+                )
+                for p in waits.downloads
+            ),
+        }
         if task is None:
-            return TaskStatus(id_, state.value, -1, restore=restore, download=download)
-        rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
+            return TaskStatus.of(id_, state.value, **waiting)
         # Positions as of now; ends as of the watcher's last look, which asks the
         # brokers.
+        ends = {} if sample is None else sample.ends
         sources = tuple(
             self._source(task, source, ends.get(source)) for source in task.sources
         )
-        status = TaskStatus(
+        status = TaskStatus.of(
             id_,
             state.value,
-            task.progress.author.generation,
-            task.processed,
-            rate,
             sources,
-            restore,
-            download,
-        )
-        behind_ms = (
-            None
-            if status.stream_time is None
-            else self._components.host.wall_ms() - status.stream_time
-        )
-        tally = task.tally
-        return replace(
-            status,
-            written=dict(tally.written),
-            dropped=dropped(task),
-            dead_letters=tally.dead_letters,
-            hot=task.heat.hot(),
-            behind_ms=behind_ms,
+            epoch=task.progress.author.generation,
+            processed=task.processed,
+            rate=0.0 if sample is None else round(sample.rate, 1),
+            written=dict(task.tally.written),
+            dropped=drops(dropped(task)),
+            dead_letters=task.tally.dead_letters,
+            hot=hot_groups(task.heat.hot()),
             calls=self._calls(task),
+            **waiting,
         )
+        if status.stream_time is None:
+            return status
+        behind_ms = self._components.host.wall_ms() - status.stream_time
+        return structs.replace(status, behind_ms=behind_ms)
 
-    def _calls(self, task: Task) -> CallStatus | None:
-        if task.calls is None:
-            return None
-        since = task.calls.oldest
-        oldest_s = (
-            0.0 if since is None else max(0.0, self._components.host.now() - since)
-        )
+    def _calls(self, task: Task) -> Calls | None:
         calls = task.calls
-        return CallStatus(
-            calls.under_way, calls.not_begun, oldest_s, calls.blocked, task.retries
+        if calls is None:
+            return None
+        since = calls.oldest
+        now = self._components.host.now()
+        return Calls(
+            in_flight=calls.under_way,
+            waiting=calls.not_begun,
+            oldest_s=0.0 if since is None else round(max(0.0, now - since), 1),
+            blocked_keys=calls.blocked,
+            retries=task.retries,
         )
 
     def _source(
@@ -484,9 +486,8 @@ class Serving:
         at = task.progress.durable(source)
         time = task.progress.stream_time(source)
         silent_s = self._instance.silent_s(source)
-        return SourceStatus(
-            source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s
-        )
+        known = None if time == NO_STREAM_TIME else time
+        return SourceStatus.of(source, at, at, end, known, silent_s)
 
 
 def _code_of(state: State) -> HealthCode | None:

@@ -27,7 +27,6 @@ from starlette.types import Receive, Scope, Send
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
-from coopstreams.query import reports
 from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.answers import JSON, PACKED
 from coopstreams.query.asked import (
@@ -45,7 +44,7 @@ from coopstreams.query.asked import (
     version_times,
 )
 from coopstreams.query.assets import asset
-from coopstreams.query.backend import Backend, Health, StoreInfo, TimedKind
+from coopstreams.query.backend import Backend, StoreInfo, TimedKind
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
@@ -61,6 +60,8 @@ from coopstreams.query.problems import (
 )
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, store_named
+from coopstreams.status.model import Paused
+from coopstreams.status.reasons import Health
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
@@ -327,9 +328,8 @@ class QueryApp:
     async def _pause(self, request: Request, *, paused: bool) -> Response:
         _parameters(request)
         self._backend.pause(paused)
-        return _json(
-            orjson.dumps({"id": self._backend.placement().here, "paused": paused})
-        )
+        here = self._backend.placement().here
+        return _json(msgspec.json.encode(Paused(here, paused)))
 
     async def _live(self, request: Request) -> Response:
         health = self._backend.health()
@@ -340,15 +340,16 @@ class QueryApp:
         return self._health(request, health, health.live and health.ready)
 
     def _health(self, request: Request, health: Health, well: bool) -> Response:
-        told = reports.health(health)
-        authorization, host = (
-            request.headers.get(name) for name in ("authorization", "host")
-        )
-        if not self._access.allows("operate", authorization, host):
-            told["reasons"] = [
-                reason | {"message": WITHHELD} for reason in told["reasons"]
-            ]
-        return _json(orjson.dumps(told), 200 if well else 503)
+        headers = request.headers
+        if not self._access.allows(
+            "operate", headers.get("authorization"), headers.get("host")
+        ):
+            told = (
+                msgspec.structs.replace(reason, message=WITHHELD)
+                for reason in health.reasons
+            )
+            health = msgspec.structs.replace(health, reasons=tuple(told))
+        return _json(msgspec.json.encode(health), 200 if well else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
         self._metrics.health(

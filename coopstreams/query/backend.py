@@ -14,19 +14,17 @@ exceptions (Kafka Streams' users write retry loops around it).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from coopstreams.common.metrics import HealthCode, Totals
 from coopstreams.state.views import GlobalView, KeyRangeView
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.status.model import InstanceStatus, Kind
+from coopstreams.status.reasons import Health
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
-Kind = Literal["key_value", "versioned", "window", "session", "global"]
-"""The kind of a store, which decides the requests that it answers."""
 TimedKind = Literal["window", "session"]
 """The kinds of stores whose keys have many rows, each of a time."""
 
@@ -178,205 +176,6 @@ class NotOpen:
     retry_after_ms: int = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A reason why an instance is not healthy. `code`: for programs, such as
-    `restoring` or `no-progress`.
-    """
-
-    code: HealthCode
-    message: str
-    task: TaskId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The health of an instance.
-
-    `live`: it makes progress, or waits for a known reason. `ready`: it is a member of
-    the group, with all its tasks open.
-    """
-
-    live: bool
-    ready: bool
-    reasons: tuple[Reason, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
-    """The progress of a task in one topic partition. None: not known (yet)."""
-
-    source: TopicPartition
-    position: int
-    committed: int | None = None
-    end: int | None = None
-    stream_time: int | None = None
-    """The stream time of the latest commit. Units: ms."""
-    silent_s: float | None = None
-    """How long the partition has been silent: then its stream time advances with the
-    clock (`idle_advance`). None: records come, or time advances with records only.
-    """
-
-    @property
-    def lag(self) -> int | None:
-        """Records of the partition not yet committed, those of other key ranges
-        included.
-        """
-        return (
-            None
-            if self.end is None or self.committed is None
-            else max(0, self.end - self.committed)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreStatus:
-    """The progress of a store's restore. Units: offsets of the changelog, offsets/s,
-    seconds.
-    """
-
-    store: str
-    restored: int
-    remaining: int
-    rate: float
-    eta_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadStatus:
-    """The progress of a store's download from a snapshot. Units: bytes, bytes/s,
-    seconds.
-    """
-
-    store: str
-    fetched_bytes: int
-    total_bytes: int
-    rate: float
-    eta_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallStatus:
-    """The calls of a task's asynchronous operators.
-
-    `in_flight`: calls that are being made; `waiting`: those that have not begun.
-    `oldest_s`: how long its first record has waited. `blocked_keys`: keys of which a
-    record waits behind another. `retries`: calls that were made again since the task
-    was opened.
-    """
-
-    in_flight: int
-    waiting: int
-    oldest_s: float
-    blocked_keys: int
-    retries: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
-    """A task of this instance, and its work since it was opened.
-
-    Shape: `state` of `metrics.TASK_STATES`; `written` by topic, without changelogs;
-    `dropped` by node and reason.
-    Units: `rate` in records/s over the last seconds.
-    """
-
-    task: TaskId
-    state: str
-    epoch: int
-    processed: int = 0
-    rate: float = 0.0
-    sources: tuple[SourceStatus, ...] = ()
-    restore: tuple[RestoreStatus, ...] = ()
-    download: tuple[DownloadStatus, ...] = ()
-    written: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    dead_letters: int = 0
-    behind_ms: int | None = None
-    """How far stream time is behind the wall clock; None: no stream time yet. Of
-    several sources, the latest counts.
-    """
-    hot: tuple[tuple[int, float], ...] = ()
-    """Key groups that have much of its records, with their shares, the largest first.
-    """
-    calls: CallStatus | None = None
-    """None: no operator is asynchronous."""
-
-    @property
-    def stream_time(self) -> int | None:
-        """The latest stream time of the task's sources."""
-        return max(
-            (
-                source.stream_time
-                for source in self.sources
-                if source.stream_time is not None
-            ),
-            default=None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FailureStatus:
-    """A record that failed here. Without the message of the error, which may quote the
-    record.
-
-    Shape: `task` None: of a global table. `offset` None: of what was held back, or of a
-    punctuation. `answer`: what was done. Units: `at` in ms.
-    """
-
-    at: int
-    task: TaskId | None
-    node: str
-    phase: str
-    source: TopicPartition
-    offset: int | None
-    error: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShareStatus:
-    """A sub-topology whose records a share group deals, and its state on this instance.
-
-    Shape: `acquired`: records that this instance has and has not acknowledged.
-    `redelivered`: records that were delivered before. `waits`: why no thread takes
-    records, in words; empty: they do.
-    """
-
-    subtopology: int
-    group: str
-    topics: tuple[str, ...]
-    threads: int
-    waits: str
-    acquired: int = 0
-    processed: int = 0
-    redelivered: int = 0
-    written: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    dead_letters: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The status of this instance.
-
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`,
-    `paused`; of an instance that ends `pending-shutdown`, `not-running`,
-    `pending-error`, `error`.
-    """
-
-    application: str
-    state: str
-    health: Health
-    tasks: tuple[TaskStatus, ...] = ()
-    uptime_s: float = 0.0
-    details: Mapping[str, str | int | float] = field(default_factory=dict)
-    totals: Totals = field(default_factory=Totals)
-    failures: tuple[FailureStatus, ...] = ()
-    """The latest failures, the oldest first."""
-    shares: tuple[ShareStatus, ...] = ()
-
-
 class Backend(Protocol):
     """An instance, as its query server sees it. Thread-safe. All calls return at once;
     only reads of a view block.
@@ -422,7 +221,7 @@ class Backend(Protocol):
         """Return the health of the instance."""
         ...
 
-    def status(self) -> Status:
+    def status(self) -> InstanceStatus:
         """Return the status of the instance."""
         ...
 

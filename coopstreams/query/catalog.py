@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coopstreams.query.backend import History, Kind, StoreInfo
+from coopstreams.query.backend import History, StoreInfo
+from coopstreams.status.model import Kind
 from coopstreams.topology.graph.nodes import Source, SubTopology, TableSource
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.kept_headers import KeptHeaders

@@ -1,16 +1,28 @@
-"""The OpenAPI 3.1 description of the HTTP interface, written by hand; a test compares
-it to routes and answers.
+"""The OpenAPI 3.1 description of the HTTP interface. A test compares it to routes and
+answers.
 
-Turned down: a framework that derives it from annotations (it would add its own model
-layer to every answer).
+The paths are written by hand, and so are the answers with rows, which are put together
+as bytes. The schemas of all other answers are those of their types (`status.model`).
+Turned down: a framework that derives the paths from annotations (it would add its own
+model layer to every answer).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from coopstreams.query.access import role_of
-from coopstreams.query.backend import Kind
+from coopstreams.status.model import (
+    KeyMetadata,
+    Metadata,
+    Paused,
+    Status,
+    Stores,
+)
+from coopstreams.status.reasons import Health
+from coopstreams.topology.graph.drawing import Drawing
 
 if TYPE_CHECKING:
     from coopstreams.query.asked import RequestLimits
@@ -399,285 +411,24 @@ def _schemas() -> Schema:
                 "known_since": _WHOLE,
             },
         ),
-        **_group_schemas(),
+        **_described_types(),
     }
 
 
-def _group_schemas() -> Schema:
+def _described_types() -> Schema:
     """Return the schemas of the answers about stores, instances and tasks."""
-    place = {
-        "id": _STRING,
-        "subtopology": _WHOLE,
-        "partition": _WHOLE,
-        "key_range": _STRING,
-    }
-    task = _object(
-        {**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE}
+    answers = (Stores, Metadata, KeyMetadata, Status, Health, Paused, Drawing)
+    _, schemas = msgspec.json.schema_components(
+        answers, ref_template="#/components/schemas/{name}"
     )
-    instance = _object(
-        {
-            "id": _STRING,
-            "url": _MAYBE_STRING,
-            "ready": _MAYBE_BOOLEAN,
-            "tasks": _list(task),
-        }
-    )
-    owner = _object(
-        {"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING}
-    )
-    health = {
-        "live": _BOOLEAN,
-        "ready": _BOOLEAN,
-        "reasons": _list(
-            _object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING})
-        ),
-    }
-    known = {
-        "name": _STRING,
-        "kind": {"enum": list(get_args(Kind))},
-        "subtopology": _MAYBE_WHOLE,
-        "partitions": _WHOLE,
-        "key": _STRING,
-        "value": _STRING,
-    }
-    seen = {"approximate_entries": _MAYBE_WHOLE, "misplaced": _list(_STRING)}
-    store = _object({**known, "window_ms": _MAYBE_WHOLE, **seen})
-    key = {
-        "store": _STRING,
-        "key": {},
-        "partition": _WHOLE,
-        "key_hash": _STRING,
-        "key_group": _WHOLE,
-        "generation": _WHOLE,
-    }
-    return {
-        "Stores": _object({"stores": _list(store), "unreachable": _list(_STRING)}),
-        "Metadata": _object(
-            {
-                "application": _STRING,
-                "generation": _WHOLE,
-                "here": _STRING,
-                "share_groups": _list(
-                    _object(
-                        {
-                            "subtopology": _WHOLE,
-                            "group": _STRING,
-                            "topics": _list(_STRING),
-                        }
-                    )
-                ),
-                "instances": _list(instance),
-            }
-        ),
-        "KeyMetadata": _object({**key, "owner": {"anyOf": [owner, {"type": "null"}]}}),
-        "Status": _object(
-            {
-                "application": _STRING,
-                "generation": _WHOLE,
-                "here": {**_STRING, "description": "The instance that was asked."},
-                "at": {
-                    **_WHOLE,
-                    "description": "When, by its clock, in milliseconds since the epoch.",
-                },
-                "instances": _list(_status(health, place)),
-            }
-        ),
-        "Health": _object(health),
-        "Paused": _object({"id": _STRING, "paused": _BOOLEAN}),
-        "Drawing": _drawing(),
-    }
-
-
-def _drawing() -> Schema:
-    place = dict.fromkeys(("x", "y", "width", "height"), _NUMBER)
-    counts = {
-        **_list({**_list(_STRING), "minItems": 3, "maxItems": 3}),
-        "description": "Name in `totals`, sub-topology and topic of counters; their sum is what has passed. None: not "
-        "counted.",
-    }
-    line = _object({"store": _STRING, "reads": _BOOLEAN, "counts": counts})
-    words = {
-        "id": _STRING,
-        "kind": {"enum": ["topic", "operator"]},
-        "title": _STRING,
-        "subtitle": _STRING,
-    }
-    box = _object({**words, "lines": _list(line), "names": _list(_STRING), **place})
-    points = {**_list({**_list(_NUMBER), "minItems": 2, "maxItems": 2}), "minItems": 2}
-    arrow = _object(
-        {"start": _STRING, "end": _STRING, "points": points, "counts": counts}
-    )
-    frame = _object({"subtopology": _WHOLE, "title": _STRING, **place})
-    parts = {"frames": _list(frame), "boxes": _list(box), "arrows": _list(arrow)}
-    return _object({"width": _NUMBER, "height": _NUMBER, **parts})
-
-
-def _status(health: Schema, place: Schema) -> Schema:
-    lag = {
-        **_MAYBE_WHOLE,
-        "description": "Records between what the task has committed and the partition's end: of all its key ranges.",
-    }
-    source = {
-        "topic": _STRING,
-        "partition": _WHOLE,
-        "position": _WHOLE,
-        "committed": _MAYBE_WHOLE,
-        "end": _MAYBE_WHOLE,
-        "lag": lag,
-    }
-    source["stream_time"] = _MAYBE_WHOLE
-    source["silent_s"] = {
-        "type": ["number", "null"],
-        "description": "How long the partition has been silent while its stream time advances with the clock.",
-    }
-    restore = {
-        "store": _STRING,
-        "restored": _WHOLE,
-        "remaining": _WHOLE,
-        "rate": _NUMBER,
-        "eta_s": {"type": ["number", "null"]},
-    }
-    download = {
-        "store": _STRING,
-        "fetched_bytes": _WHOLE,
-        "total_bytes": _WHOLE,
-        "rate": _NUMBER,
-        "eta_s": {"type": ["number", "null"]},
-    }
-    known = {
-        "epoch": _WHOLE,
-        "processed": _WHOLE,
-        "rate": _NUMBER,
-        "written": {
-            "type": "object",
-            "additionalProperties": _WHOLE,
-            "description": "Records by topic since the task was opened; no changelogs.",
-        },
-        "dropped": _list(
-            _object({"node": _STRING, "reason": _STRING, "records": _WHOLE})
-        ),
-        "dead_letters": _WHOLE,
-        "calls": {
-            "anyOf": [
-                _object({"oldest_s": _NUMBER} | dict.fromkeys(_CALL_COUNTS, _WHOLE)),
-                {"type": "null"},
-            ],
-            "description": "Calls of asynchronous operators, or null. `waiting` have not begun. `blocked_keys` have "
-            "records that wait behind another of their key.",
-        },
-        "hot": {
-            **_list(_object({"key_group": _WHOLE, "share": _NUMBER})),
-            "description": "Key groups with much of the task's records of the last minute; their shares, by samples.",
-        },
-        "stream_time": _MAYBE_WHOLE,
-        "behind_ms": {
-            **_MAYBE_WHOLE,
-            "description": "How far stream time is behind the instance's clock.",
-        },
-        "lag": lag,
-        "shared": {
-            **_BOOLEAN,
-            "description": "Whether other tasks have key ranges of its partitions: then `lag` counts their records, "
-            "too.",
-        },
-        "sources": _list(_object(source)),
-        "restore": _list(_object(restore)),
-        "download": _list(_object(download)),
-    }
-    task = _object({**place, "state": _MAYBE_STRING}, known)
-    required = {
-        "id": _STRING,
-        "url": _MAYBE_STRING,
-        "state": _STRING,
-        **health,
-        "tasks": _list(task),
-    }
-    process = {
-        "generation": _WHOLE,
-        "uptime_s": _NUMBER,
-        "details": {"type": "object"},
-        "totals": _totals(),
-    }
-    failure = {
-        "at": _TIME,
-        "task": _MAYBE_STRING,
-        "node": _STRING,
-        "phase": _STRING,
-        "topic": _STRING,
-    }
-    failure |= {
-        "partition": _WHOLE,
-        "offset": _MAYBE_WHOLE,
-        "error": _STRING,
-        "answer": _STRING,
-    }
-    process["failures"] = {
-        **_list(_object(failure)),
-        "description": "The latest records that failed, in order. Of errors the type: messages may quote records.",
-    }
-    process["shares"] = {
-        **_list(_share()),
-        "description": "The sub-topologies whose records a share group deals, and what this instance does in it.",
-    }
-    return _object(required, process)
-
-
-def _share() -> Schema:
-    return _object(
-        {
-            "subtopology": _WHOLE,
-            "group": _STRING,
-            "topics": _list(_STRING),
-            "threads": _WHOLE,
-            "waits": {
-                **_STRING,
-                "description": "Why no thread takes records; empty: they do.",
-            },
-            "acquired": {
-                **_WHOLE,
-                "description": "Records that are here and not acknowledged.",
-            },
-            "processed": _WHOLE,
-            "redelivered": {
-                **_WHOLE,
-                "description": "Records that had been delivered before.",
-            },
-            "written": {"type": "object", "additionalProperties": _WHOLE},
-            "dropped": _list(
-                _object({"node": _STRING, "reason": _STRING, "records": _WHOLE})
-            ),
-            "dead_letters": _WHOLE,
-        }
-    )
-
-
-def _totals() -> Schema:
-    def counts(*labels: str) -> Schema:
-        return _list(_object({**dict.fromkeys(labels, _STRING), "records": _WHOLE}))
-
-    totals = _object(
-        {
-            "commits": _WHOLE,
-            "commit_seconds": _NUMBER,
-            "aborts": _WHOLE,
-            "failed_stream_threads": _WHOLE,
-            "consumed": counts("subtopology", "topic"),
-            "produced": counts("subtopology", "topic"),
-            "dropped": counts("subtopology", "node", "reason"),
-            "dead_letters": counts("subtopology"),
-        }
-    )
-    return totals | {
-        "description": "Of the process since it started: counters of `/metrics`, over its threads."
-    }
+    # Defaults are values of Python until they are written as JSON.
+    plain: Schema = msgspec.json.decode(msgspec.json.encode(schemas))
+    return plain
 
 
 _STRING: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer"}
-_NUMBER: Schema = {"type": "number"}
-_CALL_COUNTS = ("in_flight", "waiting", "blocked_keys", "retries")
 _BOOLEAN: Schema = {"type": "boolean"}
-_MAYBE_BOOLEAN: Schema = {"type": ["boolean", "null"]}
 _MAYBE_STRING: Schema = {"type": ["string", "null"]}
 _MAYBE_WHOLE: Schema = {"type": ["integer", "null"]}
 _TIME: Schema = {

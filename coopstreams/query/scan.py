@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from coopstreams.query.backend import Kind
 from coopstreams.query.pages import Query
 from coopstreams.state.layout import SESSION_BYTES, START_BYTES, TIMESTAMP
 from coopstreams.state.views import GlobalView, KeyRangeView, StoredRow
+from coopstreams.status.model import Kind
 from coopstreams.topology.stores import session_key, window_key
 
 _LATEST = (1 << 63) - 1

@@ -35,7 +35,7 @@ from coopstreams.query.answers import (
     status_of,
 )
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo, TimedKind
+from coopstreams.query.backend import Backend, Peer, StoreInfo, TimedKind
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
@@ -51,6 +51,7 @@ from coopstreams.query.router import (
     locate,
     scatter,
 )
+from coopstreams.status.model import Kind, Status
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.schemas import RegistryNeededError, promptly
@@ -220,7 +221,8 @@ class QueryService:
         """Return the JSON of all stores, of which nothing is counted and no other
         instance is asked.
         """
-        return orjson.dumps(reports.store_list(self.backend.stores(), None, []))
+        stores = self.backend.stores()
+        return msgspec.json.encode(reports.store_list(stores, None, []))
 
     async def stores(self, asked: Asked) -> bytes:
         """Return the JSON of all stores; sizes, and what was seen of them, are of all
@@ -245,24 +247,19 @@ class QueryService:
                         stores[name] = replace(
                             stores[name], misplaced=tuple(sorted(seen))
                         )
-        return orjson.dumps(reports.store_list(stores, sizes, unreachable))
+        return msgspec.json.encode(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:
         """Return the JSON of the instances' status; an instance that does not answer is
         listed as unreachable.
         """
         placement = self.backend.placement()
-        status = self.backend.status()
-        url = next(
-            (
-                instance.url
-                for instance in placement.instances
-                if instance.id == placement.here
-            ),
-            None,
-        )
+        here = placement.here
+        mine = (peer.url for peer in placement.instances if peer.id == here)
+        url = next(mine, None)
+        # The answers of others are passed on as they are.
         found: dict[str, Any] = {
-            placement.here: reports.instance_status(placement, url, status)
+            here: msgspec.structs.replace(self.backend.status(), url=url)
         }
         if asked == "any":
 
@@ -273,26 +270,26 @@ class QueryService:
                 found[instance.id] = (
                     reports.unreachable_status(instance, answer)
                     if isinstance(answer, QueryError)
-                    else orjson.Fragment(answer)
+                    else msgspec.Raw(answer)
                 )
-        about = {
-            "application": status.application,
-            "generation": placement.generation,
-            "here": placement.here,
-        }
-        return orjson.dumps(
-            {
-                **about,
-                "at": int(time.time() * 1000),
-                "instances": [found[id_] for id_ in sorted(found)],
-            }
+        status = Status(
+            application=self.backend.application,
+            generation=placement.generation,
+            here=here,
+            at=int(time.time() * 1000),
+            instances=tuple(found[id_] for id_ in sorted(found)),
         )
+        return msgspec.json.encode(status)
 
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
-        return orjson.dumps(
+        backend = self.backend
+        return msgspec.json.encode(
             reports.metadata(
-                self.backend.placement(), self.backend.stores(), self.backend.status()
+                backend.application,
+                backend.placement(),
+                backend.stores(),
+                backend.status(),
             )
         )
 
@@ -308,12 +305,15 @@ class QueryService:
                 f"{store.name} is a global table: every instance has all of it",
             )
 
-        def report() -> reports.Report:
+        def report() -> bytes:
             key = parse_key(store.key, text)
             placement = self.backend.placement()
-            return reports.key_metadata(placement, store, key, locate(store, key))
+            location = locate(store, key)
+            return msgspec.json.encode(
+                reports.key_metadata(placement, store, key, location)
+            )
 
-        return orjson.dumps(await self.read(report))
+        return await self.read(report)
 
     async def close(self) -> None:
         """Shut the thread pools down once running reads are finished; those that wait

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import Host
-from coopstreams.common.metrics import HealthCode
-from coopstreams.query.backend import Reason, ShareStatus
 from coopstreams.sharing.share_thread import ShareThread
 from coopstreams.sharing.work import SharedWork
+from coopstreams.status.model import ShareStatus, drops
+from coopstreams.status.reasons import HealthCode, Reason
 from coopstreams.tasks.running_functions import running_function
 from coopstreams.tasks.tally import dropped
 from coopstreams.topology.errors import ConfigError
@@ -161,15 +161,15 @@ class ShareMembers:
             written.update(work.tally.written)
             left_out.update(dropped(work))
         return ShareStatus(
-            number,
-            self._group,
-            topics,
-            len(those),
-            waits[0] if all(waits) else "",
-            sum(topic in topics for topic, _, _ in held),
-            sum(work.processed for work in works),
-            sum(work.redelivered for work in works),
-            dict(written),
-            dict(left_out),
-            sum(work.tally.dead_letters for work in works),
+            subtopology=number,
+            group=self._group,
+            topics=topics,
+            threads=len(those),
+            waits=waits[0] if all(waits) else "",
+            acquired=sum(topic in topics for topic, _, _ in held),
+            processed=sum(work.processed for work in works),
+            redelivered=sum(work.redelivered for work in works),
+            written=dict(written),
+            dropped=drops(left_out),
+            dead_letters=sum(work.tally.dead_letters for work in works),
         )

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.query.backend import FailureStatus
+from coopstreams.status.model import FailureStatus
 from coopstreams.tasks.failure_handlers import Answer
 from coopstreams.tasks.losses import Losses
 from coopstreams.topology.compile.program import BoundProgram
@@ -120,10 +120,18 @@ class Tallies:
         return tuple(self._latest.copy())
 
     def _note(self, task: TaskId | None, failure: Failure, answer: Answer) -> None:
-        error = type(failure.error).__name__
-        where = failure.node, failure.phase, failure.source, failure.offset
         self._latest.append(
-            FailureStatus(self._host.wall_ms(), task, *where, error, answer)
+            FailureStatus(
+                at=self._host.wall_ms(),
+                task=None if task is None else str(task),
+                node=failure.node,
+                phase=failure.phase,
+                topic=failure.source.topic,
+                partition=failure.source.partition,
+                offset=failure.offset,
+                error=type(failure.error).__name__,
+                answer=answer,
+            )
         )
 
     def look(self, task: Counting) -> None:

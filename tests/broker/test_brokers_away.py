@@ -14,7 +14,7 @@ from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.instance import watcher
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.query.backend import Health
+from coopstreams.status.reasons import Health
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.cluster import NODES, ThreeBrokers

@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
 from coopstreams.commands.terminal.figures import plain_console
-from coopstreams.query import reports
-from coopstreams.query.backend import (
-    CallStatus,
+from coopstreams.status.model import (
+    Calls,
     DownloadStatus,
-    Health,
-    Placement,
-    Reason,
+    InstanceStatus,
     RestoreStatus,
     ShareStatus,
     SourceStatus,
-    Status,
     TaskStatus,
+    drops,
 )
+from coopstreams.status.reasons import Reason
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 
+def instance_status(
+    *tasks: TaskStatus, id_: str = "a", state: str = "running", **others: Any
+) -> dict[str, Any]:
+    """Return the status of an instance as a client reads it."""
+    told = {"url": None, "live": True, "ready": True, "reasons": ()} | others
+    status = InstanceStatus(id=id_, state=state, tasks=tasks, **told)
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(status))
+    return read
+
+
 def test_a_task_that_opens_says_how_many_bytes_and_records_are_to_come() -> None:
-    opening = TaskStatus(
+    opening = TaskStatus.of(
         TaskId(0, 3, WHOLE),
         "restoring",
-        -1,
         restore=(RestoreStatus("totals", 50, 12_000, 25.0, 480.0),),
         download=(DownloadStatus("counts", 12_340_000, 2_000_000_000, 1e6, 1988.0),),
     )
-    status = Status("app", "rebalancing", Health(True, True), (opening,))
     report = {
         "application": "app",
         "generation": 1,
-        "instances": [reports.instance_status(Placement(1, "a", ()), None, status)],
+        "instances": [instance_status(opening, state="rebalancing")],
     }
     console = Console(width=200)
     with console.capture() as shown:
@@ -54,20 +61,18 @@ def running(
     letters: int = 0,
     behind_ms: int | None = None,
 ) -> TaskStatus:
-    source = SourceStatus(TopicPartition("in", task.partition), 100, 100, 120, 5)
-    return TaskStatus(
+    source = SourceStatus.of(TopicPartition("in", task.partition), 100, 100, 120, 5)
+    return TaskStatus.of(
         task,
         "running",
-        1,
-        1000,
-        12.5,
         (source,),
-        (),
-        (),
-        written,
-        dropped,
-        letters,
-        behind_ms,
+        epoch=1,
+        processed=1000,
+        rate=12.5,
+        written=written,
+        dropped=drops(dropped),
+        dead_letters=letters,
+        behind_ms=behind_ms,
     )
 
 
@@ -76,24 +81,19 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
 ):
     """The status of a program with key and value swapped: it runs without any output."""
     whole, half = TaskId(0, 0, WHOLE), TaskId(0, 1, KeyRange.split(2)[0])
-    status = Status(
-        "app",
-        "running",
-        Health(True, True),
-        (
-            running(whole, {}, {("join", "null-key"): 1000}, behind_ms=7_300_000),
-            running(
-                half,
-                {"out": 900, "app-again-repartition": 50},
-                {("read", "deserialization"): 7, ("join", "null-key"): 1},
-                7,
-            ),
+    instance = instance_status(
+        running(whole, {}, {("join", "null-key"): 1000}, behind_ms=7_300_000),
+        running(
+            half,
+            {"out": 900, "app-again-repartition": 50},
+            {("read", "deserialization"): 7, ("join", "null-key"): 1},
+            7,
         ),
     )
     report = {
         "application": "app",
         "generation": 1,
-        "instances": [reports.instance_status(Placement(1, "a", ()), None, status)],
+        "instances": [instance],
     }
     console = Console(width=200)
     with console.capture() as shown:
@@ -109,23 +109,23 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
 
 
 def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() -> None:
-    calls = replace(
-        running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 30, 3.25, 2, 1)
+    calls = msgspec.structs.replace(
+        running(TaskId(1, 0, WHOLE), {}, {}),
+        calls=Calls(in_flight=12, waiting=30, oldest_s=3.2, blocked_keys=2, retries=1),
     )
     share = ShareStatus(
-        0,
-        "app-share",
-        ("in",),
-        2,
-        "",
-        40,
-        1000,
-        5,
-        {"out": 990},
-        {("read", "deserialization"): 10},
+        subtopology=0,
+        group="app-share",
+        topics=("in",),
+        threads=2,
+        waits="",
+        acquired=40,
+        processed=1000,
+        redelivered=5,
+        written={"out": 990},
+        dropped=drops({("read", "deserialization"): 10}),
     )
-    status = Status("app", "running", Health(True, True), (calls,), shares=(share,))
-    instance = reports.instance_status(Placement(1, "a", ()), None, status)
+    instance = instance_status(calls, shares=(share,))
     report = {"application": "app", "generation": 1, "instances": [instance]}
     console = Console(width=200)
     with console.capture() as shown:
@@ -150,9 +150,8 @@ def test_a_table_in_a_pipe_is_folded_only_where_a_width_was_given(
         {"out": 10**12},
         {("join", "null-key"): 10**9},
     )
-    status = Status("app", "running", Health(True, True), (task,))
-    instance = reports.instance_status(
-        Placement(1, "host-1.example:8080/a", ()), "http://host-1.example:8080", status
+    instance = instance_status(
+        task, id_="host-1.example:8080/a", url="http://host-1.example:8080"
     )
     report = {"application": "app", "generation": 1, "instances": [instance]}
     rows = {}
@@ -172,12 +171,10 @@ def test_a_table_in_a_pipe_is_folded_only_where_a_width_was_given(
 
 def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
     quoted = "ValueError: no path [/tmp/x] in [a, b] of :key:"
-    health = Health(True, False, (Reason("resting", quoted),))
-    status = Status(
-        "app", "running", health, details={"restarts": 2, "last_end": quoted}
-    )
-    instance = reports.instance_status(
-        Placement(1, "a", ()), "http://[fd00::1]:8080", status
+    instance = instance_status(
+        url="http://[fd00::1]:8080",
+        reasons=(Reason("resting", quoted),),
+        details={"restarts": 2, "last_end": quoted},
     )
     assert list(trouble([instance])) == [
         (instance["id"], f"started again 2 times; last it {quoted}"),
@@ -194,13 +191,10 @@ def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
 
 
 def test_a_terminal_does_not_obey_what_an_error_quotes() -> None:
-    health = Health(
-        True, False, (Reason("resting", "ValueError: \x1b[2J\nof two lines"),)
+    instance = instance_status(
+        reasons=(Reason("resting", "ValueError: \x1b[2J\nof two lines"),),
+        details={"restarts": 2, "last_end": "ended: \x1b[2J"},
     )
-    status = Status(
-        "app", "running", health, details={"restarts": 2, "last_end": "ended: \x1b[2J"}
-    )
-    instance = reports.instance_status(Placement(1, "a", ()), "http://a:8080", status)
     assert [said for _, said in trouble([instance])] == [
         r"started again 2 times; last it ended: \x1b[2J",
         "resting: ValueError: \\x1b[2J\nof two lines",
@@ -220,11 +214,7 @@ def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_al
     )
     reasons = [(whole,), (whole, alike), (stuck, whole, restoring, restoring, alike)]
     instances = [
-        reports.instance_status(
-            Placement(1, id_, ()),
-            None,
-            Status("app", "running", Health(True, True, told)),
-        )
+        instance_status(id_=id_, reasons=told)
         for id_, told in zip("abc", reasons, strict=True)
     ]
     assert list(trouble(instances)) == [

@@ -12,7 +12,7 @@ import orjson
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from coopstreams.common.metrics import HEALTH_CODES
+from coopstreams.status.reasons import HEALTH_CODES
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed
 

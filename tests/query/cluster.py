@@ -18,23 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from coopstreams.common.metrics import HealthCode, Metrics
+from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
-    DownloadStatus,
-    FailureStatus,
-    Health,
     History,
     NotOpen,
     OpenView,
     Placement,
-    Reason,
-    RestoreStatus,
-    SourceStatus,
-    Status,
     StoreInfo,
-    TaskStatus,
 )
 from coopstreams.query.endpoints import peer_of
 from coopstreams.query.serving.server import OPEN, QueryServer
@@ -47,6 +39,17 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.state.window_table import VersionTable
+from coopstreams.status.model import (
+    DownloadStatus,
+    FailureStatus,
+    InstanceStatus,
+    RestoreStatus,
+    SourceStatus,
+    TaskStatus,
+    drops,
+    hot_groups,
+)
+from coopstreams.status.reasons import Health, HealthCode, Reason
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -366,52 +369,47 @@ class Node:
     def health(self) -> Health:
         return self.now
 
-    def status(self) -> Status:
-        source = SourceStatus(
-            TopicPartition("lines", 0),
-            position=10,
-            committed=8,
-            end=12,
-            stream_time=5000,
-        )
-        restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
-        counts: tuple[dict[str, int], dict[tuple[str, str], int], int, int] = (
-            {"out": 6},
-            {("windowed", "late"): 3},
-            1,
-            700,
-        )
-        running = [
-            TaskStatus(
+    def status(self) -> InstanceStatus:
+        source = SourceStatus.of(TopicPartition("lines", 0), 10, 8, 12, 5000)
+        running = tuple(
+            TaskStatus.of(
                 task,
                 "running",
-                opening.epoch,
-                10,
-                2.5,
                 (source,),
-                (),
-                (),
-                *counts,
-                hot=self.hot,
+                epoch=opening.epoch,
+                processed=10,
+                rate=2.5,
+                written={"out": 6},
+                dropped=drops({("windowed", "late"): 3}),
+                dead_letters=1,
+                behind_ms=700,
+                hot=hot_groups(self.hot),
             )
             for task, opening in list(self.openings.items())
-        ]
-        download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
-        pending = [
-            TaskStatus(task, reason, 0, restore=restore, download=download)
+        )
+        pending = tuple(
+            TaskStatus.of(
+                task,
+                reason,
+                epoch=0,
+                restore=(RestoreStatus("counts", 50, 50, 25.0, 2.0),),
+                download=(DownloadStatus("counts", 10, 40, 5.0, 6.0),),
+            )
             for task, reason in list(self.pending.items())
-        ]
-        totals = self.metrics.totals()
-        tasks = (*running, *pending)
-        return Status(
-            self.application,
-            "running",
-            self.now,
-            tasks,
-            12.5,
-            {"threads": 2},
-            totals,
-            self.failures,
+        )
+        return InstanceStatus(
+            id=self.told.here,
+            url=self.url,
+            state="running",
+            generation=self.told.generation,
+            uptime_s=12.5,
+            live=self.now.live,
+            ready=self.now.ready,
+            reasons=self.now.reasons,
+            tasks=tuple(sorted((*running, *pending), key=lambda task: task.id)),
+            details={"threads": 2},
+            totals=self.metrics.totals(),
+            failures=self.failures,
         )
 
     def _database(self, partition: int) -> Database:
@@ -537,4 +535,4 @@ class Cluster:
 
 def reason(code: HealthCode, message: str, task: TaskId) -> Health:
     """Return the reason why a live node is not ready."""
-    return Health(live=True, ready=False, reasons=(Reason(code, message, task),))
+    return Health(live=True, ready=False, reasons=(Reason(code, message, str(task)),))

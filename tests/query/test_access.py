@@ -14,9 +14,9 @@ from coopstreams.common.config import Config
 from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.backend import Health, Reason
 from coopstreams.query.client import QueryClient
 from coopstreams.query.serving.server import OPEN, QueryServer
+from coopstreams.status.reasons import Health, Reason
 from coopstreams.topology.errors import ConfigError, QueryError
 from tests.query.cluster import Cluster, Node
 

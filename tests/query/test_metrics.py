@@ -6,8 +6,8 @@ from typing import get_type_hints
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from coopstreams.common.metrics import HEALTH_CODES, HealthCode, Metrics
-from coopstreams.query.backend import Reason
+from coopstreams.common.metrics import Metrics
+from coopstreams.status.reasons import HEALTH_CODES, HealthCode, Reason
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 

@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.query.backend import FailureStatus, Status
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.status.model import FailureStatus, InstanceStatus
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.query.chromium import Page, chromium
@@ -214,13 +213,13 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
             ["dropped: late", "6"],
             ["to the dead-letter topic", "2"],
         ]
-        source = TopicPartition("lines", 0)
         failed = FailureStatus(
             1000,
-            TaskId(0, 0, WHOLE),
+            str(TaskId(0, 0, WHOLE)),
             "mapped",
             "processing",
-            source,
+            "lines",
+            0,
             41,
             "KeyError",
             "dead-letter",
@@ -247,7 +246,7 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
 class Busy(Node):
     """A node that takes in ten records between two looks at its status."""
 
-    def status(self) -> Status:
+    def status(self) -> InstanceStatus:
         self.metrics.consumed(TaskId(0, 0, WHOLE), "lines", 10)
         return super().status()
 

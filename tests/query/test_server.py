@@ -20,11 +20,11 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.backend import Health
 from coopstreams.query.client import QueryClient
 from coopstreams.query.openapi import description
 from coopstreams.query.serving import server
 from coopstreams.query.serving.server import QueryServer
+from coopstreams.status.reasons import Health
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure
@@ -315,8 +315,9 @@ def check(
         for name, inner in value.items():
             check(schema["properties"][name], inner, root, f"{at}.{name}")
     if names == "array":
+        places = schema.get("prefixItems", [schema["items"]] * len(value))
         for index, inner in enumerate(value):
-            check(schema["items"], inner, root, f"{at}[{index}]")
+            check(places[index], inner, root, f"{at}[{index}]")
 
 
 @pytest.mark.parametrize(
