@@ -62,7 +62,7 @@ from coopstreams.spark.running import carry_out
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.failures import Failure
@@ -136,8 +136,8 @@ def task(topology: Topology, history: Path, folder: Path) -> float:
             compile_subtopology(topology, part),
             fail,
             Tally(),
-            caching=True,
-            partitions=lambda _: 1,
+            TaskSettings(caching=True),
+            TaskServices(partitions=lambda _: 1),
         )
         routes, stream_time = Routes([WHOLE]), NO_STREAM_TIME
         begin = time.process_time()

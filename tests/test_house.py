@@ -37,8 +37,6 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/sharing/share_thread.py __init__",
     "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
-    "coopstreams/tasks/committer.py __init__",
-    "coopstreams/tasks/task.py __init__",
     "state/native/rows.py add",
     "topology/compile/compile.py _compiled",
     "topology/dsl/attach_joins.py joined",

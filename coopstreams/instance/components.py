@@ -44,9 +44,13 @@ from coopstreams.sharing.share_group import check_share_group
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
-from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Event
-from coopstreams.tasks.failure_handlers import dead_letter_topics, handler, may_drop
+from coopstreams.tasks.failure_handlers import (
+    FailureHandler,
+    dead_letter_topics,
+    may_drop,
+)
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
@@ -59,7 +63,7 @@ from coopstreams.tasks.resolved_topology import (
 from coopstreams.tasks.schema_checks import schemas_bound
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.tasks.topic_checks import reset_of_topic
 from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
@@ -408,14 +412,11 @@ class Components:
     ) -> StreamThread:
         """Return a stream thread, not yet started."""
         committer = Committer(
-            number,
             self.log,
             member,
             self.follower,
             self.config,
-            self.transactional_id(number),
-            self.changelog,
-            self.written,
+            Places(number, self.transactional_id(number), self.changelog, self.written),
             self.metrics,
             self.refusals,
             self.host,
@@ -565,7 +566,7 @@ class Components:
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
         tally = Tally()
-        on_failure = handler(
+        on_failure = FailureHandler(
             opened.id,
             self.config,
             partial(self.tallies.failed, opened.id, tally),
@@ -574,25 +575,28 @@ class Components:
             tries=self.tries,
             topics=self.topology.dead_letter_topics,
         )
-        caching = self.config["statestore.cache.max.bytes"] > 0
         return Task(
             opened,
             self.programs[opened.id.subtopology],
             on_failure,
             tally,
-            caching=caching,
-            by_key=self.restrictions.policy.accepts_individual_commit,
-            latency=partial(self.metrics.latency, opened.id.subtopology),
-            partitions=cache(self.partitions),
-            max_idle_ms=self.config["max.task.idle.ms"],
-            global_tables=self.globals.rows,
-            host=self.host,
-            spans=None if self.tracing is None else self.tracing(opened.id),
-            exactly_once=self.config.exactly_once,
-            placing=Placing(
-                self.subtopology(opened.id.subtopology),
-                self.topics.partitions,
-                self.misplaced,
+            TaskSettings(
+                caching=self.config["statestore.cache.max.bytes"] > 0,
+                by_key=self.restrictions.policy.accepts_individual_commit,
+                max_idle_ms=self.config["max.task.idle.ms"],
+                exactly_once=self.config.exactly_once,
+            ),
+            TaskServices(
+                partitions=cache(self.partitions),
+                global_tables=self.globals.rows,
+                host=self.host,
+                latency=partial(self.metrics.latency, opened.id.subtopology),
+                spans=None if self.tracing is None else self.tracing(opened.id),
+                placing=Placing(
+                    self.subtopology(opened.id.subtopology),
+                    self.topics.partitions,
+                    self.misplaced,
+                ),
             ),
         )
 

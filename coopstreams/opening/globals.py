@@ -24,7 +24,7 @@ from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.tasks.events import Failed
-from coopstreams.tasks.failure_handlers import Count, handler
+from coopstreams.tasks.failure_handlers import Count, FailureHandler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
@@ -92,7 +92,9 @@ class Globals:
         self._writer: Writer | None = None
         self._undelivered: list[tuple[Failure, Headers, str]] = []
         self._timeout_s = config["transaction.timeout.ms"] / 1000
-        self._on_failure = handler(None, config, count, self._dead_letter, sayings)
+        self._on_failure = FailureHandler(
+            None, config, count, self._dead_letter, sayings
+        )
         self._stopped = host.signal()
         self._thread: HostThread | None = None
 

@@ -22,7 +22,7 @@ from coopstreams.log.kafka.share_consumer import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Delivery, columns_of
 from coopstreams.sharing.share_calls import DeliveryCalls
-from coopstreams.tasks.failure_handlers import Answer, handler
+from coopstreams.tasks.failure_handlers import Answer, FailureHandler
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally
@@ -110,7 +110,7 @@ class SharedWork:
             if isinstance(node, Sink)
         }
         self._handler = partial(
-            handler,
+            FailureHandler,
             config=config,
             dead_letter=lambda *letter: self._letters.append(letter),
             sayings=sayings,

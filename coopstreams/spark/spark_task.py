@@ -68,13 +68,13 @@ from coopstreams.state.task_state import MakeTable, TaskState
 from coopstreams.tasks.failure_handlers import (
     FATES,
     Answer,
+    FailureHandler,
     dead_letter_topics,
-    handler,
     may_drop,
 )
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.operator_time import OperatorTimes
@@ -269,7 +269,7 @@ class TaskAttempt:
         )
         tally = Tally()
         topics = topology.dead_letter_topics
-        on_failure = handler(
+        on_failure = FailureHandler(
             self.id,
             work.config,
             tally.failure,
@@ -281,7 +281,7 @@ class TaskAttempt:
         # All tasks read the global tables: a record that fails there is counted, and
         # has a letter, of the first one.
         tells = number == 0
-        global_failure = handler(
+        global_failure = FailureHandler(
             None,
             work.config,
             tally.failure if tells else _nothing,
@@ -306,17 +306,18 @@ class TaskAttempt:
             program,
             on_failure,
             tally,
-            caching=caching,
-            partitions=cache(self._partitions),
             # the rows come in processing order: never wait for another source
-            max_idle_ms=-1,
-            global_tables=rows,
-            output=lambda topic: (
-                PlacedOutput(topic, self._time)
-                if topic in round_.placed
-                else Output(topic)
+            TaskSettings(caching=caching, max_idle_ms=-1),
+            TaskServices(
+                partitions=cache(self._partitions),
+                global_tables=rows,
+                output=lambda topic: (
+                    PlacedOutput(topic, self._time)
+                    if topic in round_.placed
+                    else Output(topic)
+                ),
+                host=Timed(lambda: 0),
             ),
-            host=Timed(lambda: 0),
         )
         closing.callback(self._task.close)
         self._task.begin()

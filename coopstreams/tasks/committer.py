@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -90,36 +91,44 @@ class Membership(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Who a stream thread is to the brokers, and where it writes."""
+
+    number: int
+    """The number of the thread."""
+    transactional_id: str
+    changelog: Callable[[StoreSpec], str]
+    """Returns the changelog topic of a store."""
+    written: Callable[[], frozenset[str]]
+    """Returns all topics that it writes to."""
+
+
 class Committer:
     """Writes and commits for the tasks of one stream thread; used by that thread only."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        number: int,
         cluster: Log,
         member: Membership,
         follower: Follower,
         config: Config,
-        transactional_id: str,
-        changelog: Callable[[StoreSpec], str],
-        written: Callable[[], frozenset[str]],
+        places: Places,
         metrics: Metrics,
         refusals: Refusals,
         host: Host = SYSTEM,
     ) -> None:
-        """Open a writer. `written`: returns all topics that it writes to."""
-        self._number = number
+        """Open a writer."""
         self._host = host
         self._log = cluster
-        self._written = written
+        self._places = places
         self._transactional = config.exactly_once
         self._writer: Writer = cluster.writer(
-            transactional_id if self._transactional else None, written
+            places.transactional_id if self._transactional else None, places.written
         )
         self._member = member
         self._follower = follower
         self._metrics = metrics
-        self._changelog = changelog
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
@@ -354,7 +363,7 @@ class Committer:
         self._end_interval()
         for task in tasks:
             task.commit(checkpoints[task], true_ms)
-        self._metrics.committed(self._number, self._host.now() - started)
+        self._metrics.committed(self._places.number, self._host.now() - started)
 
     def confirm(self, tasks: Sequence[Task]) -> None:
         """Note in the databases, every `CONFIRM_S`, that the state of tasks without
@@ -384,7 +393,7 @@ class Committer:
         Raises:
             LogError: the writer can never be used again.
         """
-        self._metrics.aborted(self._number)
+        self._metrics.aborted(self._places.number)
         self._end_interval()
         in_vain = 0
         while True:
@@ -399,7 +408,7 @@ class Committer:
                     raise
                 log.warning(
                     "stream thread %d cannot end its transaction: %s; trying again",
-                    self._number,
+                    self._places.number,
                     error,
                 )
                 self._host.sleep(RETRY_S)
@@ -416,7 +425,7 @@ class Committer:
         deadline = self._host.now() + UNKNOWN_FOR_S
         while True:
             try:
-                missing = self._written() - self._log.partitions().keys()
+                missing = self._places.written() - self._log.partitions().keys()
             except LogError:
                 return
             if not missing:
@@ -462,25 +471,30 @@ class Committer:
         finds that its row has it, and would not bring the version before it into the
         past.
         """
-        changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
-        for task in tasks:
-            began = self._host.now()
-            with paused_without_registry(task.id):
-                changes.append((task, task.flush()))
-            self.flushed_s += self._host.now() - began
-            self.write_outputs(task)
-            self._apply(task, all_of_it=True)
-        if not self._transactional and any(changed for _, changed in changes):
+        changes = [(task, batch) for task in tasks for batch in self._flushed(task)]
+        if changes and not self._transactional:
             self._flush()
-        batches = [(task, batch) for task, changed in changes for batch in changed]
-        past = self._write_changelogs(
-            each for each in batches if each[1].store in each[0].state.pasts
-        )
-        if past and not self._transactional:
+        past: list[tuple[Task, ChangelogBatch]] = []
+        rows: list[tuple[Task, ChangelogBatch]] = []
+        for task, batch in changes:
+            of_past = batch.store in task.state.pasts
+            (past if of_past else rows).append((task, batch))
+        written = self._write_changelogs(past)
+        if written and not self._transactional:
             self._flush()
-        return past | self._write_changelogs(
-            each for each in batches if each[1].store not in each[0].state.pasts
-        )
+        return written | self._write_changelogs(rows)
+
+    def _flushed(self, task: Task) -> Sequence[ChangelogBatch]:
+        """Flush a task's record caches and write its outputs; return the changes of its
+        stores.
+        """
+        began = self._host.now()
+        with paused_without_registry(task.id):
+            changes = task.flush()
+        self.flushed_s += self._host.now() - began
+        self.write_outputs(task)
+        self._apply(task, all_of_it=True)
+        return changes
 
     def _write_changelogs(
         self, batches: Iterable[tuple[Task, ChangelogBatch]]
@@ -490,7 +504,8 @@ class Committer:
         for task, batch in batches:
             self._check_sure(task.epoch)
             changelog = TopicPartition(
-                self._changelog(task.state.stores[batch.store].spec), task.id.partition
+                self._places.changelog(task.state.stores[batch.store].spec),
+                task.id.partition,
             )
             if self.careful:
                 self._check_rows(task, batch, changelog.topic)
@@ -553,7 +568,7 @@ class Committer:
         for task in tasks if ends else ():
             for name, table in task.state.stores.items():
                 changelog = TopicPartition(
-                    self._changelog(table.spec), task.id.partition
+                    self._places.changelog(table.spec), task.id.partition
                 )
                 if changelog in ends:
                     checkpoints[task][name] = ends[changelog]

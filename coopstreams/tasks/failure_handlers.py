@@ -17,9 +17,9 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
@@ -33,7 +33,7 @@ from coopstreams.topology.errors import (
     ProcessingError,
     SerdeError,
 )
-from coopstreams.topology.failures import Failure, OnFailure, Phase
+from coopstreams.topology.failures import Failure, Phase
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.task_id import TaskId
@@ -47,7 +47,6 @@ FATES: Mapping[Answer, str] = {
     "dead-letter": "sent to the dead-letter topic",
 }
 """The fate of a record, in words, by answer."""
-NO_TOPICS: Mapping[str, str] = {}
 _OURS = Path(__file__).parents[1]
 _ROOMS = {
     folder
@@ -202,106 +201,110 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     return [*(failure.headers or ()), *coded]
 
 
-def handler(
-    task: TaskId | None,
-    config: Config,
-    count: Count,
-    dead_letter: Callable[[Failure, Headers, str], None],
-    sayings: Sayings,
-    fates: Mapping[Answer, str] = FATES,
-    tries: Attempts | None = None,
-    topics: Mapping[str, str] = NO_TOPICS,
-) -> OnFailure:
-    """Return the configured failure handler of a task's program, or, without a task, of
-    a global table.
+@dataclass(frozen=True, slots=True)
+class FailureHandler:
+    """The configured failure handler of a task's program, or, without a task, of a
+    global table.
 
-    `tries`: of the instance; None: nothing can be processed again later here. `topics`:
-    the dead-letter topics of nodes with their own. `dead_letter`: writes a record with
-    these headers to a topic.
-
-    Raises (the returned function):
+    Raises (a call):
         ProcessingError: the handler of the phase says `fail`.
         TriedLaterError: it says `Retry`, or the schema registry does not answer.
         LogError: retryable: the registry does not answer, and nothing can be processed
         again later.
     """
 
-    def on_failure(failure: Failure) -> None:
-        message = describe_failure(task, failure)
-        if task is not None and tries is not None:
-            failure = replace(failure, attempt=tries.attempt(task, failure))
-        if registry_is_away(
-            failure.error
-        ):  # the record may be good: no handler is asked
-            if task is None or tries is None:
-                raise LogError(message, retryable=True) from failure.error
-            raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)
-        own = topics.get(failure.node) if failure.phase == "processing" else None
-        answer = _answer(config, failure, message) if own is None else "dead-letter"
+    task: TaskId | None
+    config: Config
+    count: Count
+    dead_letter: Callable[[Failure, Headers, str], None]
+    """Writes a record with these headers to a topic."""
+    sayings: Sayings
+    fates: Mapping[Answer, str] = field(default_factory=lambda: FATES)
+    """What becomes of the record, in words."""
+    tries: Attempts | None = None
+    """Those of the instance; None: nothing can be processed again later here."""
+    topics: Mapping[str, str] = field(default_factory=dict)
+    """The dead-letter topics of nodes with their own."""
+
+    def __call__(self, failure: Failure) -> None:
+        """Leave out the record of a failure, or raise."""
+        message = describe_failure(self.task, failure)
+        if self.task is not None and self.tries is not None:
+            attempt = self.tries.attempt(self.task, failure)
+            failure = replace(failure, attempt=attempt)
+        if registry_is_away(failure.error):
+            self._wait_for_registry(failure, message)
+        own = self.topics.get(failure.node) if failure.phase == "processing" else None
+        answer = self._answer(failure, message) if own is None else "dead-letter"
         if isinstance(answer, Retry):
-            if task is None or tries is None:
-                raise ProcessingError(
-                    f"{message}. The handler answered {answer}, but only a task of a running application processes a "
-                    "record again later, not a global table, a backfill or a test driver"
-                ) from failure.error
-            if answer.again(failure.attempt, failure.error):
-                tries.note(task, failure)
-                chance = crc32(str(task).encode()) / (
-                    1 << 32
-                )  # tasks that fail together come back one by one
-                raise TriedLaterError(
-                    message, task, answer.pause_s(failure.attempt, chance)
-                )
-            answer = "fail"
+            self._try_later(answer, failure, message)
+            answer = "fail"  # it was tried often enough
         if answer == "fail":
             cure = f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
             raise ProcessingError(
                 f"{message}. {cure} The traceback is logged with -v."
             ) from failure.error
-        count(failure, answer)
-        sayings.warn(
+        self.count(failure, answer)
+        self.sayings.warn(
             (failure.phase, failure.node, failure.source.topic),
-            f"{message}; {fates[answer]}",
+            f"{message}; {self.fates[answer]}",
         )
         if answer == "dead-letter":
-            topic = own or config["errors.dead.letter.queue.topic.name"]
-            dead_letter(failure, dead_letter_headers(task, failure), topic)
+            topic = own or self.config["errors.dead.letter.queue.topic.name"]
+            headers = dead_letter_headers(self.task, failure)
+            self.dead_letter(failure, headers, topic)
 
-    return on_failure
+    def _wait_for_registry(self, failure: Failure, message: str) -> NoReturn:
+        """Pause the task, and ask no handler: the record may be good."""
+        if self.task is None or self.tries is None:
+            raise LogError(message, retryable=True) from failure.error
+        raise TriedLaterError(message, self.task, UNAVAILABLE_PAUSE_S)
 
+    def _try_later(self, retry: Retry, failure: Failure, message: str) -> None:
+        """Pause the task, and process the record again, unless it was often enough."""
+        if self.task is None or self.tries is None:
+            raise ProcessingError(
+                f"{message}. The handler answered {retry}, but only a task of a running application processes a "
+                "record again later, not a global table, a backfill or a test driver"
+            ) from failure.error
+        if retry.again(failure.attempt, failure.error):
+            self.tries.note(self.task, failure)
+            # Tasks that fail together come back one by one.
+            chance = crc32(str(self.task).encode()) / (1 << 32)
+            pause_s = retry.pause_s(failure.attempt, chance)
+            raise TriedLaterError(message, self.task, pause_s)
 
-def _answer(
-    config: Config, failure: Failure, message: str
-) -> Literal["fail"] | Answer | Retry:
-    """Return the answer of the phase's handler.
+    def _answer(
+        self, failure: Failure, message: str
+    ) -> Literal["fail"] | Answer | Retry:
+        """Return the answer of the phase's handler.
 
-    Raises:
-        ProcessingError: it is a function that raises, or answers something else.
-    """
-    said = config[f"{failure.phase}.exception.handler"]
-    if not callable(said):
-        return said  # type: ignore[no-any-return]
-    name = f"{failure.phase}.exception.handler ({getattr(said, '__qualname__', said)})"
-    try:
-        answer = said(failure)
-    except Exception as error:
-        raise ProcessingError(
-            f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}"
-        ) from error
-    if isinstance(answer, Retry):
-        return answer
-    if answer not in HANDLERS:
-        raise ProcessingError(
-            f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}, or a Retry"
-        )
-    if (
-        answer == "dead-letter"
-        and config["errors.dead.letter.queue.topic.name"] is None
-    ):
-        raise ProcessingError(
-            f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
-        )
-    return answer  # type: ignore[no-any-return]
+        Raises:
+            ProcessingError: it is a function that raises, or answers something else.
+        """
+        handler = self.config[f"{failure.phase}.exception.handler"]
+        if not callable(handler):
+            return handler  # type: ignore[no-any-return]
+        function = getattr(handler, "__qualname__", handler)
+        name = f"{failure.phase}.exception.handler ({function})"
+        try:
+            answer = handler(failure)
+        except Exception as error:
+            raise ProcessingError(
+                f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}"
+            ) from error
+        if isinstance(answer, Retry):
+            return answer
+        if answer not in HANDLERS:
+            raise ProcessingError(
+                f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}, or a Retry"
+            )
+        topic = self.config["errors.dead.letter.queue.topic.name"]
+        if answer == "dead-letter" and topic is None:
+            raise ProcessingError(
+                f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
+            )
+        return answer  # type: ignore[no-any-return]
 
 
 def _shortened(text: str) -> str:

@@ -67,7 +67,6 @@ class PendingCalls:
     def __init__(
         self,
         program: Program,
-        ahead: Program,
         bound: BoundProgram,
         stores: Mapping[str, TableStore],
         progress: Progress,
@@ -91,6 +90,8 @@ class PendingCalls:
             for name, node in nodes.items()
         }
         self._turns = Turns(program.subtopology, stores)
+        ahead = program.ahead
+        assert ahead is not None, "a program without asynchronous nodes has no calls"
         self._ahead = ahead.bind(
             {}, partial(_leave_to_the_program, on_failure), caching=False
         )
@@ -199,6 +200,39 @@ class PendingCalls:
     def begin(self, step: Step) -> None:
         """Take records in, and begin their calls."""
         source = self._sources[step.source]
+        taken = self._take(step, source)
+        columns = taken.step.columns
+        calls = self._wanted(step.source, columns)
+        begun: list[NodeCall] = []
+        behind = source.taken
+        rows = zip(
+            columns.keys,
+            columns.offsets,
+            columns.timestamps,
+            columns.stream_times,
+            strict=True,
+        )
+        for row, (key, offset, timestamp, stream_time) in enumerate(rows):
+            made = calls.get(row, [])
+            # A record below the stream time did not raise it. Otherwise only the
+            # position before this record is known.
+            before = (
+                Position(offset, stream_time) if timestamp < stream_time else behind
+            )
+            record = WaitingRecord(taken, row, offset, len(made), before, made)
+            source.waiting[offset] = record
+            begun += self._first_calls(record, key)
+            self._line_up(record, key if self._by_key else _ALL)
+            behind = Position(offset + 1, stream_time)
+        source.taken = Position(
+            max(source.taken.offset, step.next_offset),
+            max(source.taken.stream_time, step.stream_time),
+        )
+        self._calls += sum(map(len, calls.values()))
+        self._begin(begun)
+
+    def _take(self, step: Step, source: SourceInFlight) -> Taken:
+        """Take in those records of a step that were not done before."""
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(
@@ -219,40 +253,21 @@ class PendingCalls:
         self._records += len(columns)
         self._bytes += sum(map(len, filter(None, columns.values)))
         source.segments = None
-        calls = self._wanted(step.source, columns)
+        return taken
+
+    def _first_calls(self, record: WaitingRecord, key: bytes | None) -> list[NodeCall]:
+        """Return the calls of a record that may begin now; of those that read state,
+        the first, if it is the turn of the record's key.
+        """
         begun: list[NodeCall] = []
-        behind = source.taken
-        for row, (key, offset, timestamp, stream_time) in enumerate(
-            zip(
-                columns.keys,
-                columns.offsets,
-                columns.timestamps,
-                columns.stream_times,
-                strict=True,
-            )
-        ):
-            made = calls.get(row, [])
-            # A record below the stream time did not raise it. Otherwise only the
-            # position before this record is known.
-            before = (
-                Position(offset, stream_time) if timestamp < stream_time else behind
-            )
-            record = WaitingRecord(taken, row, offset, len(made), before, made)
-            for call in made:
-                call.record = record
-            begun += (call for call in made if call.visit is None)
-            if turn := [call for call in made if call.visit is not None]:
-                record.turn = key
-                begun += _some(self._turns.add(turn))
-            source.waiting[offset] = record
-            self._line_up(record, key if self._by_key else _ALL)
-            behind = Position(offset + 1, stream_time)
-        source.taken = Position(
-            max(source.taken.offset, step.next_offset),
-            max(source.taken.stream_time, step.stream_time),
-        )
-        self._calls += sum(map(len, calls.values()))
-        self._begin(begun)
+        turn: list[NodeCall] = []
+        for call in record.calls:
+            call.record = record
+            (begun if call.visit is None else turn).append(call)
+        if turn:
+            record.turn = key
+            begun += _some(self._turns.add(turn))
+        return begun
 
     def ready(self, most: int) -> Iterator[Step]:
         """Yield the records whose turn it is, in steps of at most `most`, and give the

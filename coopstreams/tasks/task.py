@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coopstreams.commit.applying import Applying
@@ -148,6 +148,46 @@ def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """The settings with which a task processes records."""
+
+    caching: bool
+    """Whether updates stay in record caches until a commit."""
+    by_key: bool = False
+    """Whether records may pass others that wait for calls, where the order of each key
+    suffices.
+    """
+    max_idle_ms: int = 0
+    """`max.task.idle.ms`."""
+    exactly_once: bool = True
+    """Whether the state is that of the positions; otherwise it may include later
+    records.
+    """
+
+
+def _unmeasured(_: float) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TaskServices:
+    """What a task uses of its process."""
+
+    partitions: Callable[[str], int]
+    """Returns the partition count of a topic that it writes to."""
+    global_tables: Mapping[str, TableStore] = field(default_factory=dict)
+    output: Callable[[str], Output] = Output
+    """Makes the output to a topic."""
+    host: Host = SYSTEM
+    latency: Callable[[float], None] = _unmeasured
+    """Takes the age of a batch's first record. Units: seconds."""
+    spans: RecordSpans | None = None
+    """Those of the task; None: nothing is traced."""
+    placing: Placing | None = None
+    """Looks for records that are in a wrong partition."""
+
+
 class Task:
     """A task between opening and closing.
 
@@ -155,101 +195,68 @@ class Task:
     and takes no more records.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         opened: Incarnation,
         program: Program,
         on_failure: OnFailure,
         tally: Tally,
-        *,
-        caching: bool,
-        partitions: Callable[[str], int],
-        by_key: bool = False,
-        latency: Callable[[float], None] = lambda _: None,
-        max_idle_ms: int = 0,
-        global_tables: Mapping[str, TableStore] | None = None,
-        output: Callable[[str], Output] = Output,
-        host: Host = SYSTEM,
-        spans: RecordSpans | None = None,
-        exactly_once: bool = True,
-        placing: Placing | None = None,
+        settings: TaskSettings,
+        services: TaskServices,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of
-        each key suffices. `exactly_once`: the state is that of the positions; otherwise
-        it may include later records.
-        """
-        by_key = by_key and program.keys_suffice
-        self._spans = spans
-        if spans is not None:
-            on_failure = spans.noting(on_failure)
-        self._host = host
+        self._services = services
+        self._host = services.host
+        self._spans = services.spans
+        self._on_failure = (
+            on_failure if self._spans is None else self._spans.noting(on_failure)
+        )
         self.id = opened.id
         self.sources = opened.sources
         self.state = opened.state
         self.progress = opened.progress
         self.epoch = opened.epoch
-        starts = [(source, opened.progress.lowest(source)) for source in opened.sources]
-        positions = [
-            (source, Position(at.position, at.stream_time)) for source, at in starts
-        ]
+        self.tally = tally
+        self.processed = 0
+        self.closed = False
+        self.leaving = False
+        self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self.state.begin(store_times(program.subtopology, opened.progress))
-        self.program: BoundProgram = program.bind(
-            {**opened.state.stores, **(global_tables or {})},
-            on_failure,
-            caching=caching,
-            shared=not opened.id.key_range.is_whole
-            or opened.progress.parted,  # then it skips some records, at least at first
-            by_key=by_key,
-            output=output,
-            clock=host.wall_ms,
-            partitions=partitions,
-            parts={
-                source.topic: _parts(
-                    self.progress.segments(source), apart=not exactly_once
-                )
-                for source in opened.sources
-            },
-        )
-        for (
-            source,
-            start,
-        ) in starts:  # windows close as they would have for the previous owner
+        by_key = settings.by_key and program.keys_suffice
+        self.program = self._bound(program, settings, by_key=by_key)
+        positions = []
+        for source in opened.sources:
+            start = opened.progress.lowest(source)
+            positions.append((source, Position(start.position, start.stream_time)))
+            # Windows close as they would have for the previous owner.
             self.program.resume(source, start.stream_time, start.operator_times)
+        self.queues = SourceQueues(positions, settings.max_idle_ms)
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
             self.calls = PendingCalls(
                 program,
-                program.ahead,
                 self.program,
                 opened.state.stores,
-                self.progress,
-                on_failure,
-                host,
+                opened.progress,
+                self._on_failure,
+                self._host,
                 by_key=by_key,
-                spans=spans,
+                spans=self._spans,
             )
-        self.queues = SourceQueues(positions, max_idle_ms)
-        self.closed = False
-        self.leaving = False
-        self.processed = 0
-        self._latency = latency
-        self.tally = tally
-        self.heat = Heat(len(opened.id.key_range.groups.numbers))
-        self._placing = placing
-        self._on_failure = on_failure
         self.applying: Applying | None = None
         """Applies its records to its external sink; None: it has none."""
-        if (
-            opened.sink is not None
-            and (sink := program.subtopology.applies_to) is not None
-        ):
+        sink = program.subtopology.applies_to
+        if opened.sink is not None and sink is not None:
             self.applying = Applying(
-                opened.sink, sink.name, opened.sources[0], opened.progress, on_failure
+                opened.sink,
+                sink.name,
+                opened.sources[0],
+                opened.progress,
+                self._on_failure,
             )
+        self.idle_ms = program.idle_ms
         self._pace = Pace()
         self._applying_pace = Pace(APPLIED_S)
-        self.idle_ms = program.idle_ms
         self._sinks = {
             node.topic: node.name
             for node in program.subtopology.nodes
@@ -261,6 +268,31 @@ class Task:
         """About how many records the step under way takes at most."""
         self._at: Step | None = None
         """The last step, if the outputs come from it."""
+
+    def _bound(
+        self, program: Program, settings: TaskSettings, *, by_key: bool
+    ) -> BoundProgram:
+        """Return the program, bound to the task's stores and times."""
+        services = self._services
+        parts = {
+            source.topic: _parts(
+                self.progress.segments(source), apart=not settings.exactly_once
+            )
+            for source in self.sources
+        }
+        # It skips some records of a partition, at least at first.
+        shared = not self.id.key_range.is_whole or self.progress.parted
+        return program.bind(
+            {**self.state.stores, **services.global_tables},
+            self._on_failure,
+            caching=settings.caching,
+            shared=shared,
+            by_key=by_key,
+            output=services.output,
+            clock=self._host.wall_ms,
+            partitions=services.partitions,
+            parts=parts,
+        )
 
     def begin(self) -> None:
         """Make the processors, and initialise them. Call it on the thread that owns the
@@ -302,10 +334,9 @@ class Task:
             if single or full or done >= self._at_most or now - began > STEP_S:
                 more = True
                 break
-        if (
-            first_ms >= 0
-        ):  # once a batch: the clock and the histogram cost as much as a few records
-            self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
+        # Once a batch: the clock and the histogram cost as much as a few records.
+        if first_ms >= 0:
+            self._services.latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
 
     def _step_one(self) -> bool:
@@ -318,7 +349,9 @@ class Task:
             return False
         columns = self._process(step, now)
         if len(columns):
-            self._latency(max(0, self._host.wall_ms() - columns.timestamps[0]) / 1000)
+            self._services.latency(
+                max(0, self._host.wall_ms() - columns.timestamps[0]) / 1000
+            )
         return True
 
     def process_now(self, batch: RecordBatch) -> None:
@@ -359,8 +392,8 @@ class Task:
                 )
             self.processed += len(columns)
             self.heat.look(columns.keys, now)
-            if self._placing is not None:
-                self._placing.look(step.source, columns.keys)
+            if self._services.placing is not None:
+                self._services.placing.look(step.source, columns.keys)
         if self.calls is None:
             self.program.advance(step.source, step.stream_time, step.operator_times)
             self.progress.advance(step.source, step.next_offset, step.stream_time)
@@ -489,34 +522,21 @@ class Task:
         step = self._at
         node = self._sinks.get(topic, topic)
         if step is None or len(step.columns) != 1:
-            self._on_failure(
-                Failure(
-                    "production",
-                    node,
-                    error,
-                    self.sources[0],
-                    None,
-                    key,
-                    None,
-                    timestamp,
-                    None,
-                )
-            )
+            at = self.sources[0], None, key, None, timestamp, None
+            self._on_failure(Failure("production", node, error, *at))
             return
         records = step.columns
-        headers = records.headers[0] if records.headers is not None else None
-        at = records.offsets[0]
         self._on_failure(
             Failure(
                 "production",
                 node,
                 error,
                 step.source,
-                at,
+                records.offsets[0],
                 records.keys[0],
                 records.values[0],
                 as_written(records.timestamps[0]),
-                headers,
+                None if records.headers is None else records.headers[0],
             )
         )
 

@@ -40,12 +40,16 @@ from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failure_handlers import dead_letter_topics, handler, may_drop
+from coopstreams.tasks.failure_handlers import (
+    FailureHandler,
+    dead_letter_topics,
+    may_drop,
+)
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.schema_checks import bind_in_memory
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.direct import DirectSource
 from coopstreams.testing.driver_views import (
@@ -638,13 +642,17 @@ class TopologyTestDriver:
             program,
             self._on_failure(task_id),
             Tally(),
-            caching=self._caching,
-            partitions=self._count,
-            max_idle_ms=self._config["max.task.idle.ms"],
-            global_tables=self._globals,
-            output=lambda topic: ordered(topic, self._order),
-            host=self._host,
-            by_key=self._held is not None,
+            TaskSettings(
+                caching=self._caching,
+                by_key=self._held is not None,
+                max_idle_ms=self._config["max.task.idle.ms"],
+            ),
+            TaskServices(
+                partitions=self._count,
+                global_tables=self._globals,
+                output=lambda topic: ordered(topic, self._order),
+                host=self._host,
+            ),
         )
         task.begin()
         task.program.elsewhere = bool(program.idle_ms)
@@ -655,7 +663,7 @@ class TopologyTestDriver:
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
         topics = self._built.dead_letter_topics
-        handle = handler(
+        handle = FailureHandler(
             task,
             self._config,
             lambda *_: None,

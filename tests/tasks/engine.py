@@ -31,15 +31,15 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.committer import Committer, Places
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
-from coopstreams.tasks.failure_handlers import handler
+from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.stream_thread import StreamThread
 from coopstreams.tasks.tally import Tallies, Tally
-from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.task import Incarnation, Task, TaskServices, TaskSettings
 from coopstreams.tasks.tries import Tries
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -224,7 +224,7 @@ class Engine:
         )
         tally = Tally()
         dead_letter = self.committers[thread].dead_letter
-        on_failure = handler(
+        on_failure = FailureHandler(
             id_,
             self.config,
             tally.failure,
@@ -234,22 +234,22 @@ class Engine:
             topics=self.letters,
         )
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
-        latency, idle_ms = (
-            partial(self.metrics.latency, id_.subtopology),
-            self.config["max.task.idle.ms"],
-        )
         task = Task(
             opened,
             self.program,
             on_failure,
             tally,
-            caching=self.caching,
-            by_key=self.by_key,
-            latency=latency,
-            partitions=lambda _: 1,
-            max_idle_ms=idle_ms,
-            host=self.host,
-            exactly_once=self.config.exactly_once,
+            TaskSettings(
+                caching=self.caching,
+                by_key=self.by_key,
+                max_idle_ms=self.config["max.task.idle.ms"],
+                exactly_once=self.config.exactly_once,
+            ),
+            TaskServices(
+                partitions=lambda _: 1,
+                host=self.host,
+                latency=partial(self.metrics.latency, id_.subtopology),
+            ),
         )
         if begun:
             task.begin()
@@ -390,14 +390,16 @@ class Engine:
 
     def _committer(self, number: int, written: frozenset[str]) -> Committer:
         return Committer(
-            number,
             self.log,
             self.member,
             self.follower,
             self.config,
-            f"app-{number}",
-            lambda store: self.changelog(store.name),
-            lambda: written,
+            Places(
+                number,
+                f"app-{number}",
+                lambda store: self.changelog(store.name),
+                lambda: written,
+            ),
             self.metrics,
             Refusals(self.log, self.config, self.host),
             self.host,

@@ -15,9 +15,9 @@ import pytest
 from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.failure_handlers import (
     Answer,
+    FailureHandler,
     dead_letter_headers,
     describe_failure,
-    handler,
     place_of,
 )
 from coopstreams.tasks.repeats import FIRST, Sayings
@@ -72,7 +72,7 @@ def test_each_phase_has_its_own_answer(
     counted: list[tuple[Failure, str]] = []
     dead: list[tuple[Failure, Headers, str]] = []
     failure = replace(FAILURE, phase=phase)
-    on_failure = handler(
+    on_failure = FailureHandler(
         TASK,
         settings(**{phase: answer}),
         lambda *one: counted.append(one),
@@ -109,7 +109,7 @@ def letters_of(answer: object, **more: object) -> tuple[list[str], list[Failure]
     counted: list[str] = []
     dead: list[Failure] = []
     given = {"bootstrap.servers": "x:1", "processing.exception.handler": answer} | more
-    on_failure = handler(
+    on_failure = FailureHandler(
         TASK,
         Config.of(given, "app"),
         lambda _, said: counted.append(said),
@@ -255,7 +255,7 @@ def test_where_no_letters_are_written_none_is_said_to_be_sent(
         "continue": "dropped",
         "dead-letter": "left out, no letter is written",
     }
-    handler(
+    FailureHandler(
         TASK,
         settings(processing="dead-letter"),
         lambda *_: None,
@@ -270,7 +270,7 @@ def test_of_many_alike_the_first_are_logged_one_by_one_and_the_rest_counted_and_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sayings = Sayings()
-    on_failure = handler(
+    on_failure = FailureHandler(
         TASK, settings(processing="continue"), lambda *_: None, lambda *_: None, sayings
     )
     for offset in range(3535):

@@ -29,7 +29,7 @@ from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
 from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.tasks import schema_checks
-from coopstreams.tasks.failure_handlers import handler
+from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schema_checks import (
     bind_in_memory,
@@ -433,7 +433,7 @@ def test_a_registry_that_is_away_later_ends_a_backfill_and_a_global_table_whatev
     with pytest.raises(
         LogError, match=r'"orders" partition 0 offset 4 cannot be read'
     ) as away:
-        handler(
+        FailureHandler(
             task, settings, lambda f, _: count.append(f), lambda *_: None, Sayings()
         )(unread())
     assert (count, exit_status(away.value)) == ([], FAILED)
@@ -445,7 +445,7 @@ def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says
     settings, failure = config(deserialization_exception_handler="continue"), unread()
     count: list[Failure] = []
     with pytest.raises(TriedLaterError, match=r"offset 4.*processed again in 1\.0 s"):
-        handler(
+        FailureHandler(
             TaskId(0, 0, WHOLE),
             settings,
             lambda f, _: count.append(f),

@@ -11,7 +11,13 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory_engine import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.tally import Tally
-from coopstreams.tasks.task import APPLIED_S, Incarnation, Task
+from coopstreams.tasks.task import (
+    APPLIED_S,
+    Incarnation,
+    Task,
+    TaskServices,
+    TaskSettings,
+)
 from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -57,9 +63,8 @@ def test_a_transaction_has_as_many_records_as_the_sink_takes_in_a_second_also_be
         compile_subtopology(topology, part),
         failed,
         Tally(),
-        caching=False,
-        partitions=lambda _: 1,
-        host=Timed(lambda: sink.now_ms),
+        TaskSettings(caching=False),
+        TaskServices(partitions=lambda _: 1, host=Timed(lambda: sink.now_ms)),
     )
     offsets = list(range(RECORDS))
     columns = Columns([b"k"] * RECORDS, [b""] * RECORDS, offsets, offsets, offsets)

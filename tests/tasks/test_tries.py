@@ -10,7 +10,7 @@ import pytest
 
 from coopstreams.common.config import Config
 from coopstreams.tasks.events import Aborted
-from coopstreams.tasks.failure_handlers import handler
+from coopstreams.tasks.failure_handlers import FailureHandler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.topology import serdes
@@ -45,7 +45,7 @@ def asked(answer: Any, tries: Tries | None, task: TaskId | None = TASK) -> OnFai
         {"bootstrap.servers": "x:1", "processing.exception.handler": lambda _: answer},
         "app",
     )
-    return handler(
+    return FailureHandler(
         task, config, lambda *_: None, lambda *_: None, Sayings(), tries=tries
     )
 
