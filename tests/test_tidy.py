@@ -37,7 +37,7 @@ IN_A_CYCLE = {
     )
 }
 """The types of the DSL: a method of one returns another, and their annotations name it.
-docs/architecture.md says why; none may come in.
+docs/internals/architecture.md says why; none may come in.
 """
 
 MAY_IMPORT = {

@@ -1,7 +1,7 @@
 """The ACLs that an application needs: the general rules, and the list for one topology
 and its settings.
 
-`coopstreams acls` prints them, docs/operating.md has the rules as a table, and the
+`coopstreams acls` prints them, docs/operating/secure.md has the rules as a table, and the
 tests with the secured broker run with exactly these.
 
 Invariant: an application with these ACLs is refused nothing that it asks for, and each

@@ -115,7 +115,7 @@ Invariant: `live` holds the last value of each key and no tombstoned key; which 
 counts for which hash changes only with the keys. Turned down: "last in the log wins"
 (one unfenced zombie is enough to go back); collecting what lies below the stable offset
 (terms would start again at 1, and an old zombie would win).
-Source: docs/architecture.md, "Progress" and "A commit".
+Source: docs/internals/architecture.md, "Progress" and "A commit".
 """
 
 from __future__ import annotations

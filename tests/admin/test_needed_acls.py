@@ -1,5 +1,5 @@
-"""The ACLs of an application: the output of the command equals the table of the
-operating page.
+"""The ACLs of an application: the output of the command equals the table of the page
+on security.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def config(**settings: object) -> Config:
     )
 
 
-def test_the_table_of_the_operating_page_is_that_of_the_code() -> None:
-    table = table_headed(
-        ROOT / "docs" / "operating.md", "resource", "name", "operations", "without it"
-    )
+def test_the_table_of_the_page_on_security_is_that_of_the_code() -> None:
+    page = ROOT / "docs" / "operating" / "secure.md"
+    table = table_headed(page, "resource", "name", "operations", "without it")
     shown = [
         (resource, *code_words(name), operations)
         for resource, name, operations, _ in table

@@ -1,14 +1,17 @@
 """Tables of the documentation that are made from the code: settings, metrics, paths of
-the HTTP interface, topics.
+the HTTP interface, topics, commands.
 
-python -m tests.docs.reference prints them, for docs/operating.md and docs/consumer.md
+python -m tests.docs.reference writes them into docs/reference/ and docs/consumer.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import typer.main
 from prometheus_client.metrics import MetricWrapperBase
 
 from coopstreams.commit import cluster_policy, record
@@ -20,6 +23,8 @@ from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
+from tests.command_line import app
+from tests.docs.pages import ROOT
 
 SETTING = ("setting", "default", "meaning")
 POLICY = ("level", "setting", "default", "meaning")
@@ -27,6 +32,7 @@ METRIC = ("metric", "kind", "labels", "meaning")
 PATH = ("`GET`", "answer")
 PARAMETER = ("parameter", "of", "meaning")
 TOPIC = ("topic", "partitions", "settings")
+COMMAND = ("command", "what it does", "options")
 
 
 def settings() -> list[list[str]]:
@@ -128,6 +134,21 @@ def topics() -> list[list[str]]:
     ]
 
 
+def commands() -> list[list[str]]:
+    """Return a row for each command, those of groups behind their group's name; of the
+    help, the first sentence.
+    """
+    return [
+        [
+            f"`{' '.join([name, *arguments])}`",
+            re.split(r"(?<=\.) ", " ".join((command.help or "").split()))[0],
+            ", ".join(f"`{option}`" for option in options),
+        ]
+        for name, command in _leaves("coopstreams", typer.main.get_command(app))
+        for arguments, options in [_words(command)]
+    ]
+
+
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as it stands on a page."""
     return "\n".join(
@@ -157,14 +178,62 @@ def _config(config: dict[str, str]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in config.items())
 
 
+def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each command below one, with the words that call it."""
+    inside = getattr(command, "commands", {})
+    if not inside or command.invoke_without_command:
+        yield name, command
+    for word, below in inside.items():
+        yield from _leaves(f"{name} {word}", below)
+
+
+def _words(command: Any) -> tuple[list[str], list[str]]:
+    """Return the arguments and the options of a command."""
+    shown = [
+        parameter
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False) and parameter.name != "help"
+    ]
+    arguments = [
+        (parameter.metavar or parameter.name).upper()
+        for parameter in shown
+        if parameter.param_type_name == "argument"
+    ]
+    options = [
+        max(parameter.opts, key=len)
+        for parameter in shown
+        if parameter.param_type_name == "option"
+    ]
+    return arguments, options
+
+
+_REFERENCE = ROOT / "docs" / "reference"
+_CONSUMER = ROOT / "docs" / "consumer.md"
+TABLES: dict[str, tuple[Path, Sequence[str], Callable[[], list[list[str]]]]] = {
+    "settings": (_REFERENCE / "settings.md", SETTING, settings),
+    "metrics": (_REFERENCE / "metrics.md", METRIC, metrics),
+    "paths": (_REFERENCE / "http.md", PATH, paths),
+    "parameters": (_REFERENCE / "http.md", PARAMETER, parameters),
+    "topics": (_REFERENCE / "topics.md", TOPIC, topics),
+    "commands": (_REFERENCE / "commands.md", COMMAND, commands),
+    "consumer settings": (_CONSUMER, SETTING, consumer_settings),
+    "policies": (_CONSUMER, POLICY, policies),
+}
+"""Each generated table: its page, its heading, and its rows."""
+
+
+def write(page: Path, heading: Sequence[str], rows: list[list[str]]) -> None:
+    """Put a table into its page in the place of the one with the same heading."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = lines.index(markdown(heading, []).splitlines()[0])
+    end = next(
+        (at for at in range(start, len(lines)) if not lines[at].startswith("|")),
+        len(lines),
+    )
+    lines[start:end] = markdown(heading, rows).splitlines()
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for heading, rows in (
-        (SETTING, settings()),
-        (SETTING, consumer_settings()),
-        (POLICY, policies()),
-        (METRIC, metrics()),
-        (PATH, paths()),
-        (PARAMETER, parameters()),
-        (TOPIC, topics()),
-    ):
-        print(markdown(heading, rows), end="\n\n")
+    for page, heading, rows in TABLES.values():
+        write(page, heading, rows())

@@ -16,7 +16,8 @@ from coopstreams.status.reasons import HEALTH_CODES
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed
 
-OPERATING = ROOT / "docs" / "operating.md"
+OBSERVE = ROOT / "docs" / "operating" / "observe.md"
+HEALTH = ROOT / "docs" / "reference" / "health.md"
 DASHBOARD = ROOT / "docs" / "grafana" / "coopstreams.json"
 ALERTS = ROOT / "docs" / "prometheus" / "alerts.yml"
 _SERIES = re.compile(r"coopstreams_\w+")
@@ -130,7 +131,7 @@ def test_the_codes_of_the_metric_of_health_are_those_of_the_page() -> None:
     """Those of one instance: that it does not answer is seen by others only."""
     codes = [
         code
-        for row in table_headed(OPERATING, "reason", "means", "live")
+        for row in table_headed(HEALTH, "reason", "means", "live")
         for code in code_words(row[0])
     ]
     assert sorted(codes) == sorted([*HEALTH_CODES, "unreachable"])
@@ -150,7 +151,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None
 
 
 def test_metrics_that_kafka_streams_metrics_are_mapped_to_exist() -> None:
-    rows = table_headed(OPERATING, "Kafka Streams", "here")
+    rows = table_headed(OBSERVE, "Kafka Streams", "here")
     named = {
         word
         for row in rows

@@ -1,4 +1,4 @@
-"""docs/record.md: ten stations, in order, and the shown generated function is the real
+"""docs/internals/record.md: ten stations, in order, and the shown generated function is the real
 one.
 """
 
@@ -28,7 +28,7 @@ from coopstreams.topology.keys import WHOLE
 from tests.conftest import needs_native
 from tests.docs.pages import ROOT, blocks, links, prose
 
-RECORD = ROOT / "docs" / "record.md"
+RECORD = ROOT / "docs" / "internals" / "record.md"
 EXAMPLE = ROOT / "examples" / "word_count.py"
 BEFORE_RECORDS = {"compile_subtopology", "Compiler.forward", "aggregate"}
 RECORDS = 1000
@@ -46,7 +46,7 @@ def test_there_are_ten_hops_and_each_names_a_function_with_a_link() -> None:
 
 def test_the_page_leads_through_every_room_that_a_record_passes() -> None:
     rooms = {
-        Path(link.path).parent.as_posix().removeprefix("../")
+        Path(link.path).parent.as_posix().removeprefix("../../")
         for link in links(RECORD)
         if link.path.endswith(".py")
     }
@@ -81,7 +81,7 @@ def test_the_page_counts_the_functions_that_it_names() -> None:
     stations = text[
         text.index("## While records flow") : text.index("## Who made the way")
     ]
-    named = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)\)", stations)
+    named = re.findall(r"\[`([\w.]+)`\]\(\.\./\.\./([\w/]+\.py)\)", stations)
     run = {
         (function, module)
         for function, module in named

@@ -5,7 +5,6 @@ public names, reasons of bad health.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
@@ -29,9 +28,8 @@ from coopstreams.topology.dsl.windowed import (
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed, tables
 
-OPERATING = ROOT / "docs" / "operating.md"
+HEALTH = ROOT / "docs" / "reference" / "health.md"
 GUIDE = ROOT / "docs" / "guide"
-CONSUMER = ROOT / "docs" / "consumer.md"
 API = ROOT / "docs" / "api.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 OPERATORS = [
@@ -47,38 +45,11 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("heading", "rows"),
-    [
-        (reference.SETTING, reference.settings()),
-        (reference.METRIC, reference.metrics()),
-        (reference.PATH, reference.paths()),
-        (reference.PARAMETER, reference.parameters()),
-        (reference.TOPIC, reference.topics()),
-    ],
-    ids=["settings", "metrics", "paths", "parameters", "topics"],
-)
-def test_a_table_of_the_operating_page_is_that_of_the_code(
-    heading: Sequence[str], rows: list[list[str]]
-) -> None:
-    assert table_headed(OPERATING, *heading) == rows, (
-        f"paste this:\n{reference.markdown(heading, rows)}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("heading", "rows"),
-    [
-        (reference.SETTING, reference.consumer_settings()),
-        (reference.POLICY, reference.policies()),
-    ],
-    ids=["settings", "policies"],
-)
-def test_a_table_of_the_consumer_page_is_that_of_the_code(
-    heading: Sequence[str], rows: list[list[str]]
-) -> None:
-    assert table_headed(CONSUMER, *heading) == rows, (
-        f"paste this:\n{reference.markdown(heading, rows)}"
+@pytest.mark.parametrize("name", reference.TABLES)
+def test_a_generated_table_is_that_of_the_code(name: str) -> None:
+    page, heading, rows = reference.TABLES[name]
+    assert table_headed(page, *heading) == rows(), (
+        "python -m tests.docs.reference writes it"
     )
 
 
@@ -120,7 +91,7 @@ def test_the_guide_lists_every_serde() -> None:
 def test_every_reason_of_ill_health_is_explained() -> None:
     explained = {
         word
-        for row in table_headed(OPERATING, "reason", "means", "live")
+        for row in table_headed(HEALTH, "reason", "means", "live")
         for word in code_words(row[0])
     }
     told = ("instance/serving.py", "query/reports.py", "sharing/share_group.py")

@@ -164,7 +164,7 @@ _CURE = {
     "is their default.replication.factor.",
     KafkaError.POLICY_VIOLATION: "The brokers have a policy for topics (create.topic.policy.class.name): set "
     "replication.factor to what it asks for, or have its owner create the topic, with the settings that "
-    "docs/operating.md has under Topics.",
+    "docs/reference/topics.md lists.",
     KafkaError.TOPIC_DELETION_DISABLED: "The brokers have delete.topic.enable=false: have that changed, or begin anew "
     "under another application id.",
     KafkaError.OFFSET_METADATA_TOO_LARGE: "Have the brokers' offset.metadata.max.bytes raised, to its default of 4096.",
