@@ -2,7 +2,7 @@
 from, and how records wait.
 
 Each program is played under all values of the settings that mean something to it, and
-so under all pairs of them; the pairs outside are in docs/internals/architecture.md. A setting is
+so under all pairs of them; the pairs outside are in docs/internals/simulation.md. A setting is
 drawn by a generator of its own, from the seed and its name, so that a new setting
 leaves the values of the others alone.
 
