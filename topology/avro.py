@@ -9,6 +9,7 @@ Source: Apache Avro 1.12, binary encoding and schema resolution, by fastavro.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -21,12 +22,20 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from coopstreams.topology.avro_bounds import check_of, source_of
-from coopstreams.topology.avro_decimals import check_decimals, with_bounded_decimals
-from coopstreams.topology.compatibility.avro_changes import parts, why_unreadable
-from coopstreams.topology.compatibility.avro_json import from_json
-from coopstreams.topology.compatibility.avro_logical import as_read
-from coopstreams.topology.compatibility.avro_references import whole
+from coopstreams.topology.avro_limits import (
+    check_decimals,
+    check_of,
+    source_of,
+    with_bounded_decimals,
+)
+from coopstreams.topology.compatibility.avro_schemas import (
+    BOUNDED_DECIMAL,
+    MEMBERS,
+    as_read,
+    parts,
+    whole,
+    why_unreadable,
+)
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_text import read_json, read_long, typed_reader
@@ -74,89 +83,28 @@ def _text(schema: AvroSchema) -> str:
 
 
 @cache
-def _avro(text: str, type_: Any) -> SchemaSerde[Any]:  # noqa: C901
-    try:
-        from fastavro import parse_schema, schemaless_reader, schemaless_writer
-    except ImportError:
-        raise SerdeError(
-            'serdes.avro needs fastavro: pip install "coopstreams[registry]"'
-        ) from None
-    try:
-        given = orjson.loads(text)
-        parse_schema(given)  # it checks decimals by the name of their type
-        schema: Any = parse_schema(with_bounded_decimals(given))
-    except Exception as error:
-        raise SerdeError(
-            f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}"
-        ) from error
-    check_decimals(given)
-    if (
-        isinstance(type_, type)
-        and issubclass(type_, tuple)
-        and isinstance(schema, dict)
-        and schema["type"] == "record"
-    ):
-        raise SerdeError(
-            f"serdes.avro: {type_.__name__} is a tuple, which msgspec writes as an array, and the schema is a record, "
-            "whose fields have names: make it a dataclass, a msgspec Struct or a TypedDict"
-        )
+def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
+    schema = _parsed(text)
+    _check_type(type_, schema)
     name = schema["name"] if isinstance(schema, dict) and "name" in schema else text
-
-    fits = _check_of(schema, {})
-
-    def write(value: Any) -> bytes:
-        if fits is not None:
-            fits(value)
-        out = BytesIO()
-        schemaless_writer(out, schema, value, strict_allow_default=True)
-        return out.getvalue()
-
-    outer = dict if is_typeddict(type_) else type_
-
-    def write_object(value: Any) -> bytes:
-        if not isinstance(value, outer):
-            raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
-        return write(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE))
+    has_map = _has_map(schema)  # other serializers write its entries in any order
 
     def reader(written: Schema) -> Callable[[bytes], Any]:
-        writers = None if _text(written.text) == text else schema
-        parsed: Any = read_long(
-            lambda _: parse_schema(
-                with_bounded_decimals(as_read(whole(written), schema))
-            ),
-            written.text,
-        )
-
-        check = check_of(parsed)
-
-        def read(data: bytes) -> Any:
-            if check is not None:
-                check(data, 5)
-            source = source_of(data)
-            source.seek(5)
-            value = schemaless_reader(source, parsed, writers)
-            if source.tell() != len(data):
-                raise ValueError(f"{len(data) - source.tell()} bytes follow the record")
-            return value
-
+        ours = None if _text(written.text) == text else schema
+        read = _reader(written, schema, ours)
         return (
             read if type_ is None else lambda data: msgspec.convert(read(data), type_)
         )
 
     def unreadable(written: Schema) -> str:
+        from fastavro import parse_schema
+
         return why_unreadable(schema, parse_schema(whole(written)))
-
-    has_map = _has_map(schema)  # other serializers write its entries in any order
-    if has_map:
-        write_sorted = write
-
-        def write(value: Any) -> bytes:
-            return write_sorted(_sorted(value))
 
     codec = Codec(
         name,
         Schema(text, "AVRO"),
-        write if type_ is None else write_object,
+        _writer(schema, type_, has_map=has_map),
         reader,
         unreadable,
         (_avro, (text, type_)),
@@ -173,9 +121,88 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:  # noqa: C901
     )
 
 
+def _parsed(text: str) -> Any:
+    """Return a schema as fastavro parses it, with decimals that are bounded."""
+    try:
+        from fastavro import parse_schema
+    except ImportError:
+        raise SerdeError(
+            'serdes.avro needs fastavro: pip install "coopstreams[registry]"'
+        ) from None
+    try:
+        given = orjson.loads(text)
+        parse_schema(given)  # it checks decimals by the name of their type
+        schema: Any = parse_schema(with_bounded_decimals(given))
+    except Exception as error:
+        raise SerdeError(
+            f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}"
+        ) from error
+    check_decimals(given)
+    return schema
+
+
+def _check_type(type_: Any, schema: Any) -> None:
+    is_record = isinstance(schema, dict) and schema["type"] == "record"
+    if is_record and isinstance(type_, type) and issubclass(type_, tuple):
+        raise SerdeError(
+            f"serdes.avro: {type_.__name__} is a tuple, which msgspec writes as an array, and the schema is a record, "
+            "whose fields have names: make it a dataclass, a msgspec Struct or a TypedDict"
+        )
+
+
+def _writer(schema: Any, type_: Any, *, has_map: bool) -> Callable[[Any], bytes]:
+    """Return the function that writes a value, or an object of a type, with a schema."""
+    from fastavro import schemaless_writer
+
+    fits = _check_of(schema, {})
+
+    def write(value: Any) -> bytes:
+        if has_map:
+            value = _sorted(value)
+        if fits is not None:
+            fits(value)
+        out = BytesIO()
+        schemaless_writer(out, schema, value, strict_allow_default=True)
+        return out.getvalue()
+
+    outer = dict if is_typeddict(type_) else type_
+
+    def write_object(value: Any) -> bytes:
+        if not isinstance(value, outer):
+            raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
+        return write(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE))
+
+    return write if type_ is None else write_object
+
+
+def _reader(written: Schema, schema: Any, ours: Any) -> Callable[[bytes], Any]:
+    """Return the function that reads records of a writer's schema. `ours`: the schema
+    to read them as, None if it is the same.
+    """
+    from fastavro import parse_schema, schemaless_reader
+
+    def parse(_: str) -> Any:
+        return parse_schema(with_bounded_decimals(as_read(whole(written), schema)))
+
+    parsed = read_long(parse, written.text)
+    check = check_of(parsed)
+
+    def read(data: bytes) -> Any:
+        if check is not None:
+            check(data, 5)
+        source = source_of(data)
+        source.seek(5)
+        value = schemaless_reader(source, parsed, ours)
+        if source.tell() != len(data):
+            raise ValueError(f"{len(data) - source.tell()} bytes follow the record")
+        return value
+
+    return read
+
+
 def _json_reader(schema: Any) -> Callable[[bytes], Any]:
     """Return the reader of the JSON in which queries show values."""
-    of_json = from_json(schema)
+    of_json = _from_json(schema, {})
 
     def read(data: bytes) -> Any:
         try:
@@ -302,3 +329,91 @@ def _sorted(value: Any) -> Any:
         if isinstance(value, tuple) and len(value) == 2
         else value
     )
+
+
+Read: TypeAlias = Callable[[Any], Any]
+"""Returns the value that a part of the JSON stands for. Raises a ValueError or a
+TypeError if there is none.
+"""
+
+
+def _from_json(schema: Any, named: dict[str, Read]) -> Read:
+    """Return the reader of the JSON of a schema's values: bytes in base64, decimals and
+    times as text.
+
+    Shape: `schema` is parsed by fastavro; `named` are the readers of the names in it.
+    Source: `query.formats.to_json`, which writes that JSON.
+    """
+    if isinstance(schema, list):
+        return _union(schema, [_from_json(branch, named) for branch in schema])
+    if not isinstance(schema, dict):
+        return named.get(schema) or _PLAIN.get(schema, _same)
+    kind = schema["type"]
+    if isinstance(kind, dict | list):
+        return _from_json(kind, named)
+    if kind == "record":
+        return _record(schema, named)
+    if kind in MEMBERS:
+        return _members(kind, _from_json(schema[MEMBERS[kind]], named))
+    logical = _LOGICAL.get(schema.get("logicalType", ""))
+    found = logical or _PLAIN.get(kind, _same)
+    if "name" in schema:
+        named[schema["name"]] = found
+    return named.get(kind, found)
+
+
+def _members(kind: str, member: Read) -> Read:
+    if kind == "array":
+        return lambda value: [member(item) for item in value]
+    return lambda value: {name: member(item) for name, item in value.items()}
+
+
+def _record(schema: Mapping[str, Any], named: dict[str, Read]) -> Read:
+    fields: dict[str, Read] = {}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r} is no record")
+        return {name: fields.get(name, _same)(item) for name, item in value.items()}
+
+    named[schema["name"]] = read
+    fields |= {
+        field["name"]: _from_json(field["type"], named) for field in schema["fields"]
+    }
+    return read
+
+
+def _union(branches: list[Any], readers: list[Read]) -> Read:
+    from fastavro.validation import validate
+
+    def read(value: Any) -> Any:
+        for branch, of in zip(branches, readers, strict=True):
+            try:
+                if validate(found := of(value), branch, raise_errors=False):
+                    return found
+            except (AttributeError, TypeError, ValueError, ArithmeticError):
+                continue
+        return value
+
+    return read
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_PLAIN: Mapping[str, Read] = {"bytes": base64.b64decode, "fixed": base64.b64decode}
+_LOGICAL: Mapping[str, Read] = {
+    BOUNDED_DECIMAL: Decimal,
+    "uuid": UUID,
+    **dict.fromkeys(
+        (
+            "timestamp-millis",
+            "timestamp-micros",
+            "local-timestamp-millis",
+            "local-timestamp-micros",
+        ),
+        datetime.fromisoformat,
+    ),
+    **dict.fromkeys(("time-millis", "time-micros"), time.fromisoformat),
+}

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 Int64s: TypeAlias = Sequence[int]
 """A column of integers: a list, or a memoryview of a native reader. Use only len,
@@ -100,24 +102,21 @@ class Columns:
             return self
         if not indexes:
             return NO_RECORDS
-        keys = self.keys
-        values = self.values
-        timestamps = self.timestamps
-        offsets = self.offsets
-        times = self.stream_times
-        headers = None if self.headers is None else [self.headers[i] for i in indexes]
-        picked = [timestamps[i] for i in indexes]
+
+        def cells(column: Sequence[T]) -> list[T]:
+            return [column[i] for i in indexes]
+
+        timestamps = cells(self.timestamps)
+        ascending = self.timestamps is self.stream_times
+        headers = None if self.headers is None else cells(self.headers)
         return Columns(
-            [keys[i] for i in indexes],
-            [values[i] for i in indexes],
-            picked,
-            [offsets[i] for i in indexes],
-            picked if timestamps is times else [times[i] for i in indexes],
+            cells(self.keys),
+            cells(self.values),
+            timestamps,
+            cells(self.offsets),
+            timestamps if ascending else cells(self.stream_times),
             headers if headers is not None and any(headers) else None,
-            [
-                [operator_time[i] for i in indexes]
-                for operator_time in self.operator_times
-            ],
+            list(map(cells, self.operator_times)),
         )
 
 
@@ -132,22 +131,21 @@ def joined(some: Iterable[Columns]) -> Columns:
     parts = [columns for columns in some if len(columns)]
     if len(parts) <= 1:
         return parts[0] if parts else NO_RECORDS
-    headers: list[Headers | None] | None = None
-    if any(part.headers is not None for part in parts):
-        headers = [
-            header for part in parts for header in part.headers or [None] * len(part)
-        ]
-    return Columns(
-        [key for part in parts for key in part.keys],
-        [value for part in parts for value in part.values],
-        [timestamp for part in parts for timestamp in part.timestamps],
-        [offset for part in parts for offset in part.offsets],
-        [time for part in parts for time in part.stream_times],
-        headers,
-        [
-            list(chain.from_iterable(operator_times))
-            for operator_times in zip(
-                *(part.operator_times for part in parts), strict=True
-            )
-        ],
+    headers: Iterable[Sequence[Headers | None]] = (
+        part.headers or [None] * len(part) for part in parts
     )
+    has_headers = any(part.headers is not None for part in parts)
+    operator_times = zip(*(part.operator_times for part in parts), strict=True)
+    return Columns(
+        _chain(part.keys for part in parts),
+        _chain(part.values for part in parts),
+        _chain(part.timestamps for part in parts),
+        _chain(part.offsets for part in parts),
+        _chain(part.stream_times for part in parts),
+        _chain(headers) if has_headers else None,
+        [_chain(columns) for columns in operator_times],
+    )
+
+
+def _chain(columns: Iterable[Sequence[T]]) -> list[T]:
+    return list(chain.from_iterable(columns))

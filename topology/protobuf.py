@@ -26,7 +26,7 @@ from coopstreams.topology.compatibility.protobuf_changes import (
     path_to,
     why_unreadable,
 )
-from coopstreams.topology.compatibility.protobuf_source import source_of
+from coopstreams.topology.compatibility.protobuf_text import source_of
 from coopstreams.topology.compatibility.schema import Reference, Schema
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_text import read_long
@@ -54,7 +54,7 @@ def protobuf(message: type[M]) -> Serde[M]:
 
 
 @cache
-def _protobuf(message: Any) -> SchemaSerde[Any]:  # noqa: C901
+def _protobuf(message: Any) -> SchemaSerde[Any]:
     try:
         from google.protobuf import json_format
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -67,13 +67,12 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:  # noqa: C901
         raise SerdeError(
             f"serdes.protobuf: {message!r} is no message class, as protoc makes them"
         )
-    parse: Callable[[bytes], Any] = message.FromString
     name = described.full_name
     schema = _schema_of(described.file)
-    ours = [
+    ours = tuple(
         FileDescriptorProto.FromString(file.serialized_pb)
         for file in dict.fromkeys(_with_imports(described.file))
-    ]
+    )
     path = path_to(ours[0], name)
     parts = parts_of(ours, name)
     assert path is not None
@@ -85,27 +84,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:  # noqa: C901
 
     def reader(written: Schema) -> Callable[[bytes], Any]:
         files = ours if written == schema else files_of(written)
-
-        @cache
-        def checked(indexes: tuple[int, ...]) -> None:
-            found = (
-                message_at(files[0], indexes)
-                if files
-                else name
-                if indexes == path
-                else None
-            )
-            if found != name:
-                raise SerdeError(
-                    f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}"
-                )
-
-        def read(data: bytes) -> Any:
-            indexes, at = _read_indexes(data)
-            checked(indexes)
-            return parse(data[at:])
-
-        return read
+        return _reader(message.FromString, name, path, files)
 
     def unreadable(written: Schema) -> str:
         files = files_of(written)
@@ -139,6 +118,35 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:  # noqa: C901
         from_json,
         check_key=codec.check_form,
     )
+
+
+def _reader(
+    parse: Callable[[bytes], Any],
+    name: str,
+    path: tuple[int, ...],
+    files: tuple[Any, ...],
+) -> Callable[[bytes], Any]:
+    """Return the reader of records of some files, from which it takes whether they are
+    of the message. `path`: the message's own, which decides if there are no files.
+    """
+
+    @cache
+    def check(indexes: tuple[int, ...]) -> None:
+        if files:
+            found = message_at(files[0], indexes)
+        else:
+            found = name if indexes == path else None
+        if found != name:
+            raise SerdeError(
+                f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}"
+            )
+
+    def read(data: bytes) -> Any:
+        indexes, at = _read_indexes(data)
+        check(indexes)
+        return parse(data[at:])
+
+    return read
 
 
 def _schema_of(file: Any) -> Schema:

@@ -73,29 +73,33 @@ def check_writable(record: Record[Any, Any]) -> None:
         )
     headers: Iterable[Any] = record.headers  # type checkers are not the only callers
     for header in headers:
-        if not (
-            isinstance(header, tuple)
-            and len(header) == 2
-            and isinstance(header[0], str)
-            and isinstance(header[1], _CONTENT)
-        ):
+        if not _is_header(header):
             raise TypeError(
                 f'headers are a list of names and bytes, [("trace", b"1")], not {record.headers!r}'
             )
         # confluent-kafka cuts a name at a NUL character, and crashes the process at a
         # lone surrogate (2.16).
-        if "\0" in header[0] or not all(
-            _is_utf8(part) for part in header if isinstance(part, str)
-        ):
+        if "\0" in header[0] or not all(map(_is_utf8, header)):
             raise TypeError(
                 f"a header is UTF-8, and its name has no NUL character: {header!r} cannot be written"
             )
 
 
-def _is_utf8(text: str) -> bool:
+def _is_header(header: Any) -> bool:
+    return (
+        isinstance(header, tuple)
+        and len(header) == 2
+        and isinstance(header[0], str)
+        and isinstance(header[1], _CONTENT)
+    )
+
+
+def _is_utf8(part: str | bytes | None) -> bool:
     """Whether a text can be encoded: it has no lone surrogate."""
-    return text.isascii() or not any(
-        "\ud800" <= character <= "\udfff" for character in text
+    return (
+        not isinstance(part, str)
+        or part.isascii()
+        or not any("\ud800" <= character <= "\udfff" for character in part)
     )
 
 

@@ -25,7 +25,7 @@ from itertools import count
 from struct import Struct
 from typing import Any, Protocol, TypeVar
 
-from coopstreams.topology.compatibility.described import of_registry
+from coopstreams.topology.compatibility.comparison import of_registry
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import ConfigError, CoopStreamsError, SerdeError
 from coopstreams.topology.serde import Serde

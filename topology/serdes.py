@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from struct import Struct
 from types import NoneType, UnionType
 from typing import (
@@ -279,26 +280,29 @@ def _typed_json(type_: Any) -> Serde[Any]:
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
     """Return the classes that a value of the type may have, None if they are unknown."""
     origin = get_origin(type_)
-    if type_ is None:
-        return (NoneType,)
+    arguments = get_args(type_)
     if origin is Annotated:
-        return _outer_classes(get_args(type_)[0])
+        return _outer_classes(arguments[0])
     if origin in (Union, UnionType):
-        members = [_outer_classes(member) for member in get_args(type_)]
-        known = [classes for classes in members if classes is not None]
-        return (
-            tuple(c for classes in known for c in classes)
-            if len(known) == len(members)
-            else None
-        )
+        members = [_outer_classes(member) for member in arguments]
+        if None in members:
+            return None
+        return tuple(chain.from_iterable(filter(None, members)))
     if origin is Literal:
-        return tuple({type(literal) for literal in get_args(type_)})
-    if is_typeddict(origin or type_):
-        return (dict,)
-    if type_ is float:
-        return (float, int)
+        return tuple(set(map(type, arguments)))
     outer = origin or type_
-    return (outer,) if isinstance(outer, type) and outer is not Any else None
+    if is_typeddict(outer):
+        return (dict,)
+    if outer in _CLASSES:
+        return _CLASSES[outer]
+    return (outer,) if isinstance(outer, type) else None
+
+
+_CLASSES: dict[Any, tuple[type, ...] | None] = {
+    None: (NoneType,),
+    float: (float, int),
+    Any: None,
+}
 
 
 @cache

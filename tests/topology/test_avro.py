@@ -17,7 +17,7 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 
 from coopstreams import serdes
-from coopstreams.topology.compatibility.avro_changes import why_unreadable
+from coopstreams.topology.compatibility.avro_schemas import why_unreadable
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.schemas import (

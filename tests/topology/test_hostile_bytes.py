@@ -26,7 +26,7 @@ from benchmarks.hostile_bytes import KINDS, Case, Format, cases, formats
 from coopstreams import Failure, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import limits
-from coopstreams.topology.avro_bounds import check_of
+from coopstreams.topology.avro_limits import check_of
 from coopstreams.topology.compatibility.schema import Schema
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError

@@ -6,8 +6,7 @@ import pytest
 from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from coopstreams.topology.compatibility.protobuf_source import source_of
-from coopstreams.topology.compatibility.protobuf_text import parsed
+from coopstreams.topology.compatibility.protobuf_text import parsed, source_of
 from tests.parcels import FILE
 
 PARCELS = """syntax = "proto3";

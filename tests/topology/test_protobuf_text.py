@@ -7,8 +7,7 @@ from google.protobuf import any_pb2, duration_pb2, struct_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from coopstreams.topology.compatibility.protobuf_changes import message_at
-from coopstreams.topology.compatibility.protobuf_source import source_of
-from coopstreams.topology.compatibility.protobuf_text import parsed, plain
+from coopstreams.topology.compatibility.protobuf_text import parsed, plain, source_of
 from tests.parcels import FILE
 
 ODD = r"""

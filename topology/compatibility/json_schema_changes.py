@@ -10,10 +10,14 @@ Source: JSON Schema 2020-12, "Core" and "Validation".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
+_NAMED_PARTS = ("properties", "$defs")
 _PARTS = ("items", "additionalProperties")
 """The schemas of the members of a list, and of the values of a dict."""
 
@@ -25,7 +29,8 @@ def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
     `complete`: the writer writes all properties, not only the required ones, as msgspec
     does of a class. So a field that loses its default is no reason.
     """
-    return _why(reader, writer, "", (reader, writer), set(), complete=complete)
+    level = partial(_unreadable_level, complete=complete)
+    return _Comparison(reader, writer, level).why(reader, writer, "")
 
 
 def why_other_bytes(now: Any, was: Any) -> str:
@@ -35,7 +40,7 @@ def why_other_bytes(now: Any, was: Any) -> str:
     A field with a default is written, too: unlike values, keys must have the same
     fields, in the same order.
     """
-    return _why_other(now, was, "", (now, was), set())
+    return _Comparison(now, was, _other_level).why(now, was, "")
 
 
 def compared(schema: Any) -> Any:
@@ -47,116 +52,98 @@ def compared(schema: Any) -> Any:
     branches = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(branches) == 1:
         schema = {**schema, **branches[0]}
-    found = {
-        name: schema[name]
-        for name in ("$ref", "type", "required", "enum")
-        if name in schema
-    }
-    for name in ("properties", "$defs"):
-        if name in schema:
+    found = {}
+    for name in ("$ref", "type", "required", "enum", *_NAMED_PARTS, *_PARTS):
+        if name not in schema:
+            continue
+        found[name] = schema[name]
+        if name in _NAMED_PARTS:
             found[name] = {key: compared(each) for key, each in schema[name].items()}
-    for name in _PARTS:
-        if name in schema:
+        elif name in _PARTS:
             found[name] = compared(schema[name])
     if schema.get("format") == "decimal":  # a number can be read as a Decimal
         del found["type"]
     return found
 
 
-def _why(
-    reader: Any,
-    writer: Any,
-    at: str,
-    roots: tuple[Any, Any],
-    seen: set[tuple[int, int]],
-    *,
-    complete: bool,
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """The comparison of two documents. Each pair of schemas in them is compared once: a
+    schema may contain itself.
+
+    `level`: returns how two schemas differ without the parts within them, given their
+    path.
+    """
+
+    now: Any
+    was: Any
+    level: Callable[[dict[str, Any], dict[str, Any], str], str]
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def why(self, now: Any, was: Any, at: str) -> str:
+        """Return the first difference of two schemas at this path; empty if there is
+        none.
+        """
+        now = _followed(now, self.now)
+        was = _followed(was, self.was)
+        pair = (id(now), id(was))
+        if not (isinstance(now, dict) and isinstance(was, dict)) or pair in self.seen:
+            return ""
+        self.seen.add(pair)
+        if why := self.level(now, was, at):
+            return why
+        theirs = was.get("properties", {})
+        for name, ours in now.get("properties", {}).items():
+            if name in theirs and (
+                why := self.why(ours, theirs[name], _path(at, name))
+            ):
+                return why
+        members = (self.why(now.get(part), was.get(part), f"{at}[]") for part in _PARTS)
+        return next(filter(None, members), "")
+
+
+def _unreadable_level(
+    reader: dict[str, Any], writer: dict[str, Any], at: str, *, complete: bool
 ) -> str:
-    reader = _followed(reader, roots[0])
-    writer = _followed(writer, roots[1])
-    if (
-        not isinstance(reader, dict)
-        or not isinstance(writer, dict)
-        or (id(reader), id(writer)) in seen
-    ):
-        return ""
-    seen.add((id(reader), id(writer)))
+    place = at or "the value"
     wanted = _types(reader)
     written = _types(writer)
-    if wanted and written and (more := written - wanted):
-        return f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
+    if wanted and not written <= wanted:
+        more = " or ".join(sorted(written - wanted))
+        return (
+            f"{place}: it may be {more}, and is read as {' or '.join(sorted(wanted))}"
+        )
     if complete and (gone := _gone(reader, writer)):
-        return f"{at or 'the value'}: it may be {gone}, which is read no more"
-    ours = reader.get("properties", {})
-    theirs = writer.get("properties", {})
-    always = set(theirs if complete else writer.get("required", ()))
+        return f"{place}: it may be {gone}, which is read no more"
+    always = writer.get("properties" if complete else "required", ())
     for name in reader.get("required", ()):
         if name not in always:
-            return (
-                f"{at}.{name}".removeprefix(".")
-                + ": it is required, and not always written"
-            )
-    for name in ours.keys() & theirs.keys():
-        if why := _why(
-            ours[name],
-            theirs[name],
-            f"{at}.{name}".removeprefix("."),
-            roots,
-            seen,
-            complete=complete,
-        ):
-            return why
-    for name in _PARTS:
-        if why := _why(
-            reader.get(name),
-            writer.get(name),
-            f"{at}[]",
-            roots,
-            seen,
-            complete=complete,
-        ):
-            return why
+            return f"{_path(at, name)}: it is required, and not always written"
     return ""
 
 
-def _why_other(
-    now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]
-) -> str:
-    now = _followed(now, roots[0])
-    was = _followed(was, roots[1])
-    if (
-        not isinstance(now, dict)
-        or not isinstance(was, dict)
-        or (id(now), id(was)) in seen
-    ):
-        return ""
-    seen.add((id(now), id(was)))
+def _other_level(now: dict[str, Any], was: dict[str, Any], at: str) -> str:
+    place = at or "the key"
     types = now.get("type")
     before = was.get("type")
     if types and before and types != before:
-        return f"{at or 'the key'}: it is {types}, and was {before}"
+        return f"{place}: it is {types}, and was {before}"
     if gone := _gone(now, was):
-        return f"{at or 'the key'}: it is never {gone} any more"
+        return f"{place}: it is never {gone} any more"
     ours = now.get("properties", {})
     theirs = was.get("properties", {})
-    for name in (
-        name for name in [*ours, *theirs] if (name in ours) != (name in theirs)
-    ):
-        return f"{at}.{name}".removeprefix(".") + (
-            ": it is new" if name in ours else ": it is gone"
-        )
+    for name in [*ours, *theirs]:
+        if name not in theirs:
+            return f"{_path(at, name)}: it is new"
+        if name not in ours:
+            return f"{_path(at, name)}: it is gone"
     if list(ours) != list(theirs):
-        return f"{at or 'the key'}: its fields have another order"
-    for name in ours:
-        if why := _why_other(
-            ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen
-        ):
-            return why
-    whys = (
-        _why_other(now.get(name), was.get(name), f"{at}[]", roots, seen)
-        for name in _PARTS
-    )
-    return next(filter(None, whys), "")
+        return f"{place}: its fields have another order"
+    return ""
+
+
+def _path(at: str, name: str) -> str:
+    return f"{at}.{name}".removeprefix(".")
 
 
 def _gone(now: dict[str, Any], was: dict[str, Any]) -> str:

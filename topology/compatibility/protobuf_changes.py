@@ -103,7 +103,7 @@ def parts_of(files: Sequence[Any], name: str) -> tuple[Any, ...]:
             for field in messages[each].field
         ]
         parts[each] += [oneof.name for oneof in messages[each].oneof_decl]
-        inner = [field.type_name.removeprefix(".") for field in messages[each].field]
+        inner = [_inner(field) for field in messages[each].field]
         parts |= {
             other: enums[other].SerializeToString(deterministic=True)
             for other in inner
@@ -146,23 +146,42 @@ def _why(
     for field in readers[name].field:
         place = f"{at}.{field.name}".removeprefix(".")
         other = written.get(field.number)
-        if other is None:
-            if field.label == _REQUIRED:
-                return f"{place}: it is required, and not written"
-            continue
-        if not other.HasField("type"):  # it is a type of a file whose text was not read
-            continue
-        if _WIRE[field.type] != _WIRE[other.type]:
-            return f"{place}: it is written as {_WIRE[other.type]} (field {other.name}), and read as {_WIRE[field.type]}"
-        inner = field.type_name.removeprefix(".")
+        if why := _why_field(field, other, place):
+            return why
+        inner = _inner(field)
         followed = (
-            field.type == _MESSAGE
+            other is not None
+            and field.type == other.type == _MESSAGE
             and inner in readers
-            and other.type_name.removeprefix(".") == inner
+            and _inner(other) == inner
         )
         if followed and (why := _why(inner, readers, writers, place, seen)):
             return why
     return ""
+
+
+def _why_field(field: Any, other: Any, place: str) -> str:
+    """Return why a field cannot be read by its number alone; `other` is the writer's,
+    or None.
+    """
+    if other is None:
+        required = field.label == _REQUIRED
+        return f"{place}: it is required, and not written" if required else ""
+    if not other.HasField("type"):  # it is a type of a file whose text was not read
+        return ""
+    ours = _WIRE[field.type]
+    theirs = _WIRE[other.type]
+    if ours == theirs:
+        return ""
+    return (
+        f"{place}: it is written as {theirs} (field {other.name}), and read as {ours}"
+    )
+
+
+def _inner(field: Any) -> str:
+    """Return the full name of the message or enum that a field has."""
+    name: str = field.type_name
+    return name.removeprefix(".")
 
 
 def _enums(files: Iterable[Any]) -> Iterator[tuple[str, Any]]:

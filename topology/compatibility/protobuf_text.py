@@ -1,13 +1,16 @@
-"""Reads the source text of a Protobuf file, because schema registries return text:
-which messages it has, at which places, and how their fields are encoded.
+"""The source text of a Protobuf file, read and written, because schema registries take
+and return text. A message class has the descriptor only.
 
-Options, comments, services, defaults, reserved numbers and extensions are passed over:
-they are not on the wire. A type of a file that is not given has no `type` in the
-result: it may be a message or an enum.
+`parsed` reads which messages a text has, at which places, and how their fields are
+encoded. Options, comments, services, defaults, reserved numbers and extensions are
+passed over: they are not on the wire. A type of a file that is not given has no `type`
+in the result: it may be a message or an enum. `source_of` leaves out custom options,
+services and comments.
 
 Invariant: `plain(parsed(text)) == plain(file)` for the text of a descriptor, if it
-names types of other files in full. Turned down: protoc, or a parser of all of the
-language: the registry has checked the text.
+names types of other files in full.
+Turned down: protoc, or a parser of all of the language: the registry has checked the
+text. The descriptor in base64: Confluent's registry takes it, Apicurio's does not.
 Source: Protocol Buffers, "Language Specification" (proto2, proto3).
 """
 
@@ -17,8 +20,29 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from coopstreams.topology.compatibility.protobuf_source import SCALARS
+import orjson
 
+SCALARS = {
+    1: "double",
+    2: "float",
+    3: "int64",
+    4: "uint64",
+    5: "int32",
+    6: "fixed64",
+    7: "fixed32",
+    8: "bool",
+    9: "string",
+    12: "bytes",
+    13: "uint32",
+    15: "sfixed32",
+    16: "sfixed64",
+    17: "sint32",
+    18: "sint64",
+}
+"""The names of those of `FieldDescriptorProto.Type` that are no messages, groups or
+enums.
+"""
+_REQUIRED = 2
 _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|\s+|("(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_.][\w.]*|[-+]?\d[\w.]*|[^\w\s])""",
     re.DOTALL,
@@ -282,17 +306,160 @@ def _plain_message(bare: Any, message: Any, known: dict[str, int]) -> None:
             bare.oneof_decl.add(name=oneof.name)
     for field in sorted(message.field, key=lambda each: each.number):
         made = bare.field.add(name=field.name, number=field.number, label=field.label)
-        if field.type_name:
-            made.type_name = field.type_name
-        if not field.type_name or field.type_name[1:] in known:
-            made.type = field.type
-        if field.proto3_optional:
-            made.proto3_optional = True
-        elif field.HasField("oneof_index"):
-            made.oneof_index = field.oneof_index
+        _copy_type(made, field, known)
+
+
+def _copy_type(made: Any, field: Any, known: dict[str, int]) -> None:
+    """Copy the type of a field, and whether it is optional or in a oneof."""
+    if field.type_name:
+        made.type_name = field.type_name
+    if not field.type_name or field.type_name[1:] in known:
+        made.type = field.type
+    if field.proto3_optional:
+        made.proto3_optional = True
+    elif field.HasField("oneof_index"):
+        made.oneof_index = field.oneof_index
 
 
 def _plain_enum(bare: Any, enum: Any) -> None:
     bare.name = enum.name
     for value in enum.value:
         bare.value.add(name=value.name, number=value.number)
+
+
+def source_of(file: Any) -> str:
+    """Return the source text of a `FileDescriptorProto`.
+
+    Raises:
+        ValueError: it has groups, extensions or editions, which are not written here.
+    """
+    syntax = file.syntax or "proto2"
+    if syntax not in ("proto2", "proto3") or file.extension:
+        raise ValueError("it has extensions, or is of an edition")
+    lines = [f'syntax = "{syntax}";']
+    lines += [f"package {file.package};"] if file.package else []
+    lines += [f'import "{name}";' for name in file.dependency]
+    for enum in file.enum_type:
+        lines += _enum_lines(enum)
+    for message in file.message_type:
+        lines += _message_lines(message, syntax)
+    return "\n".join(lines) + "\n"
+
+
+def _message_lines(message: Any, syntax: str) -> Iterator[str]:
+    if message.extension or message.extension_range:
+        raise ValueError(f"{message.name} has extensions")
+    maps = {
+        inner.name: inner for inner in message.nested_type if inner.options.map_entry
+    }
+    yield f"message {message.name} {{"
+    for enum in message.enum_type:
+        yield from _indented(_enum_lines(enum))
+    early = _maps_before_messages(message, maps)
+    for inner in message.nested_type:
+        if inner.name not in maps:
+            yield from _indented(_message_lines(inner, syntax))
+        elif inner.name in early:
+            yield f"  {_field_line(early[inner.name], maps)}"
+    for each in message.reserved_range:
+        yield f"  reserved {each.start} to {each.end - 1};"
+    for name in message.reserved_name:
+        yield f'  reserved "{name}";'
+    placed = {field.number for field in early.values()}
+    for field in message.field:
+        if field.number not in placed and not _is_in_oneof(field):
+            yield f"  {_label(field, maps, syntax)}{_field_line(field, maps)}"
+    yield from _indented(_oneof_lines(message, maps))
+    yield "}"
+
+
+def _maps_before_messages(message: Any, maps: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields whose entries stand before a nested message, by the names of
+    the entries.
+
+    They are written there: the entry of a map has an index among the messages, and
+    records have those of messages.
+    """
+    names = [inner.name for inner in message.nested_type]
+    while names and names[-1] in maps:
+        names.pop()
+    fields = [(_entry(field, maps), field) for field in message.field]
+    return {
+        entry.name: field
+        for entry, field in fields
+        if entry is not None and entry.name in names
+    }
+
+
+def _is_in_oneof(field: Any) -> bool:
+    return bool(field.HasField("oneof_index") and not field.proto3_optional)
+
+
+def _oneof_lines(message: Any, maps: dict[str, Any]) -> Iterator[str]:
+    inside = [field for field in message.field if _is_in_oneof(field)]
+    for number, oneof in enumerate(message.oneof_decl):
+        fields = [field for field in inside if field.oneof_index == number]
+        if fields:
+            yield f"oneof {oneof.name} {{"
+            yield from (f"  {_field_line(field, maps)}" for field in fields)
+            yield "}"
+
+
+def _label(field: Any, maps: dict[str, Any], syntax: str) -> str:
+    if field.label == _REPEATED:
+        return "" if _entry(field, maps) is not None else "repeated "
+    if field.label == _REQUIRED:
+        return "required "
+    return "optional " if syntax == "proto2" or field.proto3_optional else ""
+
+
+def _field_line(field: Any, maps: dict[str, Any]) -> str:
+    options = []
+    if field.HasField("default_value"):
+        options.append(f"default = {_default(field)}")
+    if field.options.HasField("packed"):
+        options.append(f"packed = {str(field.options.packed).lower()}")
+    entry = _entry(field, maps)
+    type_ = (
+        _type(field)
+        if entry is None
+        else f"map<{_type(entry.field[0])}, {_type(entry.field[1])}>"
+    )
+    beside = f" [{', '.join(options)}]" if options else ""
+    return f"{type_} {field.name} = {field.number}{beside};"
+
+
+def _default(field: Any) -> str:
+    value = str(field.default_value)
+    if field.type == 12:  # of bytes, the descriptor has the text with escapes
+        return f'"{value}"'
+    return orjson.dumps(value).decode() if field.type == 9 else value
+
+
+def _entry(field: Any, maps: dict[str, Any]) -> Any:
+    """Return the message of the entries if the field is a map; None: it is not."""
+    return (
+        maps.get(field.type_name.rpartition(".")[2])
+        if field.label == _REPEATED and field.type_name
+        else None
+    )
+
+
+def _type(field: Any) -> str:
+    if field.type_name:
+        return str(field.type_name)
+    if field.type not in SCALARS:
+        raise ValueError(f"the field {field.name} is a group")
+    return SCALARS[field.type]
+
+
+def _enum_lines(enum: Any) -> Iterator[str]:
+    yield f"enum {enum.name} {{"
+    if enum.options.allow_alias:
+        yield "  option allow_alias = true;"
+    yield from (f"  {value.name} = {value.number};" for value in enum.value)
+    yield "}"
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)

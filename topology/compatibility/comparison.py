@@ -1,7 +1,7 @@
 """Compares schemas as the description of a topology has them: whether one version reads
 what the one before wrote.
 
-    of a class       the part of its JSON Schema that is compared (`json_schema.compared`), and the text in a registry
+    of a class       the part of its JSON Schema that is compared (`json_schema_changes.compared`), and the text in a registry
     of a registry    its kind, its text, those of the schemas that it names, the full name of the record or message,
                      and the name of the serde
 
@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from coopstreams.topology.compatibility import (
-    avro_changes,
+    avro_schemas,
     json_schema_changes,
     protobuf_changes,
 )
@@ -161,7 +161,7 @@ def _why(name: str, now: Schema, was: Schema) -> str:
             from fastavro import parse_schema
         except ImportError:
             return ""
-        return avro_changes.why_unreadable(
+        return avro_schemas.why_unreadable(
             parse_schema(orjson.loads(now.text)), parse_schema(orjson.loads(was.text))
         )
     reader = _files(now)
