@@ -18,9 +18,6 @@ TOO_COMPLEX = {
     "coopstreams/instance/instance.py _handle",
     "coopstreams/query/serving/connections.py limited",
     "tests/log/test_memory_log.py test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once",
-    "topology/avro.py _avro",
-    "topology/operators/analysis.py _read_by",
-    "topology/protobuf.py _protobuf",
 }
 TOO_MANY_PARAMETERS = {
     "coopstreams/commands/backfill.py backfill",
@@ -38,7 +35,6 @@ TOO_MANY_PARAMETERS = {
     "coopstreams/sharing/work.py __init__",
     "coopstreams/spark/source_rebuild.py rebuild_from_source",
     "state/native/rows.py add",
-    "topology/compile/compile.py _compiled",
     "topology/dsl/attach_joins.py joined",
 }
 

@@ -28,7 +28,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.tries import TriedLaterError
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.compile.program import BoundProgram, Program
+from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
@@ -120,9 +120,8 @@ class SharedWork:
         self.program: BoundProgram = program.bind(
             global_tables,
             self._on_failure,
+            ProgramServices(clock=host.wall_ms, partitions=partitions),
             caching=False,
-            clock=host.wall_ms,
-            partitions=partitions,
         )
 
     @property

@@ -41,7 +41,7 @@ from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Part, operators_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import BoundProgram, Program
+from coopstreams.topology.compile.program import BoundProgram, Program, ProgramServices
 from coopstreams.topology.compile.timestamps import as_written
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink, SubTopology
@@ -285,13 +285,15 @@ class Task:
         return program.bind(
             {**self.state.stores, **services.global_tables},
             self._on_failure,
+            ProgramServices(
+                output=services.output,
+                clock=self._host.wall_ms,
+                partitions=services.partitions,
+                parts=parts,
+            ),
             caching=settings.caching,
             shared=shared,
             by_key=by_key,
-            output=services.output,
-            clock=self._host.wall_ms,
-            partitions=services.partitions,
-            parts=parts,
         )
 
     def begin(self) -> None:

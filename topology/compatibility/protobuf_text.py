@@ -349,9 +349,7 @@ def source_of(file: Any) -> str:
 def _message_lines(message: Any, syntax: str) -> Iterator[str]:
     if message.extension or message.extension_range:
         raise ValueError(f"{message.name} has extensions")
-    maps = {
-        inner.name: inner for inner in message.nested_type if inner.options.map_entry
-    }
+    maps = _map_entries(message)
     yield f"message {message.name} {{"
     for enum in message.enum_type:
         yield from _indented(_enum_lines(enum))
@@ -361,16 +359,27 @@ def _message_lines(message: Any, syntax: str) -> Iterator[str]:
             yield from _indented(_message_lines(inner, syntax))
         elif inner.name in early:
             yield f"  {_field_line(early[inner.name], maps)}"
-    for each in message.reserved_range:
-        yield f"  reserved {each.start} to {each.end - 1};"
-    for name in message.reserved_name:
-        yield f'  reserved "{name}";'
+    yield from _indented(_reserved_lines(message))
     placed = {field.number for field in early.values()}
     for field in message.field:
         if field.number not in placed and not _is_in_oneof(field):
             yield f"  {_label(field, maps, syntax)}{_field_line(field, maps)}"
     yield from _indented(_oneof_lines(message, maps))
     yield "}"
+
+
+def _map_entries(message: Any) -> dict[str, Any]:
+    """Return the messages of the entries of maps by their names."""
+    return {
+        inner.name: inner for inner in message.nested_type if inner.options.map_entry
+    }
+
+
+def _reserved_lines(message: Any) -> Iterator[str]:
+    for each in message.reserved_range:
+        yield f"reserved {each.start} to {each.end - 1};"
+    for name in message.reserved_name:
+        yield f'reserved "{name}";'
 
 
 def _maps_before_messages(message: Any, maps: dict[str, Any]) -> dict[str, Any]:

@@ -41,17 +41,18 @@ from coopstreams.topology.windows import TimeWindows
 _BY_KEY = frozenset(
     {
         *RECORD_BY_RECORD,
-        *(
-            Aggregate,
-            AsyncMap,
-            AsyncProcessing,
-            DynamicSink,
-            Late,
-            Sink,
-            StreamGlobalJoin,
-            StreamTableJoin,
-        ),
-        *(TableGroup, TableSource, TableTableJoin, ToStream),
+        Aggregate,
+        AsyncMap,
+        AsyncProcessing,
+        DynamicSink,
+        Late,
+        Sink,
+        StreamGlobalJoin,
+        StreamTableJoin,
+        TableGroup,
+        TableSource,
+        TableTableJoin,
+        ToStream,
     }
 )
 _ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
@@ -80,12 +81,9 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
     """Return the asynchronous nodes and those that lead to them; None if there are
     none.
     """
-    wanted = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
+    wanted = _leading_to_calls(subtopology)
     if not wanted:
         return None
-    for node in reversed(subtopology.nodes):
-        if node.name in wanted:
-            wanted |= set(node.parents)
     # A split needs all of its branches.
     nodes = [
         node
@@ -93,11 +91,18 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
         if node.name in wanted
         or (isinstance(node, Branch) and wanted.issuperset(node.parents))
     ]
-    read = {
-        topic for node in nodes if isinstance(node, Source) for topic in node.topics
-    }
-    topics = tuple(topic for topic in subtopology.topics if topic in read)
+    sources = [node for node in nodes if isinstance(node, Source)]
+    read = {topic for source in sources for topic in source.topics}
+    topics = tuple(filter(read.__contains__, subtopology.topics))
     return replace(subtopology, nodes=tuple(nodes), topics=topics, stores=())
+
+
+def _leading_to_calls(subtopology: SubTopology) -> set[str]:
+    names = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
+    for node in reversed(subtopology.nodes):
+        if node.name in names:
+            names |= set(node.parents)
+    return names
 
 
 def keys_suffice(subtopology: SubTopology) -> bool:

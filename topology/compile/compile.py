@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Mapping
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.call_order import ahead_of_calls, keys_suffice
@@ -60,7 +61,7 @@ from coopstreams.topology.operators import (
 )
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import RecordVariables, Unit
-from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.compiler import Compiler, Operator, Variant
 from coopstreams.topology.operators.parts import MakeParts, parts_read, read_parts
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.processors import ProcessorWrapper
@@ -123,7 +124,12 @@ def compile_subtopology(
         node.topic for node in subtopology.nodes if isinstance(node, Sink)
     )
     title = f"{topology.application_id} sub-topology {subtopology.id}"
+    compilation = _Compilation(title, subtopology, OPERATORS, wrapper, parts, may_drop)
     first = ahead_of_calls(subtopology)
+    ahead = None
+    if first is not None:
+        before = _Compilation(f"{title} ahead", first, call_operators.AHEAD)
+        ahead = Program(first, (), {}, cache(before.compiled))
     return Program(
         subtopology,
         tuple(sinks),
@@ -132,27 +138,8 @@ def compile_subtopology(
             for topic, source in sources.items()
             if source.timestamp is not None
         },
-        cache(
-            partial(_compiled, title, subtopology, OPERATORS, wrapper, parts, may_drop)
-        ),
-        ahead=None
-        if first is None
-        else Program(
-            first,
-            (),
-            {},
-            cache(
-                partial(
-                    _compiled,
-                    f"{title} ahead",
-                    first,
-                    call_operators.AHEAD,
-                    None,
-                    None,
-                    False,
-                )
-            ),
-        ),
+        cache(compilation.compiled),
+        ahead=ahead,
         keys_suffice=first is not None and keys_suffice(subtopology),
         foresees=foresees(subtopology),
         idle_ms={
@@ -176,72 +163,72 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
     return sources
 
 
-def _compiled(  # noqa: PLR0913
-    title: str,
-    subtopology: SubTopology,
-    operators: Mapping[type[Node], Operator],
-    wrapper: ProcessorWrapper | None,
-    parts: MakeParts | None,
-    may_drop: bool,
-    caching: bool,
-    shared: bool = False,
-    by_key: bool = False,
-    native: frozenset[str] = frozenset(),
-) -> Compiled:
-    compiler = Compiler(
-        Analysis(subtopology),
-        operators,
-        caching=caching,
-        shared=shared,
-        by_key=by_key,
-        native=native,
-        parts=parts,
-        wrapper=wrapper,
-        may_drop=may_drop,
-    )
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    """What the code of all variants of a program is made from."""
+
+    title: str
+    subtopology: SubTopology
+    operators: Mapping[type[Node], Operator]
+    wrapper: ProcessorWrapper | None = None
+    parts: MakeParts | None = None
+    may_drop: bool = False
+
+    def compiled(
+        self,
+        caching: bool,
+        shared: bool = False,
+        by_key: bool = False,
+        native: frozenset[str] = frozenset(),
+    ) -> Compiled:
+        """Return the code of a variant."""
+        compiler = Compiler(
+            Analysis(self.subtopology),
+            self.operators,
+            Variant(caching, shared, by_key, native),
+            parts=self.parts,
+            wrapper=self.wrapper,
+            may_drop=self.may_drop,
+        )
+        text = _text(compiler, self.subtopology)
+        unit = compiler.unit
+        made = _executed(self.title, text, unit.constants)["make"]
+
+        def make(
+            process: BoundProgram,
+            stores: Mapping[str, TableStore],
+            outputs: Mapping[str, Output],
+        ) -> Code:
+            return Code(*made(process, stores, outputs))
+
+        nodes = self.subtopology.nodes
+        operator_times = {
+            topic: tuple(
+                nodes[unit.operator_times[name].number].name
+                for name in unit.operator_times_of(topic)
+            )
+            for topic in self.subtopology.topics
+        }
+        operators = {node.name: operator_of(node, compiler.analysis) for node in nodes}
+        return Compiled(
+            text, tuple(unit.sites), tuple(unit.drops), make, operator_times, operators
+        )
+
+
+def _text(compiler: Compiler, subtopology: SubTopology) -> str:
+    """Return the source of a sub-topology."""
     for node, store in expiring.expiring(compiler):
         expiring.expire(compiler, node, store)
-    functions = {
-        source.name: _source_function(compiler, source)
-        for source in subtopology.nodes
-        if isinstance(source, Source)
-    }
-    unit = compiler.unit
+    sources = [node for node in subtopology.nodes if isinstance(node, Source)]
+    functions = {source.name: _source_function(compiler, source) for source in sources}
     flushes = _flushes(compiler)
-    for source in (
-        {source.name: source for source in _sources(subtopology).values()}.values()
-        if shared
-        else ()
-    ):
-        _tell_time(unit, source)
-    text = unit.text(
-        {
-            topic: functions[source.name]
-            for topic, source in _sources(subtopology).items()
-        },
-        flushes,
-    )
-    made = _executed(title, text, unit.constants)["make"]
-
-    def make(
-        process: BoundProgram,
-        stores: Mapping[str, TableStore],
-        outputs: Mapping[str, Output],
-    ) -> Code:
-        return Code(*made(process, stores, outputs))
-
-    nodes = subtopology.nodes
-    operator_times = {
-        topic: tuple(
-            nodes[unit.operator_times[name].number].name
-            for name in unit.operator_times_of(topic)
-        )
-        for topic in subtopology.topics
+    if compiler.shared:
+        for source in filter(lambda source: source.topics, sources):
+            _tell_time(compiler.unit, source)
+    by_topic = {
+        topic: functions[source.name] for topic, source in _sources(subtopology).items()
     }
-    timed = {node.name: operator_of(node, compiler.analysis) for node in nodes}
-    return Compiled(
-        text, tuple(unit.sites), tuple(unit.drops), make, operator_times, timed
-    )
+    return compiler.unit.text(by_topic, flushes)
 
 
 def _flushes(compiler: Compiler) -> list[str]:

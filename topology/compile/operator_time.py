@@ -20,7 +20,7 @@ out would close windows), and operator times in the task (siblings would disagre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from coopstreams.topology.columns import Columns
@@ -202,30 +202,44 @@ def _reaches(
             for way in _ways(source, analysis.named(name), analysis)
         )
     )
-    steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
     reading = [(way, _read(way, source, analysis, may_drop=may_drop)) for way in ways]
     check = source.key.check_key if may_drop and not source.internal else None
-    decides = (
-        steps or check is not None or any(read.key or read.value for _, read in reading)
-    )
-    drops_keys = all(_drops_null_keys(way[-1]) for way in ways)
-    drops_values = all(_drops_null_values(way[-1]) for way in ways)
+    decides = check is not None or any(_decides(way, read) for way, read in reading)
+    drops_nulls_of = _null_test(ways)
 
     def arrivals(records: Columns) -> Arrivals:
+        if not decides and not drops_nulls_of(records):
+            return None
         keys = records.keys
         values = records.values
-        if (
-            not decides
-            and not (drops_keys and None in keys)
-            and not (drops_values and None in values)
-        ):
-            return None
         return lambda i: any(
             _arrives(source, way, keys[i], values[i], read, check)
             for way, read in reading
         )
 
     return arrivals
+
+
+def _decides(way: _Chain, read: Reads) -> bool:
+    """Whether a path drops records by more than null keys or values at its end."""
+    return (
+        read.key
+        or read.value
+        or any(isinstance(node, _NEEDS_VALUE) for node in way[:-1])
+    )
+
+
+def _null_test(ways: list[_Chain]) -> Callable[[Columns], bool]:
+    """Return the test whether all paths drop some of the records for a null key or
+    value.
+    """
+    keys = all(_drops_null_keys(way[-1]) for way in ways)
+    values = all(_drops_null_values(way[-1]) for way in ways)
+
+    def drops(records: Columns) -> bool:
+        return (keys and None in records.keys) or (values and None in records.values)
+
+    return drops
 
 
 def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
@@ -356,19 +370,8 @@ def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
                 for value in values
                 if bool(node.predicate(key, value)) is not node.negate
             ]
-        elif isinstance(node, MapValues):
-            values = [
-                node.mapper(key, value) if node.with_key else node.mapper(value)
-                for value in values
-            ]
-        elif isinstance(node, FlatMapValues):
-            values = [
-                new
-                for value in values
-                for new in (
-                    node.mapper(key, value) if node.with_key else node.mapper(value)
-                )
-            ]
+        elif isinstance(node, MapValues | FlatMapValues):
+            values = _mapped(node, key, values)
         elif isinstance(node, Split):
             predicates = node.predicates
         elif isinstance(node, Branch):
@@ -378,6 +381,14 @@ def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
                 if _branch(predicates, key, value) == node.number
             ]
     return values
+
+
+def _mapped(node: MapValues | FlatMapValues, key: Any, values: list[Any]) -> list[Any]:
+    mapped: list[Any] = [
+        node.mapper(key, value) if node.with_key else node.mapper(value)
+        for value in values
+    ]
+    return mapped if isinstance(node, MapValues) else list(chain.from_iterable(mapped))
 
 
 def _branch(predicates: tuple[Any, ...], key: Any, value: Any) -> int:

@@ -49,6 +49,20 @@ from coopstreams.topology.stores import Entry, TableStore
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramServices:
+    """What a program asks of its task."""
+
+    output: Callable[[str], Output] = Output
+    """Makes the output of a topic."""
+    clock: Callable[[], int] = lambda: 0
+    """The wall clock of processors, in milliseconds."""
+    partitions: Callable[[str], int] = lambda _: 1
+    """The partition count of a topic, for partitioners."""
+    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+    """The parts of the task's range, by topic."""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A compiled sub-topology: made once, bound by each of its tasks.
 
@@ -99,14 +113,11 @@ class Program:
         self,
         stores: Mapping[str, TableStore],
         on_failure: OnFailure,
+        services: ProgramServices | None = None,
         *,
         caching: bool,
         shared: bool = False,
         by_key: bool = False,
-        output: Callable[[str], Output] = Output,
-        clock: Callable[[], int] = lambda: 0,
-        partitions: Callable[[str], int] = lambda _: 1,
-        parts: Mapping[str, Sequence[Part]] | None = None,
     ) -> BoundProgram:
         """Return the program over these stores (by name), for use by one thread.
 
@@ -116,9 +127,6 @@ class Program:
         `by_key`: its records come in the order of their keys only, with the operator
         times that each has in the order of the partition; `advance` gives it those up
         to which every record was processed.
-        `clock`: the wall clock of processors, in milliseconds. `partitions`: the
-        partition count of a topic, for partitioners. `parts`: the parts of the task's
-        range, by topic.
         """
         shared = shared or by_key or bool(self.idle_ms)
         native = frozenset(
@@ -131,10 +139,7 @@ class Program:
             self.compiled(caching, shared, by_key, native),
             stores,
             on_failure,
-            output,
-            clock,
-            partitions,
-            parts or {},
+            services or ProgramServices(),
             shared=shared,
         )
 
@@ -156,17 +161,14 @@ class BoundProgram:
         compiled: Compiled,
         stores: Mapping[str, TableStore],
         on_failure: OnFailure,
-        output: Callable[[str], Output],
-        clock: Callable[[], int],
-        partitions: Callable[[str], int],
-        parts: Mapping[str, Sequence[Part]],
+        services: ProgramServices,
         *,
         shared: bool,
     ) -> None:
         self.outputs: dict[str, Output] = {
-            topic: output(topic) for topic in program.sinks
+            topic: services.output(topic) for topic in program.sinks
         }
-        self._output = output
+        self._output = services.output
         self.shared = self.elsewhere = shared
         self._on_failure = on_failure
         self._compiled = compiled
@@ -194,9 +196,9 @@ class BoundProgram:
         """
         self.place: tuple[str, int, int] | None = None
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock = clock
-        self.partitions = partitions
-        self._parts = parts
+        self.wall_clock = services.clock
+        self.partitions = services.partitions
+        self._parts = services.parts
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None

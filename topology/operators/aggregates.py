@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 from coopstreams.topology.graph.aggregate_nodes import (
     CogroupMerge,
@@ -67,10 +67,23 @@ def aggregate(
         return
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)
-        return
+    else:
+        _add_by_time(compiler, function, node, node.windows, record, key_bytes)
+
+
+def _add_by_time(
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    windows: AnyWindows,
+    record: RecordVariables,
+    key_bytes: str,
+) -> None:
+    """Generate code: a record is added to its windows."""
+    moves = isinstance(windows, SlidingWindows | SessionWindows)
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
-    if node.cogrouped or isinstance(node.windows, SlidingWindows | SessionWindows):
+    if node.cogrouped or moves:
         # These windows look back beyond the open ones, or another stream is ahead of
         # theirs: expired rows must be gone, however records are cut into batches.
         observed = (
@@ -79,27 +92,20 @@ def aggregate(
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
     compiler.stream_time(function, node, record)
-    if isinstance(node.windows, SlidingWindows | SessionWindows):
+    if isinstance(windows, SlidingWindows | SessionWindows):
         _add_to_moving_windows(
             compiler, function, node, record, key_bytes, operator_time
         )
-    elif (
-        isinstance(node.windows, TimeWindows)
-        and node.windows.tumbles
-        and not node.emit_on_close
-    ):
-        _add_to_row(
-            compiler,
-            function,
-            node,
-            record,
-            _tumbling_key(
-                compiler, function, node, node.windows, record, key_bytes, operator_time
-            ),
+        return
+    tumbles = isinstance(windows, TimeWindows) and windows.tumbles
+    if tumbles and not node.emit_on_close:
+        row = _tumbling_key(
+            compiler, function, node, windows, record, key_bytes, operator_time
         )
+        _add_to_row(compiler, function, node, record, row)
     else:
         _add_to_windows(
-            compiler, function, node, node.windows, record, key_bytes, operator_time
+            compiler, function, node, windows, record, key_bytes, operator_time
         )
 
 
@@ -175,15 +181,14 @@ def regrouped(
         new = None
     if old is not None and (old[0] is None or old[1] is None):
         old = None
-    if (
-        new is not None
-        and old is not None
-        and new[0] == old[0]
-        and repr(new[0]) == repr(old[0])
-    ):
+    if old is None:
+        return [] if new is None else [(new[0], (new[1], None))]
+    taken_out = (old[0], (None, old[1]))
+    if new is None:
+        return [taken_out]
+    if new[0] == old[0] and repr(new[0]) == repr(old[0]):
         return [(new[0], (new[1], old[1]))]
-    taken_out = [] if old is None else [(old[0], (None, old[1]))]
-    return taken_out if new is None else [*taken_out, (new[0], (new[1], None))]
+    return [taken_out, (new[0], (new[1], None))]
 
 
 def table_aggregate(
@@ -238,41 +243,50 @@ def table_aggregate(
         compiler.forward(function, node, replace(row, key=record.key, old=old))
 
 
-def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
-    """Return the function `(key, (new, old), aggregate) -> aggregate`."""
-    adder = node.adder
-    subtractor = node.subtractor
-    initializer = node.initializer
-    if adder is None or subtractor is None:
+_Fold: TypeAlias = Callable[[Any, tuple[Any, Any], Any], Any]
+"""`(key, (new, old), aggregate) -> aggregate`."""
 
-        def counted(_: Any, pair: tuple[Any, Any], total: int | None) -> int | None:
-            new, old = pair
-            left = total - 1 if old is not None and total is not None else total
-            return left if new is None else (left or 0) + 1
 
-        return counted
+def _folding(node: TableAggregate) -> _Fold:
+    if node.adder is None or node.subtractor is None:
+        return _counted
+    if node.initializer is None:
+        return _reducing(node.adder, node.subtractor)
+    return _aggregating(node.initializer, node.adder, node.subtractor)
 
+
+def _counted(_: Any, pair: tuple[Any, Any], total: int | None) -> int | None:
+    new, old = pair
+    left = total - 1 if old is not None and total is not None else total
+    return left if new is None else (left or 0) + 1
+
+
+def _reducing(adder: Callable[..., Any], subtractor: Callable[..., Any]) -> _Fold:
     def reduced(_: Any, pair: tuple[Any, Any], total: Any) -> Any:
         new, old = pair
-        left = (
-            subtractor(total, old) if old is not None and total is not None else total
-        )
-        return left if new is None else new if left is None else adder(left, new)
+        if old is not None and total is not None:
+            total = subtractor(total, old)
+        if new is None:
+            return total
+        return new if total is None else adder(total, new)
 
+    return reduced
+
+
+def _aggregating(
+    initializer: Callable[[], Any],
+    adder: Callable[..., Any],
+    subtractor: Callable[..., Any],
+) -> _Fold:
     def aggregated(key: Any, pair: tuple[Any, Any], total: Any) -> Any:
         new, old = pair
-        left = (
-            subtractor(key, old, total)
-            if old is not None and total is not None
-            else total
-        )
-        return (
-            left
-            if new is None
-            else adder(key, new, initializer() if left is None else left)  # type: ignore[misc]
-        )
+        if old is not None and total is not None:
+            total = subtractor(key, old, total)
+        if new is None:
+            return total
+        return adder(key, new, initializer() if total is None else total)
 
-    return reduced if initializer is None else aggregated
+    return aggregated
 
 
 def _add_to_row(

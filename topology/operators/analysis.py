@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.join_nodes import (
     ForeignKeyResult,
-    StreamGlobalJoin,
     StreamStreamJoin,
     TableTableJoin,
 )
@@ -90,6 +89,42 @@ class Reads:
 
 AnySerde: TypeAlias = Serde[Any] | None
 
+_NONE = Reads(key=False, value=False)
+_BOTH = Reads(key=True, value=True)
+_PASSES_BOTH = (
+    Filter
+    | Peek
+    | Split
+    | ToStream
+    | Merge
+    | Branch
+    | DropNullKeys
+    | Late
+    | TableSource
+)
+_PASSES_KEY = (
+    _PASSES_BOTH
+    | MapValues
+    | FlatMapValues
+    | AsyncMap
+    | StreamTableJoin
+    | TableTableJoin
+)
+"""Nodes that forward a record with the key that it had."""
+_PASSES_VALUE = _PASSES_BOTH | SelectKey
+"""Nodes that forward a record with the value that it had."""
+
+
+def _incoming(node: Node) -> list[Edge]:
+    """Return the edges along which records reach a node."""
+    edges = [Edge(node, side) for side in range(len(node.parents))]
+    return [edge for edge in edges if edge.carries]
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node is a table without a store, whose rows are computed."""
+    return isinstance(node, Filter | MapValues) and node.table and node.store is None
+
 
 class Analysis:
     """A sub-topology, with the questions that the compiler asks about it."""
@@ -100,27 +135,11 @@ class Analysis:
         self._edges: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
         self._late: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
         for node in reversed(self.nodes):
-            if (
-                isinstance(node, Filter | MapValues)
-                and node.table
-                and node.store is None
-                and not self._edges[node.name]
-            ):
-                # a view without children serves look-ups only: its updates need not be
-                # computed
-                continue
-            for side, parent in reversed(list(enumerate(node.parents))):
-                edge = Edge(node, side)
-                if edge.carries:
-                    (self._late if isinstance(node, Late) else self._edges)[
-                        parent
-                    ].insert(0, edge)
-        self._incoming = {
-            node.name: sum(
-                Edge(node, side).carries for side in range(len(node.parents))
-            )
-            for node in self.nodes
-        }
+            if _is_view(node) and not self._edges[node.name]:
+                continue  # it serves look-ups only: its updates need not be computed
+            edges = self._late if isinstance(node, Late) else self._edges
+            for edge in reversed(_incoming(node)):
+                edges[node.parents[edge.side]].insert(0, edge)
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
         self.uncached = uncached(self.nodes)
         """Tables that forward each update at once, even if the record cache is on."""
@@ -135,7 +154,7 @@ class Analysis:
 
     def has_one_parent(self, node: Node) -> bool:
         """Whether records reach the node along one edge only."""
-        return self._incoming[node.name] == 1
+        return len(_incoming(node)) == 1
 
     def windows_above(self, node: Node) -> list[Aggregate]:
         """Return the windowed aggregations of which a table is a view or a join."""
@@ -164,9 +183,8 @@ class Analysis:
         update of a table counts as the record that made it.
         """
         return all(
-            self._passes_time(self.named(parent))
-            for side, parent in enumerate(node.parents)
-            if Edge(node, side).carries
+            self._passes_time(self.named(node.parents[edge.side]))
+            for edge in _incoming(node)
         )
 
     def _passes_time(self, node: Node) -> bool:
@@ -194,11 +212,7 @@ class Analysis:
         """Return the source topics whose records reach the node, sorted."""
         if isinstance(node, Source):
             return tuple(sorted(node.topics))
-        parents = [
-            self.named(parent)
-            for side, parent in enumerate(node.parents)
-            if Edge(node, side).carries
-        ]
+        parents = [self.named(node.parents[edge.side]) for edge in _incoming(node)]
         return tuple(
             sorted({topic for parent in parents for topic in self.topics(parent)})
         )
@@ -224,8 +238,7 @@ class Analysis:
             if node.with_key
             else Reads(key=False, value=reads_argument(node.joiner, 0))
         )
-        looks = any(reads_step(step).key for step in self.view(node.parents[1]))
-        return Reads(own.key or looks, own.value)
+        return Reads(own.key or self._view_reads_key(node.parents[1]), own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
         """Return the filters and mappers between a table and the stores upstream;
@@ -239,80 +252,57 @@ class Analysis:
         above = [step for parent in at.parents for step in self.view(parent)]
         return [*above, at] if isinstance(at, Filter | MapValues) else above
 
+    def _view_reads_key(self, name: str) -> bool:
+        return any(reads_step(step).key for step in self.view(name))
+
     def named(self, name: str) -> Node:
         """Return a node by its name."""
         return self.nodes[self.numbers[name]]
 
-    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:  # noqa: C901
+    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+        own = self._own_reads(node, key, value)
+        # the call of an asynchronous function has already read what it needs
+        passes_key = isinstance(node, _PASSES_KEY) and not (
+            isinstance(node, AsyncMap) and node.pairs
+        )
+        passes_value = isinstance(node, _PASSES_VALUE)
+        if not passes_key and not passes_value:
+            return own
+        below = self.below(
+            node, key if passes_key else None, value if passes_value else None
+        )
+        return own | Reads(passes_key and below.key, passes_value and below.value)
+
+    def _own_reads(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+        """Return the parts that a node itself reads."""
         match node:
             case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
-                return Reads(key=True, value=True)
-            case Filter() | Peek() | Split():
-                return reads_step(node) | self.below(node, key, value)
-            case MapValues() | FlatMapValues():
-                return reads_step(node) | Reads(
-                    self.below(node, key, None).key, value=False
-                )
-            case AsyncMap(pairs=pairs):  # its call has already read what it needs
-                return Reads(not pairs and self.below(node, key, None).key, value=False)
-            case AsyncProcessing():
-                # so has its call, and its output has keys of its own
-                return Reads(key=False, value=False)
-            case SelectKey(mapper=function):
-                return reads_pair(function) | Reads(
-                    key=False, value=self.below(node, None, value).value
-                )
-            case Map(mapper=function) | FlatMap(mapper=function):
-                return reads_pair(function)
-            case DynamicSink():
-                return (
-                    reads_pair(node.topic_of)
-                    | Reads(node.key != key, node.value != value)
-                    | reads_partitioned(node)
-                )
-            case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
-                return self.below(node, key, value)
-            case Sink():
-                return Reads(node.key != key, node.value != value) | reads_partitioned(
-                    node
-                )
+                return _BOTH
+            case SelectKey() | Map() | FlatMap():
+                return reads_pair(node.mapper)
+            case Sink() | DynamicSink():
+                own = Reads(node.key != key, node.value != value)
+                return own | reads_partitioned(node)
             case Aggregate(store=store):
                 return Reads(store.key != key, value=False) | aggregate_reads(node)
-            case TableSource(store=store):
-                below = self.below(node, key, value)
-                return (
-                    below
-                    if store is None
-                    else Reads(below.key or store.key != key, value=True)
-                )
+            case TableSource(store=StoreSpec() as store):
+                return Reads(store.key != key, value=True)
             case StreamTableJoin(store=store):
                 own = self.join_reads(node)
-                return Reads(
-                    own.key or store.key != key or self.below(node, key, None).key,
-                    own.value,
-                )
-            case StreamGlobalJoin():
-                return Reads(key=True, value=True)
+                return Reads(own.key or store.key != key, own.value)
             case StreamStreamJoin():
                 return Reads(node.key != key, value=True)
             case TableTableJoin():
-                looks = any(
-                    reads_step(step).key
-                    for parent in node.parents
-                    for step in self.view(parent)
-                )
-                return Reads(
-                    looks or node.key != key or self.below(node, key, None).key,
-                    value=True,
-                )
-            case _:
-                return Reads(key=True, value=True)
+                looks = any(map(self._view_reads_key, node.parents))
+                return Reads(looks or node.key != key, value=True)
+        known = isinstance(node, _PASSES_KEY | AsyncProcessing)
+        return reads_step(node) if known else _BOTH
 
     def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
         """Return the parts that the children of a node read of the records that it
         forwards.
         """
-        result = Reads(key=False, value=False)
+        result = _NONE
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
         return result
@@ -324,8 +314,12 @@ def reads_pair(function: Function) -> Reads:
 
 
 def reads_partitioned(node: Sink | DynamicSink) -> Reads:
-    """Return the parts that a sink's partitioner reads."""
-    return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
+    """Return the parts that a sink's partitioner reads, and the function that names its
+    topic.
+    """
+    if node.partitioner is not None:
+        return _BOTH
+    return reads_pair(node.topic_of) if isinstance(node, DynamicSink) else _NONE
 
 
 def aggregate_reads(node: Aggregate) -> Reads:
@@ -333,7 +327,7 @@ def aggregate_reads(node: Aggregate) -> Reads:
     in a reduce.
     """
     if node.aggregator is None:
-        return Reads(key=False, value=False)
+        return _NONE
     return (
         reads_pair(node.aggregator)
         if node.initializer is not None
@@ -360,7 +354,7 @@ def reads_step(step: Node) -> Reads:
         case Split(predicates=predicates):
             return reduce(or_, map(reads_pair, predicates))
         case _:
-            return Reads(key=False, value=False)
+            return _NONE
 
 
 def reads_argument(

@@ -14,7 +14,7 @@ inlined.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from coopstreams.topology.fields import Condition
@@ -40,6 +40,22 @@ parent number `record.side`.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a task runs a program: each way has code of its own."""
+
+    caching: bool
+    """Whether the record cache is on."""
+    shared: bool = False
+    """Whether other tasks have other keys of the partition: their records advance
+    stream time here, too.
+    """
+    by_key: bool = False
+    """Whether records come in the order of their keys only."""
+    native: frozenset[str] = frozenset()
+    """The stores whose rows are numbers in native memory: see `known_folds`."""
+
+
 class Compiler:
     """Writes the unit of one sub-topology."""
 
@@ -47,30 +63,23 @@ class Compiler:
         self,
         analysis: Analysis,
         operators: Mapping[type[Node], Operator],
+        variant: Variant,
         *,
-        caching: bool,
-        shared: bool,
-        by_key: bool,
-        native: frozenset[str] = frozenset(),
         parts: MakeParts | None = None,
         wrapper: ProcessorWrapper | None = None,
         may_drop: bool = False,
     ) -> None:
         self.analysis = analysis
-        self.caching = caching
-        self.shared = shared
-        """Whether other tasks have other keys of the partition: their records advance
-        stream time here, too.
-        """
-        self.native = native
-        """The stores whose rows are numbers in native memory: see `folding`."""
+        self.caching = variant.caching
+        self.shared = variant.shared
+        self.native = variant.native
         self.parts = parts
         """Reads parts of JSON values; None: values become dicts."""
         self.may_drop = may_drop
         """Whether a record at which a function raises may be dropped, so that others go
         on.
         """
-        self.unit = Unit(by_key=by_key, wrapper=wrapper)
+        self.unit = Unit(by_key=variant.by_key, wrapper=wrapper)
         self.self_joins = self_joins(
             analysis.nodes,
             frozenset(node.name for node in analysis.nodes if self.caches(node)),

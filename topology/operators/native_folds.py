@@ -22,7 +22,7 @@ from coopstreams.topology.graph.known_folds import (
     known_kind,
     plain_sinks,
 )
-from coopstreams.topology.graph.nodes import Aggregate, MapValues, Sink, Source
+from coopstreams.topology.graph.nodes import Aggregate, MapValues, Node, Sink, Source
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.serdes import float64
@@ -184,31 +184,44 @@ def _batches(
     This holds for a count of all records of a source, and for a fold of a part of their
     values that is a column.
     """
-    above = compiler.analysis.named(node.parents[0])
-    source = above
-    values = "batch.values"
-    if node.aggregator is not None:
-        if (
-            not isinstance(above, MapValues)
-            or type(above.mapper) is not field
-            or not function.parts
-        ):
-            return None
-        source = compiler.analysis.named(above.parents[0])
-        values = f"{function.parts[above.mapper.name]}_column"
+    found = _column_of(compiler, function, node)
+    if found is None:
+        return None
+    source, values = found
     at_hand = (
         function.over_batch
         and len(node.parents) == 1
         and isinstance(source, Source)
-        and len(compiler.analysis.edges(source))
-        == len(compiler.analysis.edges(above))
-        == 1
         and source.timestamp is None
         and (source.key.check_key is None or source.internal)
         and record.key_bytes == key_bytes == "key_bytes"
         and is_only_state(node, compiler.analysis.nodes)
     )
     return values if at_hand else None
+
+
+def _column_of(
+    compiler: Compiler, function: Function, node: Aggregate
+) -> tuple[Node, str] | None:
+    """Return the node whose records an aggregation folds by one part, and the column of
+    that part; of a count, all values. None: there is no such column.
+    """
+    analysis = compiler.analysis
+    above = analysis.named(node.parents[0])
+    if len(analysis.edges(above)) != 1:
+        return None
+    if node.aggregator is None:
+        return above, "batch.values"
+    if (
+        not isinstance(above, MapValues)
+        or type(above.mapper) is not field
+        or not function.parts
+    ):
+        return None
+    source = analysis.named(above.parents[0])
+    if len(analysis.edges(source)) != 1:
+        return None
+    return source, f"{function.parts[above.mapper.name]}_column"
 
 
 def _call(

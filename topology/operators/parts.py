@@ -12,7 +12,7 @@ skipped parts it accepts bytes that are not UTF-8, which orjson refuses).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from coopstreams.topology import serdes
@@ -63,16 +63,16 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
 
     Only a linear run of operators counts, which is one loop with access to the columns.
     """
+    if source.value != serdes.json:
+        return ()
     names: list[str] = []
-    node: Node = source
-    while source.value == serdes.json and len(edges := analysis.edges(node)) == 1:
-        node = edges[0].child
-        if not analysis.has_one_parent(node):
-            break
+    for node in _linear_run(analysis, source):
         match node:
-            case Filter(table=False, predicate=function) | SelectKey(mapper=function):
-                pass
-            case MapValues(table=False, mapper=function):
+            case (
+                Filter(table=False, predicate=function)
+                | MapValues(table=False, mapper=function)
+                | SelectKey(mapper=function)
+            ):
                 pass
             case DropNullKeys():
                 continue
@@ -86,11 +86,27 @@ def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
             names += fields_of(function)
         elif reads_pair(function).value:
             break
-        if not all(type(name) is str and name.isprintable() for name in names):
-            break  # a lone surrogate, or a StrEnum
+        if not all(map(_is_plain, names)):
+            break
         if isinstance(node, MapValues):
             return tuple(dict.fromkeys(names))
     return ()
+
+
+def _linear_run(analysis: Analysis, node: Node) -> Iterator[Node]:
+    """Yield the nodes below a node, up to one that has not one child, or several
+    parents.
+    """
+    while len(edges := analysis.edges(node)) == 1:
+        node = edges[0].child
+        if not analysis.has_one_parent(node):
+            return
+        yield node
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is code as its repr: no lone surrogate, and no StrEnum."""
+    return type(name) is str and name.isprintable()
 
 
 def read_parts(function: Function, make: MakeParts, names: Sequence[str]) -> None:

@@ -52,43 +52,47 @@ def self_joins(nodes: Sequence[Node], cached: frozenset[str]) -> SelfJoins:
     Sessions, sliding windows and suppressions are left out: several rows change with
     one of their records, or none.
     """
-    above: dict[str, frozenset[str]] = {}
+    above = _all_above(nodes)
     by_name = {node.name: node for node in nodes}
+    joins = [
+        node.name
+        for node in nodes
+        if isinstance(node, TableTableJoin)
+        and node.name not in cached
+        and _changes_both_sides(node, above, by_name)
+    ]
+    tables = frozenset().union(joins, *(above[join] for join in joins))
+    stores = {
+        name: store for name in tables if (store := _store(by_name[name])) is not None
+    }
+    first = frozenset(
+        store for name, store in stores.items() if above[name].isdisjoint(stores)
+    )
+    return SelfJoins(frozenset(joins), first, frozenset(stores.values()) - first)
+
+
+def _all_above(nodes: Sequence[Node]) -> dict[str, frozenset[str]]:
+    """Return the names of all nodes whose records reach each node."""
+    above: dict[str, frozenset[str]] = {}
     for node in nodes:  # parents come first
         one_side = isinstance(node, StreamTableJoin | ForeignKeyResult)
         feeding = node.parents[:1] if one_side else node.parents
         above[node.name] = frozenset().union(
             feeding, *(above[parent] for parent in feeding)
         )
-    joins = [
-        node
-        for node in nodes
-        if isinstance(node, TableTableJoin)
-        and node.name not in cached
-        and _have_a_table_in_common(node, above, by_name)
-        and not any(_moves_alone(by_name[name]) for name in above[node.name])
-    ]
-    owners = {
-        name
-        for join in joins
-        for name in (join.name, *above[join.name])
-        if _store(by_name[name]) is not None
-    }
-    first = {name for name in owners if owners.isdisjoint(above[name])}
-    stores = {name: _store(by_name[name]) or "" for name in owners}
-    first_stores = frozenset(stores[name] for name in first)
-    return SelfJoins(
-        frozenset(join.name for join in joins),
-        first_stores,
-        frozenset(stores[name] for name in owners) - first_stores,
-    )
+    return above
 
 
-def _have_a_table_in_common(
+def _changes_both_sides(
     join: TableTableJoin,
     above: dict[str, frozenset[str]],
     by_name: dict[str, Node],
 ) -> bool:
+    """Whether one record changes one row on both sides of a join: they have a table in
+    common, and no table above changes other rows with it.
+    """
+    if any(_moves_alone(by_name[name]) for name in above[join.name]):
+        return False
     left, right = (above[side] | {side} for side in join.parents)
     return any(_store(by_name[name]) is not None for name in left & right)
 

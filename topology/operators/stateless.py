@@ -182,15 +182,12 @@ def map_values(
         _keep(compiler, function, node, node.store, record, value, skip_nothing=False)
         return
     value = function.fresh("value")
-    old = (
-        function.fresh("old")
-        if record.old and compiler.analysis.wants_old(node)
-        else None
-    )
-    parts = ("key", record.old or "") if node.with_key else (record.old or "",)
-    again = (
-        compiler.call_of(function, "mapper", node.mapper, record, parts) if old else ""
-    )
+    old = None
+    again = ""
+    if record.old and compiler.analysis.wants_old(node):
+        old = function.fresh("old")
+        parts = ("key", record.old) if node.with_key else (record.old,)
+        again = compiler.call_of(function, "mapper", node.mapper, record, parts)
     with function.guard("processing", node.name):
         function.line(f"{value} = {tombstone}{call}")
         if old:

@@ -61,23 +61,8 @@ def table_table_join(
         record.old = look_up(
             compiler, function, mine, record, key_bytes, said=True
         ).value
-    result = function.fresh("value")
-    old = None
+    result, old = _write_results(compiler, function, node, record, other, before, told)
     timestamp = function.fresh("timestamp")
-    joiner = compiler.unit.constant("joiner", node.joiner)
-    with function.guard("processing", node.name):
-        function.line(
-            f"{result} = {_join(node, joiner, record, value, other, known=told is None and not compiler.caches(node))}"
-        )
-        if told is not None:
-            old = told if node.sends_old else None
-        elif record.old is not None and (
-            waits or (node.sends_old and not compiler.caches(node))
-        ):
-            old = function.fresh("old")
-            function.line(
-                f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}"
-            )
     function.line(
         f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
         f"{other.timestamp}"
@@ -97,6 +82,36 @@ def table_table_join(
         record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp
     )
     compiler.forward(function, node, known.with_value(result, old))
+
+
+def _write_results(
+    compiler: Compiler,
+    function: Function,
+    node: TableTableJoin,
+    record: RecordVariables,
+    other: RowVariables,
+    before: RowVariables,
+    told: str | None,
+) -> tuple[str, str | None]:
+    """Generate the new result of a join, and the old one if a node below needs it;
+    return their variables.
+    """
+    caches = compiler.caches(node)
+    waits = waits_for_both(compiler, node)
+    joiner = compiler.unit.constant("joiner", node.joiner)
+    result = function.fresh("value")
+    new = _join(
+        node, joiner, record, function.value(record), other, known=not (told or caches)
+    )
+    old = told if node.sends_old else None
+    with function.guard("processing", node.name):
+        function.line(f"{result} = {new}")
+        needs_old = waits or (node.sends_old and not caches)
+        if told is None and record.old is not None and needs_old:
+            old = function.fresh("old")
+            was = _join(node, joiner, record, record.old, before, known=not waits)
+            function.line(f"{old} = {was}")
+    return result, old
 
 
 def _told_before(

@@ -189,12 +189,7 @@ class _Sliding:
                 left = self._copy(value)
                 previous = newest
                 break
-        if (
-            previous is not None
-            and previous + 1 not in starts
-            and previous + 1 + difference >= timestamp
-        ):
-            self._add(previous + 1, self._of._initializer(), timestamp)
+        self._begin_previous_right(previous, starts)
         if not has_left:
             follows = previous is not None and timestamp - difference <= previous
             self._add(
@@ -233,9 +228,19 @@ class _Sliding:
             right = self._copy(combined[0]), combined[1]
         if timestamp + 1 not in starts:
             self._begin_right(right)
-        if previous is not None and previous + 1 not in starts:
-            self._add(previous + 1, self._of._initializer(), timestamp)
+        self._begin_previous_right(previous, starts)
         self._add(0, *(combined or (self._of._initializer(), timestamp)))
+
+    def _begin_previous_right(self, previous: int | None, starts: set[int]) -> None:
+        """Create the window that begins after the previous record, if it is missing and
+        holds this one. `starts`: those of the windows that exist.
+        """
+        if (
+            previous is not None
+            and previous + 1 not in starts
+            and previous + 1 + self._of._difference >= self._timestamp
+        ):
+            self._add(previous + 1, self._of._initializer(), self._timestamp)
 
     def _begin_right(self, right: tuple[Any, int] | None) -> None:
         """Create the window that begins after the record, if a later record lies in it;
