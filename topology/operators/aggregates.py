@@ -97,8 +97,8 @@ def _add_by_time(
             compiler, function, node, record, key_bytes, operator_time
         )
         return
-    tumbles = isinstance(windows, TimeWindows) and windows.tumbles
-    if tumbles and not node.emit_on_close:
+    in_place = not node.emit_on_close
+    if in_place and isinstance(windows, TimeWindows) and windows.tumbles:
         row = _tumbling_key(
             compiler, function, node, windows, record, key_bytes, operator_time
         )
